@@ -203,7 +203,7 @@ def test_exported_policies(tmp_path, monkeypatch):
         for member in whole.infolist():
             data = bomb.getvalue() if member.filename.endswith(".pt") else whole.read(member)
             changed.writestr(member.filename, data)
-    with pytest.raises(ArgumentError, match="this one holds objects that would run code"):
+    with pytest.raises(ArgumentError, match="this one contains objects that would run code"):
         FORMATS["torch"].read(Path("bomb.pt2"))
     for name in ("__setattr__", "__class__", "finish", "_call", "nothing"):
         about = {"dtype": {"dtype": "float32"}, "calls": [[name, [], {"options": {}}]], "ports": [[], [], []]}

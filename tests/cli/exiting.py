@@ -1,4 +1,4 @@
-"""An environment and a callback that end the program, and an environment that is slow."""
+"""An environment and a callback that exit the process, and a slow environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Exiting(gym.Env):
-    """Calls sys.exit(0), or os._exit(0), at a place: after 50 steps, or when it is made, reset or closed."""
+    """Environment that calls sys.exit(0) or os._exit(0): after 50 steps, or on construction, reset or close."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Discrete(2)
@@ -44,7 +44,7 @@ class Exiting(gym.Env):
 
 
 class Slow(Exiting):
-    """Some steps take two seconds."""
+    """Environment in which some steps take two seconds."""
 
     def __init__(self):
         super().__init__(at="never")

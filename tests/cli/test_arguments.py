@@ -71,7 +71,7 @@ def test_help_is_printed_to_stdout(capsys):
     ],
 )
 def test_mistakes_become_one_line(arguments, message, capsys):
-    """Word for word: what tyro says is read from the boxes that it prints, whose form another version may change."""
+    """Messages are compared verbatim, since they are parsed from tyro's printed boxes, whose form may change."""
     with pytest.raises(ArgumentError) as error:
         parse_arguments(Options, arguments.split(), prog="demo")
     assert str(error.value) == message
@@ -122,7 +122,7 @@ def values_of(field):
 
 @pytest.mark.parametrize("command", EVERYTHING)
 def test_an_option_given_twice_is_not_lost(command):
-    """All options of all commands: those of several values get them all, the others are refused."""
+    """For all options of all commands: repeated multi-value options are merged, other repetitions are rejected."""
     kind = EVERYTHING[command]
     positional = [name for name, hint in get_type_hints(kind, include_extras=True).items() if is_positional(hint)]
     names = {field.name for field in options_of(kind)}
@@ -136,7 +136,7 @@ def test_an_option_given_twice_is_not_lost(command):
             else:
                 words = [[flag(field.name), values_of(field)[0]], [f"{option}={values_of(field)[1]}"]]
             if field.many:
-                read = arguments._gathered([*words[0], "--other", "x", *words[1]], kind, prog="demo")
+                read = arguments._merge_repeated([*words[0], "--other", "x", *words[1]], kind, prog="demo")
                 assert read == [words[0][0], *values_of(field), "--other", "x"]
                 continue
             for parse in (parse_arguments, parse_known_arguments):
@@ -151,7 +151,7 @@ def is_positional(hint):
 
 
 def test_an_option_given_once_is_read():
-    """Words that only look alike: the pair of a switch with a name of its own, and the values of other options."""
+    """Similar words are kept apart: an option named like the negation of a flag, and values of other options."""
     read = partial(parse_arguments, doctor.Doctor, prog="demo")
     assert read(["--no-auto-register-policy-transforms", "--auto-register-policy-transforms"])
     assert read(["--env-kwargs", "seed=1", "seed2=1", "--policy", "seed"]).env_kwargs == ("seed=1", "seed2=1")

@@ -31,7 +31,7 @@ def test_goes_on_adds_cells_and_shows_the_table(tmp_path, capsys):
     assert "steps/s all runs take" in capsys.readouterr().out
     assert main([*SMALL, "--cells", "gru", "none", "--tasks", "MineSweeperEasy", "BattleshipEasy", *out]) == 0
     said = capsys.readouterr().out
-    assert "4 runs, 2 of them finished before" in said
+    assert "4 runs, 2 already finished" in said
     assert "mean of 2 common tasks" in said
     found = rows(tmp_path)
     assert [(row["task"], row["cell"]) for row in found] == [
@@ -67,7 +67,7 @@ def test_a_signal_stops_it_and_loses_one_run_at_most(tmp_path, capsys, monkeypat
     monkeypatch.setattr(MaxMeanReturn, "on_batch", interrupted)
     assert main(arguments) == 130
     assert len(rows(tmp_path)) == 1
-    assert "Go on with the same command" in capsys.readouterr().out
+    assert "Run the same command to continue" in capsys.readouterr().out
     monkeypatch.undo()
     assert main(arguments) == 0
     assert len(rows(tmp_path)) == 3
@@ -82,7 +82,7 @@ def test_a_run_that_is_not_finite_does_not_end_the_others(tmp_path, capsys):
 
 
 def scores(folder):
-    """Return the rows of a table in its order, without what differs between two times."""
+    """Return the rows of a table in order, without values that differ between executions."""
     found = [{name: value for name, value in row.items() if name not in ("wall_s", "date")} for row in rows(folder)]
     return sorted(found, key=lambda row: (row["task"], row["cell"]))
 
@@ -105,7 +105,7 @@ TROUBLE = "callback=('tests.cli.test_bench_popgym:Trouble',)"
 
 
 class Trouble:
-    """A callback that ends the process in one task, and fails in another."""
+    """Callback that exits the process in one task and fails in another."""
 
     def on_start(self, trainer):
         if "Medium" in trainer.config.env_name:
@@ -123,7 +123,7 @@ def test_a_job_that_dies_or_fails_is_named_and_the_others_go_on(tmp_path, capsys
     assert re.search(r"/4 MineSweeperHard none seed 0 failed: .* as told", said)
     last = said.splitlines()[-1]
     assert "2 runs failed: MineSweeper" in last
-    assert "The same command tries again." in last
+    assert "The same command retries them." in last
     assert {row["task"] for row in rows(tmp_path)} == {"MineSweeperEasy", "RepeatFirstEasy"}
 
 
@@ -143,7 +143,7 @@ def test_an_unforeseen_error_leaves_its_traceback(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(MaxMeanReturn, "__init__", broken)
     assert main([*SMALL, "--cells", "none", "--tasks", "MineSweeperHard", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
-    found = re.search(r"seed 0 failed: ZeroDivisionError: as told \(its traceback is in (.*)\)", said)
+    found = re.search(r"seed 0 failed: ZeroDivisionError: as told \(the traceback is in (.*)\)", said)
     assert found is not None
     assert 'raise ZeroDivisionError("as told")' in Path(found[1]).read_text()
     Path(found[1]).unlink()
@@ -163,12 +163,12 @@ def test_a_signal_stops_all_jobs_and_keeps_what_is_finished(tmp_path, capsys, mo
     before = children(os.getpid())
     assert main(arguments) == 130
     assert 1 <= len(rows(tmp_path)) <= 2
-    assert "Go on with the same command" in capsys.readouterr().out
+    assert "Run the same command to continue" in capsys.readouterr().out
     assert children(os.getpid()) == before
 
 
 def children(parent):
-    """Return the ids of the processes that a process has started."""
+    """Return the process ids of the children of a process."""
     found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]
 

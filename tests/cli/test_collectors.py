@@ -1,4 +1,4 @@
-"""Actors that can't be had are refused in one line, with nothing left behind."""
+"""Unavailable actors are rejected with one line and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Return what a command says that is refused."""
+    """Return the error message of a command that is rejected."""
 
     def call(*words: str) -> str:
         run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Command lines made at random of the fields of the options: none ends in a traceback, and small ones run."""
+"""Random command lines generated from the option fields: none ends in a traceback, and small ones run."""
 
 import random
 from itertools import pairwise, product
@@ -81,7 +81,7 @@ SMALL = {
 def test_random_commands_are_accepted_or_refused_in_a_few_lines(seed, tmp_path):
     ends = {"accepted": 0, "helped": 0, "refused": 0}
     for arguments in commands(100, seed, tmp_path):
-        said = check(arguments)  # raises what would be a traceback
+        said = check(arguments)  # raises if there would be a traceback
         assert len(said.splitlines()) <= MOST_LINES
         ends[said if said in ends else "refused"] += 1
     assert ends["accepted"] > 20
@@ -89,7 +89,7 @@ def test_random_commands_are_accepted_or_refused_in_a_few_lines(seed, tmp_path):
 
 
 def trains(out, generator):
-    """A command line that is accepted, and trains for one small batch."""
+    """Random valid command lines train for one small batch."""
     while True:
         command = generator.choice([words for words in KINDS if len(words) == 2 and words[0] == "train"])
         words = ["--run-dir", str(out)]
@@ -135,7 +135,7 @@ TIMINGS = [
     "words", [["train", "--resume"], ["doctor", "--steps", "8"], *EVALUATIONS, *TIMINGS], ids=" ".join
 )
 def test_accepted_commands_read(run, words, tmp_path, capsys):
-    """Command lines that resume, diagnose, evaluate and time."""
+    """Random command lines of the commands that resume, diagnose, evaluate and time."""
     bench = [
         "--device",
         "cpu",

@@ -105,7 +105,7 @@ def test_in_the_mode_that_it_is_given_in(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().out
     assert "FAIL  repeat" in said
     assert "fix: call policy.eval() before collection" in said
-    assert said.splitlines()[-1] == "1 of 10 checks failed: repeat; begin with the first"
+    assert said.splitlines()[-1] == "1 of 10 checks failed: repeat; start with the first"
 
 
 @pytest.mark.parametrize(("rows", "name"), [([], "collection"), (["--num-envs", "2"], "rows")])
@@ -154,10 +154,10 @@ def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
         ("no/run", "no/run"),
         ("--colour red", "--colour"),
         ("--num-envs many --env CartPole-v1 --policy wires:policy", "--num-envs"),
-        ("--env NoSuch-v0 --policy wires:policy", "--env NoSuch-v0 can't be made"),
-        ("--env CartPole-v1 --env-kwargs colour=red --policy wires:policy", "--env CartPole-v1 can't be made"),
+        ("--env NoSuch-v0 --policy wires:policy", "--env NoSuch-v0 can't be created"),
+        ("--env CartPole-v1 --env-kwargs colour=red --policy wires:policy", "--env CartPole-v1 can't be created"),
         ("--env CartPole-v1 --env-kwargs colour --policy wires:policy", "name=value"),
-        ("--env wires:policy --policy wires:policy", "must return an environment of recurl"),
+        ("--env wires:policy --policy wires:policy", "must return a recurl environment"),
         ("--env wires:nothing --policy wires:policy", "nothing"),
         ("--env CartPole-v1 --policy nowhere:policy", "--policy: there is no module 'nowhere'"),
         ("--env CartPole-v1 --policy ..:policy", "--policy"),
@@ -183,7 +183,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_a_command(tmp_path: Path) -> None:
-    """The working directory is found by the installed command too, and no extra is needed."""
+    """The installed command also imports from the working directory, and needs no extra."""
     code = (
         "import sys; sys.modules.update(rich=None, matplotlib=None, tensorboard=None)\n"
         "from recurl.cli import main; sys.path[:] = [path for path in sys.path if path]\n"

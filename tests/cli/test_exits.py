@@ -1,4 +1,4 @@
-"""Nothing that a run calls ends it with status 0, and one rule says how long an environment may take."""
+"""Code called by a run can't end it with status 0, and environment calls have a uniform time limit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_an_environment_that_exits_in_a_step(kind, tmp_path, capsys):
     said = capsys.readouterr().err
     raised = {"exit": r"SystemExit(0)", "raise": "GeneratorExit()"}[kind]
     assert f"other code that the run calls, raised {raised}, as sys.exit does: it must return, or raise" in said
-    assert "Its newest checkpoint, of 96 steps, is good: recurl train --resume" in said
-    assert "its traceback is in" in said
+    assert "Resume from the newest checkpoint, at 96 steps: recurl train --resume" in said
+    assert "the traceback is in" in said
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_an_environment_that_exits_in_a_step(kind, tmp_path, capsys):
         (["--env-kwargs", "at=close"], "raised SystemExit(0), as sys.exit does"),
         (
             ["--env-kwargs", "at=never", "--callback", "tests.cli.exiting:Callback"],
-            "The callback Callback raised SystemExit in on_batch: 0. The run was ended. Its newest checkpoint",
+            "The callback Callback raised SystemExit in on_batch: 0. The run was ended. Resume from the newest",
         ),
     ],
     ids=["make", "reset", "close", "callback"],
@@ -61,14 +61,14 @@ def test_in_other_processes(words, kind, complaint, tmp_path, capsys):
     assert started(tmp_path / "run", EXITING, "--env-kwargs", f"kind={kind}", *words) == 2
     said = capsys.readouterr().err
     assert complaint in said
-    assert "is good: recurl train --resume" in said
+    assert "steps: recurl train --resume" in said
 
 
 @pytest.mark.slow
 def test_a_sweep_counts_a_run_as_finished_by_its_checkpoint(tmp_path, capsys):
     folder = tmp_path / "sweep"
     words = ["sweep", "ppo", "--env", EXITING, *SMALL, "--seeds", "1", "--run-dir", str(folder)]
-    assert main([*words, "--env-kwargs", "kind=hard"]) == 1  # whose process ends with status 0
+    assert main([*words, "--env-kwargs", "kind=hard"]) == 1  # the process of the run exits with status 0
     assert "1 of 1 runs failed" in "".join(capsys.readouterr())
     assert ",failed,96," in (folder / "results.csv").read_text()
 
@@ -80,6 +80,6 @@ def test_how_long_a_step_may_take(words, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "hangs: no answer and no step for 0.5 s. If a step of its environment may take longer" in said
     assert "raise the limit: --env-timeout, or timeout= in Python. " in said
-    assert "recurl train --resume" in said or "begin it anew" in said
+    assert "recurl train --resume" in said or "start it again" in said
     assert started(tmp_path / "run", SLOW, *words, "--overwrite", "--env-timeout", "30") == 0
     assert RunFolder(tmp_path / "run").read_config().env_timeout == 30

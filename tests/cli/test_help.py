@@ -1,4 +1,4 @@
-"""Help of the commands: groups, a short form and a whole one, lines of at most the width, no torch."""
+"""Help of the commands: groups, short and full form, maximum line width, no torch import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tyro
 
 from recurl.cli import main
 from recurl.cli.help import BASIC, GROUPS, help_text
-from recurl.cli.place import Place, with_place
+from recurl.cli.place import NewRunOptions, with_run_options
 from recurl.ranges import Count, flag
 from recurl.trainers import ALGORITHMS, OPTIONS, PPOConfig, RunConfig
 
@@ -82,7 +82,7 @@ def test_groups_of_an_algorithm(algorithm: str, capsys: pytest.CaptureFixture[st
     short, whole = (printed(capsys, "train", algorithm, word) for word in ("--help", "--help-all"))
     titles = [algorithm.upper() if title == "algorithm" else title for title in GROUPS]
     assert TITLE.findall(short) == TITLE.findall(whole) == [*titles, "help"]
-    names = {field.name for kind in (OPTIONS[algorithm], Place) for field in fields(kind)}
+    names = {field.name for kind in (OPTIONS[algorithm], NewRunOptions) for field in fields(kind)}
     assert sorted(flags(whole)) == sorted({*map(flag, names), "--help", "--help-all"})
     assert set(flags(short)) == {*map(flag, names & BASIC), "--help", "--help-all"}
     assert len(short.splitlines()) < 90
@@ -104,7 +104,7 @@ def test_every_option_of_all_algorithms_is_in_one_group() -> None:
 @pytest.mark.parametrize("width", [50, 80, 100])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_lines_end_between_words(algorithm: str, width: int) -> None:
-    kind = with_place(OPTIONS[algorithm])
+    kind = with_run_options(OPTIONS[algorithm])
     narrow, wide = (help_text(kind, "recurl train", everything=True, width=columns) for columns in (width, 10**6))
     assert narrow.split() == wide.split()
     assert all(len(line) <= width or len(line.split()) == 1 or line.startswith("  -") for line in narrow.splitlines())
@@ -120,7 +120,7 @@ class DoubledConfig(PPOConfig):
 
 
 def test_an_algorithm_of_ones_own_shows_what_it_adds() -> None:
-    text = help_text(with_place(DoubledConfig), "recurl train own:doubled")
+    text = help_text(with_run_options(DoubledConfig), "recurl train own:doubled")
     assert "\nDOUBLED:\n" in text
     assert "--doublings INT           How often. (default: 2)" in text
     assert "--epochs INT" in text
@@ -131,7 +131,7 @@ def test_an_algorithm_of_ones_own_shows_what_it_adds() -> None:
 def test_the_algorithms_are_listed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "train", word)
     assert text.startswith(
-        "usage: recurl train {ppo,dqn,r2d2,a2c,impala,sac,td3} [OPTIONS]\n\nTrain a policy by one of "
+        "usage: recurl train {ppo,dqn,r2d2,a2c,impala,sac,td3} [OPTIONS]\n\nTrain a policy with one of "
     )
     assert "recurl train ALGORITHM --help" in text
 

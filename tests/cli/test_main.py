@@ -42,7 +42,7 @@ def train(folder, *more):
 
 
 def fails(capsys, arguments, *words):
-    """The command exits with 2 and one line on stderr that holds all words."""
+    """Check that the command exits with 2 and one line on stderr that contains all words."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 2
     said = capsys.readouterr().err
@@ -62,10 +62,10 @@ def run(tmp_path_factory):
 def test_train_then_evaluate(tmp_path, capsys):
     assert train(tmp_path / "run") == 0
     said = capsys.readouterr().out
-    for words in ("Training recurl/RepeatPrevious-v0 by ppo with lstm", "128/128 steps", "Finished after 128 steps"):
+    for words in ("Training recurl/RepeatPrevious-v0 with ppo (lstm)", "128/128 steps", "Finished after 128 steps"):
         assert words in said
     assert "s of CPU time" in said
-    assert "set-up" in said
+    assert "setup" in said
     assert "Greedy evaluation over 3 episodes" in said
     assert main(["evaluate", str(tmp_path / "run"), "--episodes", "5", "--seed", "1"]) == 0
     assert "Greedy evaluation over 5 episodes" in capsys.readouterr().out
@@ -204,7 +204,7 @@ def test_no_memory_is_one_line(capsys, tmp_path, monkeypatch):
     ]
     resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
     try:
-        fails(capsys, ["train", "ppo", *words], "There is not enough memory, ask for less")
+        fails(capsys, ["train", "ppo", *words], "There is not enough memory, reduce the sizes")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -251,12 +251,12 @@ def test_an_error_of_an_environment_is_two_lines_and_a_file(tmp_path, capsys, mo
     assert main(words.split()) == 2
     first, second = capsys.readouterr().err.splitlines()
     told = re.fullmatch(
-        rf"recurl: {who} raised KeyError: 'the wheel\\ncame off'\. Its newest checkpoint, of (\d+) steps, is good: "
+        rf"recurl: {who} raised KeyError: 'the wheel\\ncame off'\. Resume from the newest checkpoint, at (\d+) steps: "
         rf"recurl train --resume {run} --trust-run",
         first,
     )
     assert int(told[1]) == int(latest_checkpoint(run / "checkpoints").stem) > 0
-    name = re.fullmatch(rf"recurl: its traceback is in ({tmp_path}/recurl-traceback-\w+\.txt)", second)[1]
+    name = re.fullmatch(rf"recurl: the traceback is in ({tmp_path}/recurl-traceback-\w+\.txt)", second)[1]
     trace = Path(name).read_text()
     assert trace.startswith("Traceback (most recent call last):\n")
     assert trace.endswith("KeyError: 'the wheel\\ncame off'\n")
@@ -277,7 +277,7 @@ def test_an_error_of_an_environment_in_an_evaluation(tmp_path, capsys, monkeypat
     assert main(["evaluate", run, "--episodes", "500"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first == "recurl: The environment raised KeyError: 'the wheel\\ncame off'"
-    assert second.startswith("recurl: its traceback is in ")
+    assert second.startswith("recurl: the traceback is in ")
 
 
 def test_a_norm_without_bound(tmp_path):
@@ -356,7 +356,7 @@ def test_rows_that_are_lost_are_no_reason_to_stop(tmp_path, capsys):
     folder.metrics.write_text("".join(lines[:3])[:-7])
     assert main(["train", "--resume", str(folder.path)]) == 0
     assert (
-        f"Notice: {folder.metrics} holds the rows of 1 of the 4 updates before the checkpoint"
+        f"Notice: {folder.metrics} contains rows for 1 of the 4 updates before the checkpoint"
         in capsys.readouterr().out
     )
     rows = [line.split(",")[:2] for line in folder.metrics.read_text().splitlines()[1:]]
@@ -378,7 +378,7 @@ def test_a_folder_in_which_another_process_works_is_left_alone(run, capsys):
     ("limit", "every", "file"), [(100, 1, "config.json"), (2500, 100, "tensorboard/events"), (6000, 1, "checkpoints/")]
 )
 def test_no_room(tmp_path, capsys, limit, every, file):
-    """The system refuses to let a file grow: said with its name and what to do, and what was saved stays good."""
+    """If a file can't grow, the error names it and gives advice, and saved data stays valid."""
     folder = RunFolder(tmp_path / "run")
     words = ["--checkpoint-every", str(every), "--total-steps", "1280"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -409,7 +409,7 @@ def test_no_room_for_what_follows_a_checkpoint(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     said = capsys.readouterr().err
-    assert "Its newest checkpoint, of 640 steps, is good: recurl train --resume" in said
+    assert "Resume from the newest checkpoint, at 640 steps: recurl train --resume" in said
     assert main(["train", "--resume", str(folder.path)]) == 0
     assert [line.split(",")[0] for line in folder.metrics.read_text().splitlines()[1:]] == [
         str(n) for n in range(1, 21)
@@ -435,8 +435,8 @@ def test_numbers_that_are_not_finite_end_a_run_in_one_line(tmp_path, capsys, mon
         capsys,
         command,
         "The reward of environment 1 at step 3 of its batch (environment step 78) was nan, but only finite",
-        "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip).",
-        f"Its newest checkpoint, of 64 steps, is good: recurl train --resume {tmp_path / 'run'}",
+        "Fix the environment, lower --learning-rate, or skip such data (--on-nonfinite skip).",
+        f"Resume from the newest checkpoint, at 64 steps: recurl train --resume {tmp_path / 'run'}",
     )
     assert main([str(word) for word in [*command, "--overwrite", "--on-nonfinite", "skip"]]) == 0
 

@@ -1,4 +1,4 @@
-"""What is said at the start of a training where the C++ library is missing."""
+"""Notices at the start of training if the C++ library is missing."""
 
 from pathlib import Path
 

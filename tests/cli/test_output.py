@@ -33,7 +33,7 @@ def test_no_traceback(command, redirection, code, said):
 
 
 def test_a_closed_stream_gives_its_descriptor_to_no_file():
-    """Else a file that is opened later would take what a library writes to the stream."""
+    """Otherwise a file opened later would receive what a library writes to the stream."""
     program = "import os; from recurl.cli.output import with_output; "
     program += "with_output(lambda: os.write(2, str(os.open('/dev/null', os.O_RDONLY)).encode()))"
     done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{program}" >&-'], capture_output=True, check=False)

@@ -7,7 +7,7 @@ from recurl.cli.signals import StopOnSignal
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_first_signal_is_noted_and_handlers_come_back(number, code):
-    before = signal.signal(number, signal.SIG_DFL)  # ignored in a job that runs in the background, or under nohup
+    before = signal.signal(number, signal.SIG_DFL)  # ignored in background jobs and under nohup
     try:
         with StopOnSignal() as stop:
             assert (stop.requested(), stop.exit_code) == (False, 0)
@@ -19,7 +19,7 @@ def test_first_signal_is_noted_and_handlers_come_back(number, code):
 
 
 def test_second_ctrl_c_interrupts():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job that runs in the background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
     try:
         with StopOnSignal():
             signal.raise_signal(signal.SIGINT)

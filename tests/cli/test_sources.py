@@ -1,4 +1,4 @@
-"""``--config``, ``--preset`` and ``--save-config``: flags before files before presets before defaults."""
+"""``--config``, ``--preset`` and ``--save-config``: precedence of flags over files over presets over defaults."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sweeps as processes: what runs, goes on, fails, is stopped and is refused."""
+"""Sweeps as processes: running, continuing, failing, stopping, and rejected requests."""
 
 import contextlib
 import csv
@@ -46,7 +46,7 @@ def test_trains_goes_on_and_is_compared(tmp_path, capsys):
     assert RunFolder(folder / "cell=none,seed=0").read_config().cell == "none"
     assert sweep(folder, "--set", "cell=gru,none", "--seeds", "2") == 0  # one more seed
     said = capsys.readouterr().out
-    assert "4 runs, 2 of them finished before" in said
+    assert "4 runs, 2 already finished" in said
     assert said.count("started") == 2
     assert main(["compare", str(folder), "--out", str(tmp_path / "out.png")]) == 0
     *_, gru, none, _ = capsys.readouterr().out.splitlines()
@@ -66,7 +66,7 @@ def test_a_run_that_fails_is_named_and_the_rest_finished(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "--set", "env_kwargs=corridor_length=3,corridor_length=-1", "--jobs", "2") == 1
     said = capsys.readouterr().out
-    assert "1 of 2 runs failed: env_kwargs=corridor_length=-1,seed=0. The same command tries them again." in said
+    assert "1 of 2 runs failed: env_kwargs=corridor_length=-1,seed=0. The same command retries them." in said
     assert "failed env_kwargs=corridor_length=-1,seed=0: recurl: --env recurl/TMaze-v0" in said
     assert {name: row["status"] for name, row in results(folder).items()} == {
         "env_kwargs=corridor_length=3,seed=0": "finished",
@@ -85,7 +85,7 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path, programs):
     os.kill(process.pid, signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert said.splitlines()[-1] == "Go on with the same command."
+    assert said.splitlines()[-1] == "Run the same command to continue."
     assert results(folder)["seed=0"]["status"] == "stopped"
     assert list((folder / "seed=0" / "checkpoints").glob("*.pt"))
     (folder / "seed=0" / "config.json").write_text(
@@ -97,7 +97,7 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path, programs):
 
 
 def trained_by(folder):
-    """Return the process ids in the command lines of which a folder is named."""
+    """Return the ids of processes whose command line names a folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ def trained_by(folder):
 
 
 def begin(folder, *more, rollout_steps="16"):
-    """Start a long sweep as a command of its own, and return it once its first run has made updates."""
+    """Start a long sweep as a separate process, and return it once its first run has made updates."""
     words = [rollout_steps if word == "16" else word for word in SMALL]
     command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(folder), *words, *more]
     process = subprocess.Popen([*command, "--total-steps", "10000000"], stdout=subprocess.PIPE, text=True)
@@ -150,9 +150,9 @@ def test_a_run_that_another_process_trains_is_waited_for(tmp_path, capsys):
 
 
 def test_ctrl_c_in_the_terminal_of_a_sweep_leaves_checkpoints(tmp_path):
-    """It reaches the whole group of the foreground, at once."""
+    """Ctrl-C reaches all processes of the foreground group at once."""
     folder = tmp_path / "sweep"
-    process = begin(folder, rollout_steps="2048")  # an update takes longer than the sweep to pass the signal on
+    process = begin(folder, rollout_steps="2048")  # an update takes longer than the sweep needs to forward the signal
     before = {path.name for path in folder.glob("seed=0/checkpoints/*.pt")}
     for pid in trained_by(folder):
         with contextlib.suppress(ProcessLookupError):

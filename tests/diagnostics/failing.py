@@ -1,4 +1,4 @@
-"""What the checks of a policy say."""
+"""Helpers that collect the failing checks of a policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent modules of one's own, as users write them: sound ones, and those with a mistake."""
+"""User-written recurrent modules: correct ones, and ones with a mistake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.diagnostics.policies import make_env
 
 
 class OwnMemory(TensorDictModuleBase):
-    """Steps, or in recurrent mode runs sequences step by step, each segment from the state stored at its first step.
+    """Module that steps, or in recurrent mode runs each segment step by step from the state stored at its first step.
 
     Subclasses implement ``one``: ``[N, 4]``, state ``[N, ...]`` -> features ``[N, F]``, state.
     """
@@ -60,7 +60,7 @@ class OwnMemory(TensorDictModuleBase):
 
 
 class Frames(OwnMemory):
-    """Remembers the last observations."""
+    """Memory of the last observations."""
 
     spec = Unbounded(2, 4)
 
@@ -72,7 +72,7 @@ class Frames(OwnMemory):
 
 
 class StoredFrames(Frames):
-    """Reads the frames that are stored at every step, in recurrent mode too: a record, which doesn't get old."""
+    """Memory that reads the frames stored at every step, in recurrent mode too: a record that never becomes stale."""
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         state = td["own"].masked_fill(td["is_init"].unsqueeze(-1), 0.0)
@@ -81,7 +81,7 @@ class StoredFrames(Frames):
 
 
 class Attending(OwnMemory):
-    """Attends to the last observations."""
+    """Attention over the last observations."""
 
     spec = Unbounded(5, 4)
 
@@ -96,7 +96,7 @@ class Attending(OwnMemory):
 
 
 class Counting(OwnMemory):
-    """Counts steps, and has an embedding of each, which starts from zero: an integer state."""
+    """Step counter with a zero-initialized embedding of the count: an integer state."""
 
     spec = Unbounded(1, dtype=torch.int64)
 
@@ -109,7 +109,7 @@ class Counting(OwnMemory):
 
 
 class Seen(OwnMemory):
-    """Remembers that something was seen, which doesn't happen: a boolean state, always False."""
+    """Memory of an event that never occurs: a boolean state, always False."""
 
     spec = Unbounded(1, dtype=torch.bool)
 
@@ -122,7 +122,7 @@ class Seen(OwnMemory):
 
 
 class Choosing(OwnMemory):
-    """Keeps one of five symbols, as numbers of which nothing else is allowed."""
+    """Memory of one of five symbols, encoded as numbers with no other valid values."""
 
     spec = Unbounded(5)
 
@@ -136,7 +136,7 @@ class Choosing(OwnMemory):
 
 
 class FromZero(OwnMemory):
-    """Starts every sequence from zero."""
+    """Module that starts every sequence from zero."""
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         given = td.copy().set("own", torch.zeros_like(td["own"])) if recurrent_mode() else td.copy()
@@ -144,13 +144,13 @@ class FromZero(OwnMemory):
 
 
 class FramesFromZero(FromZero, Frames):
-    """Likewise, with another memory."""
+    """Module that starts every sequence from zero, with another memory."""
 
     spec = Unbounded(2, 4)
 
 
 class TorchGRUFromZero(OwnMemory):
-    """Runs ``torch.nn.GRU`` along each segment, and forgets to hand it the state."""
+    """Module that runs ``torch.nn.GRU`` over each segment without passing it the state."""
 
     def make(self) -> None:
         self.gru = nn.GRU(4, 8, batch_first=True)
@@ -173,14 +173,14 @@ class TorchGRUFromZero(OwnMemory):
 
 
 class NeverUpdating(OwnMemory):
-    """Writes the state that it read."""
+    """Module that writes the state that it read."""
 
     def one(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.cell(x, state), state
 
 
 class NotResetting(OwnMemory):
-    """Goes on over the ends of episodes, in recurrent mode."""
+    """Module that carries its state across episode ends in recurrent mode."""
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         if not recurrent_mode():
@@ -189,8 +189,8 @@ class NotResetting(OwnMemory):
         return td.update(super().forward(given).select(*self.out_keys))
 
 
-class LearntStart(OwnMemory):
-    """Starts episodes from a state that it learns when it steps, and from the stored zeros in recurrent mode."""
+class LearnedStart(OwnMemory):
+    """Module that starts episodes from a learned state when stepping, but from the stored zeros in recurrent mode."""
 
     def make(self) -> None:
         super().make()
@@ -205,7 +205,7 @@ class LearntStart(OwnMemory):
 
 
 class Backwards(OwnMemory):
-    """Returns the features of a sequence in reverse."""
+    """Module that returns the features of a sequence in reverse order."""
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         super().forward(td)

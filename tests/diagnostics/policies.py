@@ -1,4 +1,4 @@
-"""Recurrent policies and environments, wired rightly and wrongly."""
+"""Recurrent policies and environments with correct and faulty wiring."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ CELLS = {
     "rglru": RGLRUModule,
     "ffm": FFMModule,
 }
-SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # by which backend
+SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # with the backend to use
 
 
 class RandomEnds(gym.Env):
-    """Random observations; one episode in ten ends at each step."""
+    """Environment with random observations, in which an episode ends with probability 0.1 at each step."""
 
     observation_space = gym.spaces.Box(-10, 10, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -95,7 +95,7 @@ def memory(cell: str = "gru", key: str = "observation", inputs: int = 4) -> nn.M
 
 
 def actor_of(*modules: nn.Module, **options: object) -> ProbabilisticActor:
-    """A stochastic policy of modules that write the logits in the end."""
+    """Return a stochastic policy of modules whose last one writes the logits."""
     options = {"distribution_class": Categorical, "return_log_prob": True, **options}
     return ProbabilisticActor(Seq(*modules), in_keys=options.pop("in_keys", ["logits"]), **options)
 
@@ -115,7 +115,7 @@ def failures(policy: object, env: EnvBase) -> list[CheckResult]:
 
 
 def refused(policy: object, env: EnvBase, name: str) -> CheckResult:
-    """The first failure, of the check ``name``; it says what to do."""
+    """Return the first failure, which must be of the check ``name`` and suggest a fix."""
     first = failures(policy, env)[0]
     assert first.name == name, first
     assert first.fix

@@ -1,4 +1,4 @@
-"""Checks of a batch: on a user's own data, right and spoilt."""
+"""Checks of a batch on user data, correct and corrupted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS = ("collector", "traj_steps")
 
 
 def collected(policy: nn.Module, rows: int | None = 3, batches: int = 2, steps: int = 40) -> TensorDict:
-    """The last of some batches: its rows begin in mid-episode."""
+    """Return the last of several batches, whose rows begin in mid-episode."""
     collector = Collector(make_env(rows), policy, frames_per_batch=steps * (rows or 1))
     return [collector.collect() for _ in range(batches)][-1]
 
@@ -70,7 +70,7 @@ def test_a_loop_that_carries_nothing() -> None:
         with torch.no_grad():
             td = env.step(policy(td.exclude("next")))
         steps.append(td.clone())
-        td = td.copy().update(td["next"].select("observation"))  # the states stay behind
+        td = td.copy().update(td["next"].select("observation"))  # the states are not carried
         td["is_init"] = torch.zeros(1, dtype=torch.bool)
         if steps[-1]["next", "done"].any():
             td = env.reset()
@@ -82,7 +82,7 @@ def test_a_loop_that_carries_nothing() -> None:
 
 
 def test_flattened_rows_without_ids() -> None:
-    """Boundaries between rows are lost: exactly what the continuity of states reveals."""
+    """Lost boundaries between rows are revealed by the continuity of states."""
     policy = make_policy()
     failed = failing(policy, collected(policy).exclude("collector").reshape(-1))
     assert {"feedback", "replay"} <= set(failed)
@@ -93,7 +93,7 @@ def test_other_weights() -> None:
     batch = collected(policy)
     failed = failing(randomize(policy), batch)
     assert {"feedback", "replay"} <= set(failed)
-    assert "with the weights that collected" in failed["replay"].fix
+    assert "with the weights used for collection" in failed["replay"].fix
 
 
 def test_a_recurrent_pass_before() -> None:
@@ -112,7 +112,7 @@ def test_feed_forward_policies() -> None:
     results = check_batch(policy, batch)
     assert all(result.passed for result in results)
     assert "feed-forward" in results[0].detail
-    assert set(failing(randomize(policy), batch)) == {"replay"}  # other weights than those that collected
+    assert set(failing(randomize(policy), batch)) == {"replay"}  # not the weights used for collection
 
 
 # -- is_init

@@ -1,4 +1,4 @@
-"""Heads that never read the memory, whatever the policy."""
+"""Heads that never read the memory, in various policies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_head_that_reads_the_observation(cell: str, rows: int | None) -> None:
 
 
 class Both(nn.Module):
-    """Is given both, and makes something of one."""
+    """Module that takes two inputs and uses one."""
 
     def __init__(self, use: Callable[..., torch.Tensor], inputs: int, best: bool = False) -> None:
         super().__init__()

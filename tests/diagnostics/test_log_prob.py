@@ -1,4 +1,4 @@
-"""Log-probabilities that a loss doesn't find again."""
+"""Log-probabilities that losses don't reproduce."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_another_log_probability() -> None:
 
 
 class Warmer(nn.Module):
-    """A temperature for exploration."""
+    """Module with a temperature for exploration."""
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
         return 3 * logits if exploration_type() is ExplorationType.RANDOM else logits
@@ -71,12 +71,12 @@ class Warmer(nn.Module):
 def test_a_distribution_that_depends_on_the_exploration_type(kind: ExplorationType) -> None:
     policy = actor_of(memory(), linear(), Mod(Warmer(), ["logits"], ["logits"]), default_interaction_type=kind)
     result = refused(policy, wired(policy), "log_prob")
-    assert "as a loss computes it, where no exploration type is set, differ" in result.detail
+    assert "as computed in a loss, without an exploration type, differ" in result.detail
     assert "independent of exploration_type()" in result.fix
 
 
 class OwnActor(TensorDictModuleBase):
-    """Samples by itself; a loss asks it for the distribution, which is another one for sequences."""
+    """Module that samples by itself, and whose distribution for losses differs on sequences."""
 
     def __init__(self, wrong: bool) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_what_was_collected_is_compared() -> None:
         result = checked(policy, 0.1, key)
         assert not result.passed
         assert result.detail.startswith(f"{key} as collected and recomputed")
-        assert "check with the weights that collected" in result.fix
+        assert "check with the weights used for collection" in result.fix
 
 
 def test_nothing_to_compare() -> None:

@@ -1,4 +1,4 @@
-"""Recurrent modules of one's own: the sound ones pass, and each mistake has its check."""
+"""User-written recurrent modules: correct ones pass, and each mistake fails a specific check."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_sequences_that_start_from_zero(kind: type[own.OwnMemory], zeros: bool, 
 MISTAKES = {
     "never_updating": (own.NeverUpdating, "memory", "zero after every step: there is no memory"),
     "not_resetting": (own.NotResetting, "leak", "with other data before the boundary"),
-    "learnt_start": (own.LearntStart, "replay", "as collected and as replayed"),
+    "learned_start": (own.LearnedStart, "replay", "as collected and as replayed"),
     "backwards": (own.Backwards, "leak", "with other data before the boundary"),
 }
 

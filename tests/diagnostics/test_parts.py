@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
-from recurl.diagnostics.parts import keys_of, links, submodules
+from recurl.diagnostics.parts import keys_of, leaf_modules, submodules
 
 GLOBAL = nn.Linear(1, 1)
 
@@ -61,6 +61,6 @@ def test_functions_inside_modules() -> None:
 def test_links_are_the_innermost() -> None:
     first, second = Mod(nn.Linear(1, 1), ["a"], ["b"]), Mod(nn.ReLU(), ["b"], ["c"])
     policy = Seq(Seq(first), second)
-    assert list(links(policy).values()) == [first, second]
+    assert list(leaf_modules(policy).values()) == [first, second]
     assert keys_of(policy, "out_keys") == ["b", "c"]
     assert keys_of(nn.Linear(1, 1), "out_keys") == []

@@ -1,4 +1,4 @@
-"""A policy, and all generators, are after an experiment what they were before."""
+"""Experiments leave the policy and all random number generators unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.diagnostics.policies import actor_of, linear, make_env, memory, wired
 
 
 class Holding(nn.Module):
-    """Keeps all sorts of things, and changes them at every call."""
+    """Module with attributes of many kinds, which change in every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class Holding(nn.Module):
         self.in_list[0] += 1
         self.by_name[f"{self.count}"] = 2
         self.count, self.new = self.count + 1, 3
-        noise = self.rng.random() + self.python.random() + random.random() + np.random.rand()  # noqa: NPY002 - drawn too
+        noise = self.rng.random() + self.python.random() + random.random() + np.random.rand()  # noqa: NPY002 - used as well
         return self.drop(self.layer(x)) + noise + torch.rand(4, generator=self.own)
 
 
 def generators(holding: Holding) -> list[Any]:
-    legacy = np.random.get_state()  # noqa: NPY002 - the generator of the process
+    legacy = np.random.get_state()  # noqa: NPY002 - the global generator
     return [
         torch.get_rng_state().tolist(),
         random.getstate(),
@@ -75,7 +75,7 @@ def contents(policy: nn.Module, holding: Holding) -> list[Any]:
 def test_all_is_as_it_was(wrapped: bool, training: bool) -> None:
     holding = Holding()
     policy = actor_of(Mod(holding, ["observation"], ["x"]), memory("gru", "x"), linear()).train(training)
-    policy[1].eval()  # modes may differ from part to part
+    policy[1].eval()  # modes may differ between parts
     env, batch = wired(policy), Collector(make_env(2), policy, frames_per_batch=40).collect()
     before, drawn = contents(policy, holding), generators(holding)
     given = (lambda td: policy(td)) if wrapped else policy

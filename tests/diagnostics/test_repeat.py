@@ -1,4 +1,4 @@
-"""Policies that compute another thing whenever they are called: dropout, other noise, states that they keep."""
+"""Policies whose outputs differ between calls: dropout, other noise, internal state."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_dropout_in_a_head_in_a_critic_and_without_memory() -> None:
 
 
 class Drawing(nn.Module):
-    """Chooses in one, from features that it drops."""
+    """Policy in a single module that chooses from features with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_dropout_that_no_module_holds() -> None:
 
 
 class Skipping(nn.Module):
-    """Stochastic depth, drawn by Python."""
+    """Stochastic depth, sampled with Python's generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Skipping(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Noise from a generator of its own."""
+    """Module that adds noise from its own generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Noisy(nn.Module):
 
 NOISE = {
     "torch": lambda x: x + torch.randn_like(x),
-    "numpy": lambda x: x + torch.as_tensor(np.random.normal(size=tuple(x.shape)), dtype=x.dtype),  # noqa: NPY002 - the old one
+    "numpy": lambda x: x + torch.as_tensor(np.random.normal(size=tuple(x.shape)), dtype=x.dtype),  # noqa: NPY002 - the legacy generator
     "functional": lambda x: F.dropout(x, 0.3),
     "own": Noisy(),
     "python": Skipping(),
@@ -130,19 +130,19 @@ NOISE = {
 def test_noise(noise: Any) -> None:
     policy = encoded(noise)
     result = refused(policy, wired(policy), "repeat")
-    assert "'x' of the same steps differs at each call" in result.detail
+    assert "'x' for the same steps differs between calls" in result.detail
     only_in_training = isinstance(noise, Skipping | nn.RReLU)
-    assert (EVAL if only_in_training else "draw it once per batch and not in forward") in result.fix
+    assert (EVAL if only_in_training else "sample it once per batch instead of in forward") in result.fix
     if not only_in_training:
         assert refused(policy.eval(), wired(policy), "repeat")
 
 
 def test_drawn_logits() -> None:
     policy = actor_of(memory(), linear(), Mod(lambda x: F.gumbel_softmax(x).log(), ["logits"], ["logits"]))
-    assert "'logits' of the same steps differs at each call" in refused(policy, wired(policy), "repeat").detail
+    assert "'logits' for the same steps differs between calls" in refused(policy, wired(policy), "repeat").detail
 
 
-# -- states that a policy keeps in itself
+# -- internal state of a policy
 
 
 class HiddenState(nn.Module):
@@ -157,7 +157,7 @@ class HiddenState(nn.Module):
 
 
 class Statistics(nn.Module):
-    """Takes the mean of all that it has seen, in training mode."""
+    """Module that averages all its inputs so far, in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,13 +176,13 @@ def test_hidden_states(layer: type[nn.Module], with_memory: bool) -> None:
     hidden = layer()
     policy = encoded(hidden) if with_memory else actor_of(Mod(hidden, ["observation"], ["x"]), linear(4, "x"))
     result = refused(policy, wired(policy), "repeat")
-    assert "keeps a state in itself" in result.detail
+    assert "keeps internal state" in result.detail
     if layer is Statistics:
         assert EVAL in result.fix
-        assert float(hidden.count) == 1  # not the policy's own: it was put back
+        assert float(hidden.count) == 1  # not from the checks, which restore the policy
         assert failures(policy.eval(), wired(policy)) == []
     else:
-        assert "let an LSTMModule, GRUModule or CellModule" in result.fix
+        assert "use LSTMModule, GRUModule or CellModule" in result.fix
         assert "ObservationNorm" in result.fix
         assert hidden.state is None
 

@@ -1,4 +1,4 @@
-"""Policies whose rows have to do with each other, and plain recurrent networks in the place of recurrent modules."""
+"""Policies that couple rows, and plain recurrent networks used in place of recurrent modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 class Plain(nn.Module):
-    """A plain recurrent network on observations ``[B, 4]``: B steps; or, ``one_step``, a single one for each row."""
+    """Plain recurrent network on observations ``[B, 4]``: B steps, or with ``one_step`` a single step per row."""
 
     def __init__(self, kind: type[nn.Module], one_step: bool = False) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_beside_a_recurrent_module(kind: type[nn.Module]) -> None:
 
 
 class Cell(nn.Module):
-    """A cell that is given no state, or one of zeros."""
+    """Cell that is called without a state, or with zeros."""
 
     def __init__(self, kind: type[nn.RNNCellBase], zeros: bool) -> None:
         super().__init__()
@@ -93,11 +93,11 @@ def test_a_network_that_keeps_its_state() -> None:
 
     policy = actor_of(Mod(Keeping(), ["observation"], ["features"]), linear())
     result = refused(policy, wired(policy), "repeat")
-    assert "keeps a state in itself" in result.detail
+    assert "keeps internal state" in result.detail
     assert "LSTMModule" in result.fix
 
 
-# -- other things that join rows
+# -- other couplings of rows
 
 
 class Attention(nn.Module):
@@ -141,8 +141,8 @@ def test_batch_normalisation(kind: type[nn.BatchNorm1d]) -> None:
     result = refused(policy, wired(policy, 3), "rows")
     assert f"the {kind.__name__} 'module.0.module.0.module' mixes them" in result.detail
     assert "call policy.eval() before collection and for the losses" in result.fix
-    assert int(layer.num_batches_tracked) == 0  # the statistics are as they were
-    result = refused(policy, wired(policy, 1), "collection")  # one row has no variance
+    assert int(layer.num_batches_tracked) == 0  # the statistics are unchanged
+    result = refused(policy, wired(policy, 1), "collection")  # a single row has no variance
     assert "policy.eval()" in result.fix
 
 

@@ -1,4 +1,4 @@
-"""Policies that are sound, common ones and odd ones: none fails any check."""
+"""Correct policies, common and unusual ones: none fails any check."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_cell(cell: str, options: dict[str, Any]) -> None:
     assert failures(policy, wired(policy)) == []
 
 
-# -- layers that start from zero: what they will read can't be seen in what they compute now
+# -- zero-initialized layers: their dependencies can't be seen in their current outputs
 
 
 @pytest.mark.parametrize(("cell", "what"), paired(CELLS, ["head", "memory", "choice"]))
@@ -64,7 +64,7 @@ def test_zeros(cell: str, what: str) -> None:
 
 
 class Best(nn.Module):
-    """A choice in one, of which no value is seen."""
+    """Policy in a single module that doesn't expose action values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def choice_of_zeros_in_one() -> Any:
 
 
 class Gate(nn.Module):
-    """Lets the memory in through a gate that is shut in the beginning: a weight, or a number that a schedule raises."""
+    """Module whose memory passes a gate that is initially closed: a weight, or a number increased by a schedule."""
 
     def __init__(self, gate: torch.Tensor) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def running_statistics() -> Any:
 
 
 class Flat(nn.Module):
-    """Runs a layer on ``[N, F]`` whatever the batch."""
+    """Module that runs a layer on ``[N, F]`` for any batch size."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def dropout_of_nothing() -> Any:
 
 
 class Words(nn.Module):
-    """Reads an observation number by number, as words of a sentence: a plain LSTM within a step."""
+    """Module that reads the numbers of an observation as a sequence, with a plain LSTM within a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ def sentences_without_memory() -> Any:
 
 
 class Images(nn.Module):
-    """Takes ``[C, H, W]`` and ``[N, C, H, W]`` only, as layers for images do."""
+    """Module that takes only ``[C, H, W]`` and ``[N, C, H, W]``, as image layers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def nested_keys_and_two_memories() -> Any:
     return actor_of(first, second, linear())
 
 
-# -- whatever can be called
+# -- other callables
 
 
 class Callable_:
@@ -231,7 +231,7 @@ class Callable_:
 
 
 class Module(Callable_, nn.Module):
-    """Says nothing of what it reads and writes."""
+    """Callable that doesn't declare its inputs and outputs."""
 
     def __init__(self, policy: Any) -> None:
         nn.Module.__init__(self)

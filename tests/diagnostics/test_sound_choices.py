@@ -1,4 +1,4 @@
-"""Policies that are sound in all the ways of choosing an action: none fails any check."""
+"""Correct policies with all ways of choosing an action: none fails any check."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SOUND: dict[str, Make] = {}
 
 
 def sound(make: Make) -> Make:
-    """A policy; or a policy and a function of rows that makes its environment."""
+    """Return a policy, or a policy and a function that creates its environment for a number of rows."""
     SOUND[make.__name__] = make
     return make
 
@@ -67,7 +67,7 @@ def squashed(loc: torch.Tensor, scale: torch.Tensor) -> d.Distribution:
 
 
 def beta(loc: torch.Tensor, scale: torch.Tensor) -> d.Distribution:
-    return d.Independent(d.Beta(loc.exp(), scale + 1), 1)  # how much it draws depends on its parameters
+    return d.Independent(d.Beta(loc.exp(), scale + 1), 1)  # the number of random draws depends on its parameters
 
 
 @pytest.mark.parametrize("kind", [TanhNormal, d.Normal, independent, squashed, beta], ids=lambda kind: kind.__name__)
@@ -113,7 +113,7 @@ def deterministic_and_saturated() -> Any:
 
 
 class Noise(nn.Module):
-    """Noise on actions, from a generator of its own."""
+    """Module that adds noise to actions, from its own generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_action_values(spec: TensorSpec, eps: float) -> None:
 
 
 class EpsilonGreedy(nn.Module):
-    """As people write it: numbers from any library, always fewer random actions."""
+    """Typical user code: random numbers from any library, and decreasing exploration."""
 
     def __init__(self, draw: Callable[[], float] | np.random.Generator) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def test_exploration_of_ones_own(draw: Any, in_one: bool) -> None:
 
 
 class Perturbed(nn.Module):
-    """Draws what chooses the action, and only where collectors explore."""
+    """Module that adds noise to the action values, only when collectors explore."""
 
     def forward(self, q: torch.Tensor) -> torch.Tensor:
         return q + torch.randn_like(q) if exploration_type() is ExplorationType.RANDOM else q
@@ -182,7 +182,7 @@ def perturbed_values() -> Any:
 
 
 class Remembering(TensorDictModuleBase):
-    """Hands on the action as a state."""
+    """Module that carries the action as a state."""
 
     in_keys, out_keys = ["action"], [("next", "previous")]
 
@@ -204,7 +204,7 @@ def test_previous_action_as_a_state(kind: str) -> None:
 
 
 class Correlated(TensorDictModuleBase):
-    """Noise that goes on from step to step, as a state."""
+    """Correlated noise that is carried between steps as a state."""
 
     in_keys, out_keys = ["action", "noise", "is_init"], ["action", ("next", "noise")]
 

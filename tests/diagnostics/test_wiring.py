@@ -1,4 +1,4 @@
-"""Healthy policies pass every check; every deliberately wrong wiring fails the check that is there for it."""
+"""Correct policies pass every check; every deliberately wrong wiring fails its specific check."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_masked_cartpole_vectorised() -> None:
     assert failing(policy, GymEnv("recurl/MaskedCartPole-v1", num_envs=3, policy=policy)) == {}
 
 
-# -- wrong wirings: the check that must name them, what it must say, what it must advise
+# -- wrong wirings: the check that must fail, its detail, its fix
 
 
 @pytest.mark.parametrize(("cell", "rows"), paired(CELLS, [None, 3]))
@@ -222,7 +222,7 @@ def test_two_modules_share_a_state() -> None:
 
 
 class StepsOnly(nn.Module):
-    """A hand-made recurrent module: carries its state in the TensorDict, but can't run sequences."""
+    """Handmade recurrent module that carries its state in the TensorDict but can't run sequences."""
 
     def __init__(self) -> None:
         super().__init__()

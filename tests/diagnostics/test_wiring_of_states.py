@@ -1,4 +1,4 @@
-"""States that are lost, zeroed or detached on their way: the check that must name it."""
+"""States that are lost, zeroed or detached, and the checks that must detect it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 class Forgetting(Transform):
-    """Overwrites the new state by the old one, as a primer that copies always would."""
+    """Transform that overwrites the new state with the old one, as a primer that always copies would."""
 
     def _step(self, tensordict: object, next_tensordict: object) -> object:
         return next_tensordict.set("recurrent_state", tensordict["recurrent_state"])
@@ -37,7 +37,7 @@ def test_state_overwritten_after_the_policy() -> None:
 
 
 class NotPromoting(TransformedEnv):
-    """Starts every step from the initial state, as a loop without step_mdp does."""
+    """Environment that starts every step from the initial state, as a loop without step_mdp does."""
 
     def carry(self, tensordict: object) -> object:
         root = super().carry(tensordict)
@@ -48,7 +48,7 @@ class NotPromoting(TransformedEnv):
 def test_states_not_promoted(rows: int | None) -> None:
     policy = make_policy()
     env = NotPromoting(wired(policy, rows))
-    # the experiment's own wrapper carries rightly, so this fault lies in the user's loop: it is seen in their batch
+    # The wrapper of the experiment carries states correctly. This fault is in the user's loop and shows in their batch.
     batch = Collector(env, policy, frames_per_batch=30 * (rows or 1)).collect()
     failed = {r.name: r for r in check_batch(policy, batch) if not r.passed}
     assert {"feedback", "replay"} <= set(failed)
@@ -85,7 +85,7 @@ def test_policy_that_zeroes_the_state_it_reads() -> None:
 
 
 class Detaching(GRUModule):
-    """Runs a sequence step by step, and cuts the gradient between steps."""
+    """Module that runs a sequence step by step and detaches the state between steps."""
 
     def forward(self, tensordict: object = None, *_: object, **__: object) -> object:
         if not self.recurrent_mode:

@@ -199,7 +199,7 @@ def test_metrics_without_end(tmp_path):
 
 
 def test_curves_of_many_rows_take_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "_MOST", 64)
+    monkeypatch.setattr(metrics, "_MAX_POINTS", 64)
     path = make(tmp_path / "run", "".join(f"{n},{n},{n}\n" for n in range(1, 1001))) / "metrics.csv"
     steps, values = read_curve(path)
     assert len(steps) <= 65
@@ -251,8 +251,8 @@ def test_a_sweep_with_a_run_without_metrics(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", ""], **options))
     sweep = Sweep(tmp_path, jobs, pytest.fail)
     with sweep.hold():
-        sweep.run(1, say=said.append, should_stop=lambda: False)
-    assert said[-1] == f"failed seed=0: it ended with status 0 ({tmp_path / 'seed=0'}.log)"
+        sweep.run(1, report=said.append, should_stop=lambda: False)
+    assert said[-1] == f"failed seed=0: it exited with status 0 ({tmp_path / 'seed=0'}.log)"
 
 
 class Bomb:
@@ -271,7 +271,7 @@ def test_an_exported_program_runs_no_pickle(tmp_path, monkeypatch):
         for member in whole.infolist():
             data = bomb.getvalue() if member.filename.endswith(".pt") else whole.read(member)
             changed.writestr(member.filename, data)
-    with pytest.raises(ArgumentError, match="this one holds objects that would run code: export the run again"):
+    with pytest.raises(ArgumentError, match="this one contains objects that would run code: export the run again"):
         FORMATS["torch"].read(tmp_path / "bomb.pt2")
     assert not Path("ran").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ

@@ -1,4 +1,4 @@
-"""The ``recurl`` command."""
+"""Command-line interface ``recurl``."""
 
 from recurl.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Command lines from dataclasses: tyro parses them, errors become one line."""
+"""Command-line parsing into dataclasses with tyro, and one-line errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTIONS = ConstructorRegistry()
 
 @_OPTIONS.primitive_rule
 def _env(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
-    """Read an id where Python also takes functions and environments."""
+    """Parse environment options as ids; functions and environments are accepted in Python only."""
     if cast(Any, info.type) != EnvSource:
         return None
     return PrimitiveConstructorSpec(
@@ -41,8 +41,8 @@ def _env(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
 
 
 @_OPTIONS.primitive_rule
-def _whole(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-    """Read whole numbers as :func:`whole_number` does."""
+def _integer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Parse integers with :func:`whole_number`."""
     if info.type is not int:
         return None
     return PrimitiveConstructorSpec(
@@ -56,35 +56,35 @@ def _whole(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadsRun:
-    """Options of a command that makes the environment and the networks of a run."""
+    """Options of commands that construct the environment and the networks of a run."""
 
     trust_run: bool = False
     """Import what the run's files name: an environment, a cell, a wrapper, a callback or an algorithm outside of
-    recurl. Say so for folders of your own or of someone whom you trust: it runs their code."""
+    recurl. Use it only for your own folders or those of people you trust, since it runs their code."""
 
 
 def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _T:
-    """Read a dataclass from command-line arguments.
+    """Parse command-line arguments into a dataclass.
 
     Args:
-        kind: the dataclass; every field is an option, its docstring the help text.
+        kind: the dataclass. Every field is an option, with its docstring as the help text.
         arguments: the arguments after the command's name.
         prog: the command, as shown in help texts.
 
     Raises:
-        ArgumentError: the arguments don't fit, or a value is out of its field's range.
-        SystemExit: help was asked for and has been printed.
+        ArgumentError: the arguments are invalid, or a value is out of its field's range.
+        SystemExit: help was requested and has been printed.
     """
-    _show_help_if_asked(kind, arguments, prog)
-    arguments = _gathered(arguments, kind, prog=prog)
-    with _complaining(prog):
-        wanted = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS)
-    check_fields(wanted)
-    return wanted
+    _show_help_if_requested(kind, arguments, prog)
+    arguments = _merge_repeated(arguments, kind, prog=prog)
+    with _tyro_errors(prog):
+        args = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS)
+    check_fields(args)
+    return args
 
 
 def parse_known_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> tuple[_T, list[str]]:
-    """Read a dataclass from some of the arguments, and return it with the others.
+    """Parse the arguments that belong to a dataclass, and return it with the remaining ones.
 
     Args:
         kind: see :func:`parse_arguments`.
@@ -92,49 +92,49 @@ def parse_known_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str
         prog: see :func:`parse_arguments`.
 
     Raises:
-        ArgumentError: the arguments don't fit, or a value is out of its field's range.
-        SystemExit: help was asked for and has been printed.
+        ArgumentError: the arguments are invalid, or a value is out of its field's range.
+        SystemExit: help was requested and has been printed.
     """
-    _show_help_if_asked(kind, arguments, prog)
-    arguments = _gathered(arguments, kind, prog=prog)
-    with _complaining(prog):
-        wanted, others = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS, return_unknown_args=True)
-    check_fields(wanted)
-    return wanted, others
+    _show_help_if_requested(kind, arguments, prog)
+    arguments = _merge_repeated(arguments, kind, prog=prog)
+    with _tyro_errors(prog):
+        args, others = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS, return_unknown_args=True)
+    check_fields(args)
+    return args, others
 
 
-def _show_help_if_asked(kind: type, arguments: Sequence[str], prog: str) -> None:
+def _show_help_if_requested(kind: type, arguments: Sequence[str], prog: str) -> None:
     if not {*HELP, HELP_ALL}.isdisjoint(arguments):
         show_help(kind, prog, everything=HELP_ALL in arguments)
 
 
 @contextlib.contextmanager
-def _complaining(prog: str) -> Generator[None]:
-    """Turn what tyro prints when it refuses arguments, inside the block, into an error of one line."""
-    # tyro draws its boxes, which _one_line reads, with what the encoding of the stream offers.
-    said, complaint = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+def _tyro_errors(prog: str) -> Generator[None]:
+    """Convert tyro's printed errors inside the block into a one-line ``ArgumentError``."""
+    # UTF-8, since tyro chooses the box characters that _one_line parses by the encoding of the stream.
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
             yield
     except SystemExit:
-        raise ArgumentError(_one_line(_text(complaint) or _text(said), prog)) from None
+        raise ArgumentError(_one_line(_text(stderr) or _text(stdout), prog)) from None
 
 
 def parse_subcommand(
     kinds: Mapping[str, type[_T]], arguments: Sequence[str], *, prog: str, what: str, description: str
 ) -> _T:
-    """Read one of several dataclasses, which the first argument names.
+    """Parse arguments into one of several dataclasses, selected by the first argument.
 
     Args:
-        kinds: the dataclasses by name; their docstrings are the help text.
+        kinds: the dataclasses by name, with their docstrings as help texts.
         arguments: the arguments after the command's name.
         prog: the command.
-        what: kind of the names, for messages and the help.
+        what: noun for the names, for messages and the help.
         description: first line of the help text.
 
     Raises:
-        ArgumentError: there is no such name, or see :func:`parse_arguments`.
-        SystemExit: help was asked for and has been printed.
+        ArgumentError: the name is unknown, or see :func:`parse_arguments`.
+        SystemExit: help was requested and has been printed.
     """
     name = arguments[0] if arguments else ""
     if name in kinds:
@@ -146,7 +146,7 @@ def parse_subcommand(
 
 
 def _fields(kind: type) -> dict[str, Field]:
-    """Return the fields of a dataclass, those of nested ones included, by the words that set them (``--no-x`` too)."""
+    """Return the fields of a dataclass and its nested dataclasses by flag, including ``--no-x`` flags."""
     found: dict[str, Field] = {}
     for field in fields_of(kind):
         if dataclasses.is_dataclass(field.kind):
@@ -154,30 +154,30 @@ def _fields(kind: type) -> dict[str, Field]:
         else:
             found[flag(field.name)] = field
     off = {flag(f"no_{field.name}"): field for field in found.values() if field.kind is bool and not field.many}
-    return off | found  # a field may have such a name
+    return off | found  # a field may itself be named no_x
 
 
 def _option(word: str) -> str:
-    """Return the option that a word of the command line begins with, as its help shows it; other words unchanged."""
+    """Return the option name of a command-line word in the spelling of the help; other words unchanged."""
     return flag(word.partition("=")[0][2:]) if word.startswith("--") else word
 
 
-def _gathered(arguments: Sequence[str], kind: type, *, prog: str) -> list[str]:
-    """Return the arguments, with all values of an option that takes several at the first place where it is given.
+def _merge_repeated(arguments: Sequence[str], kind: type, *, prog: str) -> list[str]:
+    """Merge repeated uses of multi-value options into the first one.
 
-    tyro would take the last ones alone, and of other options the last value.
+    tyro alone would keep only the last use.
 
     Raises:
-        ArgumentError: an option that takes one value is given twice.
+        ArgumentError: a single-value option is given twice.
 
     Example:
         >>> @dataclasses.dataclass
         ... class Options:
         ...     wrapper: tuple[str, ...] = ()
         ...     seed: int = 0
-        >>> _gathered(["--wrapper", "a", "--seed", "1", "--wrapper=b"], Options, prog="demo")
+        >>> _merge_repeated(["--wrapper", "a", "--seed", "1", "--wrapper=b"], Options, prog="demo")
         ['--wrapper', 'a', 'b', '--seed', '1']
-        >>> _gathered(["--seed", "1", "--seed=2"], Options, prog="demo")
+        >>> _merge_repeated(["--seed", "1", "--seed=2"], Options, prog="demo")
         Traceback (most recent call last):
         ...
         recurl.errors.ArgumentError: --seed must be given once, got '--seed 1' and '--seed=2' (see demo --help)
@@ -205,7 +205,7 @@ def _gathered(arguments: Sequence[str], kind: type, *, prog: str) -> list[str]:
 
 
 def without_options(arguments: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the arguments without the options, and their values, that ``others`` give anew.
+    """Return the arguments without the options, and their values, that ``others`` override.
 
     Example:
         >>> without_options(["--gamma", "0.9", "--env_kwargs", "k=8", "n=2", "--seed=1"], ["--env-kwargs", "k=3"])
@@ -234,9 +234,9 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 
 def _one_line(box: str, prog: str) -> str:
-    """Return the complaint in a box of tyro's, with the option that it suggests."""
-    complaint, *more = _sections(box)
-    text = re.sub("^Error parsing (config|options): ", "", complaint)
+    """Return the error message in one of tyro's boxes as one line, with the suggested option."""
+    message, *more = _sections(box)
+    text = re.sub("^Error parsing (config|options): ", "", message)
     near = [option for section in more for option in re.findall(r"^Perhaps you meant: (--[\w-]+)", section)]
     text = _OPTIONAL.sub(r"\1", text)
     choice = _CHOICE.match(text)
@@ -245,7 +245,7 @@ def _one_line(box: str, prog: str) -> str:
 
 
 def _sections(box: str) -> list[str]:
-    """Return the text between the rules of a box, the title left out."""
+    """Return the texts between the horizontal rules of a box, without the title."""
     sections: list[list[str]] = []
     for line in box.splitlines():
         text = _BOX.sub("", line).strip()

@@ -1,4 +1,4 @@
-"""``recurl bench``: measurements on this machine, with the user's own sizes."""
+"""``recurl bench``: benchmarks on this machine with custom sizes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from recurl.cli.bench_popgym import BenchPopgym, bench_popgym
 from recurl.cli.bench_rnn import BenchRNN, bench_rnn
 from recurl.cli.bench_train import BenchTrain, bench_train, read_bench_train
 
-Wanted = BenchRNN | BenchPopgym | BenchTrain
-KINDS: dict[str, type[Wanted]] = {"rnn": BenchRNN, "popgym": BenchPopgym, "train": BenchTrain}
+Benchmark = BenchRNN | BenchPopgym | BenchTrain
+KINDS: dict[str, type[Benchmark]] = {"rnn": BenchRNN, "popgym": BenchPopgym, "train": BenchTrain}
 
 
-def read(arguments: list[str]) -> Wanted:
+def read(arguments: list[str]) -> Benchmark:
     """Parse the arguments."""
     if arguments[:1] == ["train"]:
         return read_bench_train(arguments[1:])
@@ -20,8 +20,8 @@ def read(arguments: list[str]) -> Wanted:
     )
 
 
-def run(wanted: Wanted) -> int:
-    """Measure."""
-    if isinstance(wanted, BenchTrain):
-        return bench_train(wanted)
-    return bench_popgym(wanted) if isinstance(wanted, BenchPopgym) else bench_rnn(wanted)
+def run(args: Benchmark) -> int:
+    """Run the benchmark."""
+    if isinstance(args, BenchTrain):
+        return bench_train(args)
+    return bench_popgym(args) if isinstance(args, BenchPopgym) else bench_rnn(args)

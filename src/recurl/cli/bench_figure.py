@@ -1,4 +1,4 @@
-"""The picture of ``recurl bench rnn``: a line of points for each case."""
+"""Figure of ``recurl bench rnn``: one row of points per case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recurl.diagnostics import RNNCase, RNNTime
 
 
 def figure(cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> Figure:
-    """Return a line of points for each case, one point for each backend."""
+    """Return a figure with one row per case and one point per backend."""
     drawn = Figure(figsize=(9, 1.8 + 0.8 * len(cases)), layout="constrained")
     FigureCanvasAgg(drawn)
     axes = drawn.add_subplot()
@@ -26,7 +26,7 @@ def figure(cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> Figure:
             text = f"{result.median_ms:.3g}"
             axes.annotate(text, (result.median_ms, place), (0, 8), textcoords="offset points", ha="center", fontsize=8)
     axes.set_yticks(range(len(cases)), [str(case) for case in cases])
-    axes.set(xlabel="milliseconds, forward and backward (median): less is better", xscale="log")
+    axes.set(xlabel="milliseconds, forward and backward (median): lower is better", xscale="log")
     axes.set_ylim(len(cases) - 0.5, -0.5)
     axes.margins(x=0.1)
     _label_times(axes)
@@ -37,7 +37,7 @@ def figure(cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> Figure:
 
 
 def _label_times(axes: Axes) -> None:
-    """Label ticks as densely as there is room for."""
+    """Label ticks as densely as space permits."""
     low, high = axes.get_xlim()
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
@@ -51,7 +51,7 @@ def _label_times(axes: Axes) -> None:
 
 
 _ROOM = 0.1
-"""Room of a label, as a part of the axis."""
+"""Space for a label, as a fraction of the axis."""
 _STEPS: tuple[Sequence[float], ...] = (
     *([step / part for step in range(part, 10 * part)] for part in (100, 50, 20, 10, 5, 2, 1)),
     (1, 1.5, 2, 3, 4, 5, 6, 8),
@@ -60,4 +60,4 @@ _STEPS: tuple[Sequence[float], ...] = (
     (1, 3),
     (1,),
 )
-"""Ticks within a decade, the densest first."""
+"""Ticks within a decade, densest first."""

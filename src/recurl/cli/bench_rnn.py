@@ -1,4 +1,4 @@
-"""``recurl bench rnn``: times of every recurrent backend on this machine, for given shapes."""
+"""``recurl bench rnn``: timings of all recurrent backends on this machine for given shapes."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _THREADS = min(torch.get_num_threads(), 1024)
 
 @dataclass(frozen=True)
 class BenchRNN:
-    """Time forward and backward of a recurrent module for every backend that runs here.
+    """Time the forward and backward pass of a recurrent module on every available backend.
 
-    Several values of several options are combined: --hidden-size 64 128 --batch 8 32 are four cases.
+    All combinations of values are timed: --hidden-size 64 128 --batch 8 32 gives four cases.
     """
 
     cell: tuple[str, ...] = ("lstm",)
-    """Cells to time: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, or module:Class for one of your own."""
+    """Cells to time: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, or module:Class for a custom cell."""
     hidden_size: tuple[Count, ...] = (64,)
     """Widths of the hidden state."""
     input_size: Count | None = None
     """Width of the input; by default that of the hidden state."""
     num_layers: Count = 1
-    """Stacked layers."""
+    """Number of stacked layers."""
     batch: tuple[Count, ...] = (32,)
     """Rows of a batch."""
     time: tuple[Count, ...] = (128,)
     """Steps of each row."""
     mean_segment: tuple[Whole, ...] = (50,)
-    """Mean steps between two resets, which come at random; 0 for none."""
+    """Mean number of steps between random resets; 0 for no resets."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Dtype of parameters and data."""
     precision: Literal["auto", "fast", "high-prec", "ieee", "tf32", "tf32x3", "bf16"] = "auto"
@@ -57,42 +57,42 @@ class BenchRNN:
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     """Device to run on, such as cpu or cuda."""
     threads: Threads = _THREADS
-    """CPU threads of torch."""
+    """Number of CPU threads of torch."""
     backends: tuple[str, ...] = ()
     """Backends to time; by default all but the slow reference."""
     repeats: Count = 20
-    """Runs of each backend, in turns."""
+    """Repetitions per backend; the backends take turns."""
     seconds: NotNegative = 30.0
-    """Seconds after which no new turn of a case begins."""
+    """Seconds after which no further repetition of a case is started."""
     out: Path = Path("bench-rnn")
     """Folder for rnn.csv and rnn.png."""
 
 
-def bench_rnn(wanted: BenchRNN) -> int:
-    """Time the backends; show a table and write it."""
-    for name in wanted.backends:
+def bench_rnn(args: BenchRNN) -> int:
+    """Time the backends, then print and save the results."""
+    for name in args.backends:
         if name not in BACKENDS.names:
             raise ArgumentError(f"--backends must be of {', '.join(BACKENDS.names)}, got {name!r}.")
-    cases = _cases(wanted)
+    cases = _cases(args)
     for case in cases:
         case.check_machine()
-    _make_folder(wanted.out)
+    _make_folder(args.out)
     before = torch.get_num_threads()
-    torch.set_num_threads(wanted.threads)
+    torch.set_num_threads(args.threads)
     console = Console()
     results: list[RNNTime] = []
     try:
         for case in cases:
-            measured = time_rnn(case, wanted.backends, repeats=wanted.repeats, seconds=wanted.seconds)
+            measured = time_rnn(case, args.backends, repeats=args.repeats, seconds=args.seconds)
             _show(console, case, measured)
             results += measured
     finally:
         torch.set_num_threads(before)
-    _write(wanted.out / "rnn.csv", results, wanted)
+    _write(args.out / "rnn.csv", results, args)
     picture = io.BytesIO()
     figure(cases, results).savefig(picture, format="png", dpi=120)
-    write_whole(wanted.out / "rnn.png", picture.getvalue())
-    console.print(f"{wanted.out / 'rnn.csv'} and {wanted.out / 'rnn.png'} hold these results", soft_wrap=True)
+    write_whole(args.out / "rnn.png", picture.getvalue())
+    console.print(f"Results written to {args.out / 'rnn.csv'} and {args.out / 'rnn.png'}", soft_wrap=True)
     return 0
 
 
@@ -105,27 +105,27 @@ def _writing(folder: Path) -> Generator[None]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder, but not its parents, and check that a file can be written there."""
+    """Create the folder, but not its parents, and check that it is writable."""
     with _writing(folder):
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
 
 
-def _cases(wanted: BenchRNN) -> list[RNNCase]:
-    lists = (wanted.cell, wanted.hidden_size, wanted.batch, wanted.time, wanted.mean_segment)
+def _cases(args: BenchRNN) -> list[RNNCase]:
+    lists = (args.cell, args.hidden_size, args.batch, args.time, args.mean_segment)
     cases = [
         RNNCase(
             cell=cell,
-            input_size=hidden if wanted.input_size is None else wanted.input_size,
+            input_size=hidden if args.input_size is None else args.input_size,
             hidden_size=hidden,
-            num_layers=wanted.num_layers,
+            num_layers=args.num_layers,
             batch=batch,
             time=steps,
             mean_segment=segment or None,
-            dtype=wanted.dtype,
-            precision=wanted.precision,
-            device=wanted.device,
+            dtype=args.dtype,
+            precision=args.precision,
+            device=args.device,
         )
         for cell, hidden, batch, steps, segment in itertools.product(*lists)
     ]
@@ -164,8 +164,8 @@ def _show(console: Console, case: RNNCase, results: Sequence[RNNTime]) -> None:
     console.print()
 
 
-def _write(path: Path, results: Sequence[RNNTime], wanted: BenchRNN) -> None:
-    rows = [_row(result, wanted) for result in results]
+def _write(path: Path, results: Sequence[RNNTime], args: BenchRNN) -> None:
+    rows = [_row(result, args) for result in results]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
@@ -173,7 +173,7 @@ def _write(path: Path, results: Sequence[RNNTime], wanted: BenchRNN) -> None:
     write_whole(path, text.getvalue().encode())
 
 
-def _row(result: RNNTime, wanted: BenchRNN) -> dict[str, Any]:
+def _row(result: RNNTime, args: BenchRNN) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     if result.times_ms:
         measured = {
@@ -188,8 +188,8 @@ def _row(result: RNNTime, wanted: BenchRNN) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "recurl": __version__,
         "torch": torch.__version__,
-        "device_name": device_name(wanted.device),
-        "threads": wanted.threads,
+        "device_name": device_name(args.device),
+        "threads": args.threads,
         **vars(result.case),
         "backend": result.backend,
         **{

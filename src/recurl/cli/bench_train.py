@@ -1,4 +1,4 @@
-"""``recurl bench train``: where the time of an update goes, for the options of a run."""
+"""``recurl bench train``: time breakdown of an update for the options of a run."""
 
 from __future__ import annotations
 
@@ -31,52 +31,52 @@ from recurl.trainers.run.update_times import UpdateTimes, time_updates
 
 @dataclass(frozen=True, kw_only=True)
 class BenchTrain:
-    """Show where the time of an update goes: recurl bench train ALGORITHM, with the options of recurl train."""
+    """Show the time breakdown of an update: recurl bench train ALGORITHM, with the options of recurl train."""
 
     warm_up: Count = 5
-    """Updates before those that are measured; more where learning begins later (--learning-starts)."""
+    """Updates before measurement begins; more are run if learning starts later (--learning-starts)."""
     updates: Count = 20
-    """Updates that are measured."""
+    """Number of measured updates."""
     csv: Path | None = None
-    """Write the times to this CSV file too."""
+    """Also write the times to this CSV file."""
     preset: str | None = None
-    """Take options that were tuned and measured; --config and options of the command line come first."""
+    """Use the tuned options of a preset; --config and command line options take precedence."""
     config: Path | None = None
-    """Take options from a TOML file, or from the config.json of a run; options of the command line come first."""
+    """Read options from a TOML file, or from the config.json of a run; command line options take precedence."""
 
 
 def read_bench_train(arguments: list[str]) -> BenchTrain:
     """Parse the arguments: an algorithm and its options."""
-    wanted = None
+    args = None
     if arguments:
-        wanted = read_run(arguments, read_sources(arguments), prog="recurl bench train", place=BenchTrain)
-    if wanted is None:
+        args = read_run(arguments, read_sources(arguments), prog="recurl bench train", extra=BenchTrain)
+    if args is None:
         raise ArgumentError(f"recurl bench train takes an algorithm ({', '.join(ALGORITHMS)}) and its options.")
-    return wanted
+    return args
 
 
-def bench_train(wanted: Any) -> int:
-    """Run updates and show their parts."""
-    config = _long_enough(wanted.options, wanted.warm_up + wanted.updates)
-    if wanted.csv is not None:
-        _check_writable(wanted.csv)
+def bench_train(args: Any) -> int:
+    """Run updates and show the time of their parts."""
+    config = _with_enough_steps(args.options, args.warm_up + args.updates)
+    if args.csv is not None:
+        _check_writable(args.csv)
     notify_if_slow(config.device)
     with torch_matmul_precision(config.torch_precision), closing(make_algorithm(config)) as learner:
-        found = time_updates(learner, wanted.warm_up, wanted.updates)
+        found = time_updates(learner, args.warm_up, args.updates)
     console = Console()
-    for text in _heading(config, found, wanted.updates):
+    for text in _heading(config, found, args.updates):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(_table(found))
     for text in _notes(config, found):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if wanted.csv is not None:
-        _write(wanted.csv, config, found)
-        console.print(f"{wanted.csv} holds these results", markup=False, highlight=False, soft_wrap=True)
+    if args.csv is not None:
+        _write(args.csv, config, found)
+        console.print(f"Results written to {args.csv}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def _long_enough(config: RunConfig, updates: int) -> RunConfig:
-    """Return the options with as many steps as the updates take, so that schedules don't end before."""
+def _with_enough_steps(config: RunConfig, updates: int) -> RunConfig:
+    """Raise ``total_steps`` to cover the updates, so that schedules don't end early."""
     starts = getattr(config, "learning_starts", 0)
     steps = (updates + 2) * config.frames_per_batch + starts
     return replace(config, total_steps=max(config.total_steps, steps))
@@ -112,11 +112,11 @@ def _notes(config: RunConfig, found: UpdateTimes) -> list[str]:
     if found.gpu_idle is None:
         return []
     notes = [
-        "Times are those between events on the GPU: they include its waits for the host.",
-        f"The GPU worked for {(found.gpu_busy or 0) * 1e3:.3g} ms of an update and was idle for {found.gpu_idle:.0%}.",
+        "Times are measured between GPU events and include waiting for the host.",
+        f"The GPU was busy for {(found.gpu_busy or 0) * 1e3:.3g} ms of an update and idle for {found.gpu_idle:.0%}.",
     ]
     if getattr(config, "cuda_graph", False):
-        notes.append("What runs inside a CUDA graph is given as a whole.")
+        notes.append("Work inside a CUDA graph is reported as a whole.")
     return notes
 
 

@@ -15,30 +15,30 @@ from recurl.trainers.study.comparison import compare
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare runs of one task: interquartile means over seeds with 95 % bootstrap intervals, and learning curves."""
+    """Compare runs: interquartile means over seeds with 95% bootstrap intervals, and learning curves."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs and of sweeps; runs that differ in the seed only are one group."""
+    """Folders of runs and sweeps; runs that differ only in the seed form one group."""
     metric: Literal["auto", "training", "evaluation"] = "auto"
-    """Returns of training episodes, or of evaluations during training; auto takes these where all runs have some."""
+    """Returns of training episodes, or of evaluations during training; auto uses evaluations if all runs have some."""
     out: Path = Path("comparison.png")
-    """Picture of the curves (.png, .svg or .pdf); FILE.csv and FILE_scores.csv beside it hold the numbers."""
+    """Figure of the curves (.png, .svg or .pdf); the data is written to FILE.csv and FILE_scores.csv next to it."""
 
 
 def read(arguments: list[str]) -> Compare:
     """Parse the arguments."""
-    wanted = parse_arguments(Compare, arguments, prog="recurl compare")
-    if not wanted.runs:
+    args = parse_arguments(Compare, arguments, prog="recurl compare")
+    if not args.runs:
         raise ArgumentError("recurl compare takes folders of runs or sweeps, got none.")
-    if not wanted.out.parent.is_dir():
-        raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
-    return wanted
+    if not args.out.parent.is_dir():
+        raise ArgumentError(f"There is no folder {args.out.parent}: create it, or name another file with --out.")
+    return args
 
 
-def run(wanted: Compare) -> int:
-    """Print the scores, and write curves."""
-    found = compare(wanted.runs, None if wanted.metric == "auto" else wanted.metric)
-    written = found.write(wanted.out)
+def run(args: Compare) -> int:
+    """Print the scores and write the curves."""
+    found = compare(args.runs, None if args.metric == "auto" else args.metric)
+    written = found.write(args.out)
     print(found.table())
     print(f"Written: {', '.join(map(str, written))}")
     return 0

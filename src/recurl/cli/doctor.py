@@ -1,4 +1,4 @@
-"""``recurl doctor``: backends of this machine, and checks of a recurrent policy's wiring."""
+"""``recurl doctor``: backends available on this machine, and checks of a recurrent policy's wiring."""
 
 from __future__ import annotations
 
@@ -26,36 +26,38 @@ _Flag: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 @dataclass(frozen=True)
 class Doctor(ReadsRun):
-    """Say what runs on this machine, or check by experiment that a policy's memory works.
+    """Report what is available on this machine, or check experimentally that a policy's memory works.
 
-    Without arguments: which backends run here, and why not, the precision, and versions. With a policy and an
-    environment, or a run: checks of its wiring; exit code 1 when one fails.
+    Without arguments: available backends, reasons why others are unavailable, precision, and versions. With a policy
+    and an environment, or a run: checks of the wiring; exit code 1 if one fails.
     """
 
     run: Annotated[Path | None, tyro.conf.Positional] = None
-    """Folder of a run, whose policy and environment are checked."""
+    """Run folder whose policy and environment are checked."""
     env: str | None = None
-    """Gymnasium id, or module:function that makes an environment of recurl."""
+    """Gymnasium id, or module:function that returns a recurl environment."""
     num_envs: Count | None = None
     """Rows of the environment; by default a single one without batch dimension."""
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment as name=value, such as k=8."""
     drop_observations: tuple[str, ...] = ()
-    """Observations of a gymnasium id to leave out; the parts of a nested name are joined by dots."""
+    """Observations to drop from a Gymnasium id; the parts of a nested name are joined by dots."""
     policy: str | None = None
-    """Function that makes the policy, as module:function; called without arguments, or with the environment."""
+    """Function that returns the policy, as module:function; called without arguments, or with the environment."""
     steps: Count = 64
-    """Steps of every row to collect."""
+    """Number of steps to collect per row."""
     auto_register_policy_transforms: _Flag = False
-    """Append the tracker and the primers that are missing, as a collector does (the default for a gymnasium id)."""
+    """Append missing trackers and primers, as a collector does (the default for a Gymnasium id)."""
     no_auto_register_policy_transforms: _Flag = False
     """Check the wiring of the environment as it is (the default for module:function)."""
 
     @property
     def registers(self) -> bool:
-        """True if missing transforms are to be appended."""
+        """Whether to append missing transforms."""
         if self.auto_register_policy_transforms and self.no_auto_register_policy_transforms:
-            raise ArgumentError("Give --auto-register-policy-transforms or --no-auto-register-policy-transforms.")
+            raise ArgumentError(
+                "Use --auto-register-policy-transforms or --no-auto-register-policy-transforms, not both."
+            )
         named = ":" in (self.env or "")
         return self.auto_register_policy_transforms or not (named or self.no_auto_register_policy_transforms)
 
@@ -65,17 +67,17 @@ def read(arguments: list[str]) -> Doctor:
     return parse_arguments(Doctor, arguments, prog="recurl doctor")
 
 
-def run(wanted: Doctor) -> int:
-    """Print the machine's table, or check a policy's wiring."""
-    if wanted.run is None and wanted.env is None and wanted.policy is None:
+def run(args: Doctor) -> int:
+    """Print the report of the machine, or check a policy's wiring."""
+    if args.run is None and args.env is None and args.policy is None:
         print(machine_report())
         return 0
-    if (wanted.run is None) == (wanted.env is None) or (wanted.env is None) != (wanted.policy is None):
+    if (args.run is None) == (args.env is None) or (args.env is None) != (args.policy is None):
         raise ArgumentError("Name a run, or both --env and --policy (see recurl doctor --help).")
-    registers = wanted.registers
-    policy, env = _from_run(wanted.run, trust=wanted.trust_run) if wanted.run is not None else _from_names(wanted)
+    registers = args.registers
+    policy, env = _from_run(args.run, trust=args.trust_run) if args.run is not None else _from_names(args)
     with env:
-        results = check_wiring(policy, env, wanted.steps, auto_register_policy_transforms=registers)
+        results = check_wiring(policy, env, args.steps, auto_register_policy_transforms=registers)
     print("\n".join(map(str, results)))
     print(_verdict(results))
     return 0 if all(result.passed for result in results) else 1
@@ -84,7 +86,7 @@ def run(wanted: Doctor) -> int:
 def _verdict(results: list[CheckResult]) -> str:
     failed = [result.name for result in results if not result.passed]
     if failed:
-        return f"{len(failed)} of {len(results)} checks failed: {', '.join(failed)}; begin with the first"
+        return f"{len(failed)} of {len(results)} checks failed: {', '.join(failed)}; start with the first"
     return f"all {len(results)} checks passed" if len(results) > 1 else "passed"
 
 
@@ -93,16 +95,16 @@ def _from_run(folder: Path, *, trust: bool) -> tuple[Any, EnvBase]:
     return agent.policy, make_env(config, min(config.num_envs, _ROWS), policy=agent.policy)
 
 
-def _from_names(wanted: Doctor) -> tuple[Any, EnvBase]:
-    named, made_by = wanted.env or "", wanted.policy or ""
-    options = keyword_arguments("--env-kwargs", wanted.env_kwargs)
+def _from_names(args: Doctor) -> tuple[Any, EnvBase]:
+    named, made_by = args.env or "", args.policy or ""
+    options = keyword_arguments("--env-kwargs", args.env_kwargs)
     if ":" in named:
-        rows = {} if wanted.num_envs is None else {"num_envs": wanted.num_envs}
+        rows = {} if args.num_envs is None else {"num_envs": args.num_envs}
         env = _call("--env", named, _find("--env", named), **rows, **options)
         if not isinstance(env, EnvBase):
-            raise ArgumentError(f"--env {named} must return an environment of recurl, got {type(env).__name__}.")
+            raise ArgumentError(f"--env {named} must return a recurl environment, got {type(env).__name__}.")
     else:
-        options |= {"num_envs": wanted.num_envs, "drop_observations": wanted.drop_observations}
+        options |= {"num_envs": args.num_envs, "drop_observations": args.drop_observations}
         env = _call("--env", named, GymEnv, named, **options)
     make = _find("--policy", made_by)
     policy = _call("--policy", made_by, make, *([env] if _takes_env(make) else []))
@@ -132,4 +134,4 @@ def _call(option: str, name: str, make: Callable[..., Any], *arguments: Any, **o
     try:
         return make(*arguments, **options)
     except (RecurlError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{option} {name} can't be made: {type(error).__name__}: {error}") from error
+        raise ArgumentError(f"{option} {name} can't be created: {type(error).__name__}: {error}") from error

@@ -22,19 +22,19 @@ class Evaluate(ReadsRun):
     """Play episodes with a trained policy."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run."""
+    """Run folder."""
     episodes: Count = 100
     """Number of episodes."""
     seed: Seed | None = None
-    """Seed of the environments and of drawn actions; by default one that training didn't use."""
+    """Seed of the environments and of sampled actions; by default one that training didn't use."""
     max_steps: Count | None = None
-    """Step limit of an episode; by default --eval-max-steps of the training."""
+    """Step limit per episode; by default the --eval-max-steps of the training."""
     stochastic: bool = False
-    """Act as in training, drawing or exploring, instead of taking the best actions."""
+    """Act as in training, with sampling or exploration, instead of greedily."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint: the newest, or the best one, which training keeps with --keep-best."""
     json: bool = False
-    """Print everything as one JSON object."""
+    """Print the results as one JSON object."""
 
 
 def read(arguments: list[str]) -> Evaluate:
@@ -42,19 +42,19 @@ def read(arguments: list[str]) -> Evaluate:
     return parse_arguments(Evaluate, arguments, prog="recurl evaluate")
 
 
-def run(wanted: Evaluate) -> int:
+def run(args: Evaluate) -> int:
     """Evaluate a run."""
     found = evaluate_run(
-        RunFolder(wanted.run, notify, trust=wanted.trust_run),
-        episodes=wanted.episodes,
-        seed=wanted.seed,
-        max_steps=wanted.max_steps,
+        RunFolder(args.run, notify, trust=args.trust_run),
+        episodes=args.episodes,
+        seed=args.seed,
+        max_steps=args.max_steps,
         console=Console(stderr=True),
-        checkpoint=wanted.checkpoint,
-        deterministic=not wanted.stochastic,
+        checkpoint=args.checkpoint,
+        deterministic=not args.stochastic,
     )
-    if wanted.json:
-        print(json.dumps({"run": str(wanted.run), "checkpoint": wanted.checkpoint, **found.to_dict()}, indent=2))
+    if args.json:
+        print(json.dumps({"run": str(args.run), "checkpoint": args.checkpoint, **found.to_dict()}, indent=2))
     else:
         show(found, Console())
     return 0

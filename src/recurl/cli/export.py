@@ -16,16 +16,16 @@ from recurl.trainers import RunFolder, export_run
 
 @dataclass(frozen=True)
 class Export(ReadsRun):
-    """Export the greedy policy of a run as one function, hidden states in and out, in a file."""
+    """Export the greedy policy of a run to a file, as one function with hidden states as inputs and outputs."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run."""
+    """Run folder."""
     format: Literal["torch", "onnx", "compiled"] = "onnx"
     """Format: a torch.export program (.pt2) or ONNX (needs pip install 'recurl[export]'), which run without recurl; or
     a program of recurl's C++ library (.recurl), for steps of microseconds."""
     out: Path | None = None
-    """File to write; by default policy.pt2, policy.onnx or policy.recurl in the run's folder. FILE.json beside it
-    describes it."""
+    """File to write; by default policy.pt2, policy.onnx or policy.recurl in the run folder. A description is written to
+    FILE.json."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint: the newest, or the best one, which training keeps with --keep-best."""
 
@@ -35,12 +35,12 @@ def read(arguments: list[str]) -> Export:
     return parse_arguments(Export, arguments, prog="recurl export")
 
 
-def run(wanted: Export) -> int:
+def run(args: Export) -> int:
     """Export a run's policy."""
-    if wanted.out is not None and not wanted.out.parent.is_dir():
-        raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
+    if args.out is not None and not args.out.parent.is_dir():
+        raise ArgumentError(f"There is no folder {args.out.parent}: create it, or name another file with --out.")
     path = export_run(
-        RunFolder(wanted.run, notify, trust=wanted.trust_run), wanted.format, wanted.out, checkpoint=wanted.checkpoint
+        RunFolder(args.run, notify, trust=args.trust_run), args.format, args.out, checkpoint=args.checkpoint
     )
-    print(f"{path}: the greedy policy, equal to the run's over 1,000 steps with resets; {path}.json says what it takes")
+    print(f"{path}: the greedy policy, verified against the run over 1,000 steps with resets; described in {path}.json")
     return 0

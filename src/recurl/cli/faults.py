@@ -1,4 +1,4 @@
-"""Exceptions of environments, which are somebody else's code, in the process of a command."""
+"""Detection of exceptions that environments, as third-party code, raise in the process of a command."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from recurl.envs.workers_child import Failure
 from recurl.errors import EnvError, RecurlError
 
 _ENVS = "recurl.envs"
-_NO_ENVIRONMENT = ("recurl", "torch", "tensordict", "numpy", "contextlib", "functools")  # what recurl itself calls
+_NO_ENVIRONMENT = ("recurl", "torch", "tensordict", "numpy", "contextlib", "functools")  # called by recurl itself
 
 
 def error_of_environment(error: Exception) -> EnvError | None:
-    """Return the error to report in the place of an exception that was raised in an environment's own code.
+    """Return an ``EnvError`` for an exception raised by an environment's code.
 
-    None where recurl raised it on purpose, or no environment was at work.
+    None if recurl raised the exception itself, or if no environment code was involved.
     """
     if isinstance(error, RecurlError):
         return None

@@ -1,4 +1,4 @@
-"""Help texts of option dataclasses: groups of options, wrapped between words."""
+"""Help texts of option dataclasses, with options in groups."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _BASIC = (
     "buffer_size learning_starts gradient_steps slices slice_length warm_up updates csv"
 )
 GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
-"""Options of training by group; those of no group are the algorithm's."""
+"""Training options by group; options without a group belong to the algorithm."""
 BASIC = frozenset(_BASIC.split())
-"""Options that the short help of training shows."""
+"""Options in the short help of training."""
 
-_WIDEST = 100
+_MAX_WIDTH = 100
 _INDENT = 28
 _NO_BREAK = "\xa0"
 _NAMES = {str: "STR", int: "INT", float: "FLOAT"}
@@ -54,18 +54,18 @@ class _Option(NamedTuple):
 
 
 def show_help(kind: type, prog: str, *, everything: bool) -> None:
-    """Print the help of an option dataclass, and exit.
+    """Print the help of an option dataclass and exit.
 
     Args:
-        kind: the dataclass; its docstring says what the command does, those below its fields what the options mean. One
-            with a nested dataclass of an algorithm is shown in groups.
+        kind: the dataclass. Its docstring describes the command, and the docstrings below its fields the options. If it
+            nests the options of an algorithm, options are shown in groups.
         prog: the command.
         everything: show all options, not only the basic ones.
 
     Raises:
         SystemExit: always, with code 0.
     """
-    print(help_text(kind, prog, everything=everything, width=min(shutil.get_terminal_size().columns, _WIDEST)))
+    print(help_text(kind, prog, everything=everything, width=min(shutil.get_terminal_size().columns, _MAX_WIDTH)))
     raise SystemExit(0)
 
 
@@ -76,7 +76,7 @@ def help_text(kind: type, prog: str, *, everything: bool = False, width: int = 8
         kind: see :func:`show_help`.
         prog: the command.
         everything: show all options, not only the basic ones.
-        width: the longest line, unless a word is longer.
+        width: maximum line length, unless a word is longer.
 
     Example:
         >>> @dataclasses.dataclass
@@ -102,19 +102,19 @@ def help_text(kind: type, prog: str, *, everything: bool = False, width: int = 8
     if config is None:
         return "\n".join([*lines, *_group("options", [*options, *own], width)])
     own = [own[0], _Option("", HELP_ALL, f"Show all {len(options)} options.")]
-    shown = {option.name for option in options} if everything else BASIC | _of_users(config)
+    shown = {option.name for option in options} if everything else BASIC | _user_defined(config)
     for title, members in _grouped(options, config.algorithm.upper()).items():
         lines += _group(title, [option for option in members if option.name in shown], width)
     return "\n".join([*lines, *_group("help", own, width)])
 
 
 def list_help(prog: str, kinds: Mapping[str, type], what: str, description: str) -> str:
-    """Return the help of a command whose first argument names one of several dataclasses.
+    """Return the help of a command whose first argument selects one of several dataclasses.
 
     Args:
         prog: the command.
         kinds: the dataclasses by name.
-        what: kind of the names.
+        what: noun for the names.
         description: first line of the text.
 
     Example:
@@ -126,20 +126,18 @@ def list_help(prog: str, kinds: Mapping[str, type], what: str, description: str)
         drinks:
           tea                       dict() -> new empty dictionary
         <BLANKLINE>
-        The options of each: brew DRINK --help
+        Options of each: brew DRINK --help
     """
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
     texts = {name: (kind.__doc__ or "").partition("\n")[0].removeprefix("Options of ") for name, kind in kinds.items()}
     rows = [_Option(name, name, text) for name, text in texts.items()]
     names = "{" + ",".join(kinds) + "}"
     head = [f"usage: {prog} {names} [OPTIONS]", "", *textwrap.wrap(description, width)]
-    return "\n".join(
-        [*head, *_group(f"{what}s", rows, width), "", f"The options of each: {prog} {what.upper()} --help"]
-    )
+    return "\n".join([*head, *_group(f"{what}s", rows, width), "", f"Options of each: {prog} {what.upper()} --help"])
 
 
-def _of_users(config: type) -> set[str]:
-    """Return the options that an algorithm of the user's own adds."""
+def _user_defined(config: type) -> set[str]:
+    """Return the options that a user-defined algorithm adds."""
     bases = [base for base in config.__mro__ if base.__module__.partition(".")[0] not in ("recurl", "builtins")]
     return {name for base in bases for name in vars(base).get("__annotations__", {})}
 
@@ -168,7 +166,7 @@ def _group(title: str, options: list[_Option], width: int) -> list[str]:
 
 
 def _options(kind: type) -> Iterator[_Option]:
-    """Yield the options of a dataclass, those of nested dataclasses included."""
+    """Yield the options of a dataclass, including those of nested dataclasses."""
     texts = _texts(kind)
     hints = get_type_hints(kind, include_extras=True)
     for field in fields_of(kind):
@@ -201,7 +199,7 @@ def _default(field: Field) -> str:
 
 
 def _paragraphs(text: str, width: int) -> list[str]:
-    """Return the lines of a docstring up to its sections, wrapped."""
+    """Return the wrapped lines of a docstring up to its first section."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.partition("\n")[0] in ("Raises:", "Args:", "Example:", "Attributes:"):
@@ -212,12 +210,12 @@ def _paragraphs(text: str, width: int) -> list[str]:
 
 @cache
 def _texts(kind: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a dataclass, by name; those of its bases included."""
+    """Return the docstrings below the fields of a dataclass and its bases, by field name."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         try:
             source = textwrap.dedent(inspect.getsource(base)) if dataclasses.is_dataclass(base) else ""
-        except (OSError, TypeError):  # made at run time, or typed in
+        except (OSError, TypeError):  # created at runtime, or interactively
             continue
         if not source:
             continue

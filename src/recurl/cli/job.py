@@ -1,7 +1,7 @@
-"""A training of a sweep: the ``recurl`` command, which stops with a checkpoint once the sweep has ended.
+"""Training process of a sweep: the ``recurl`` command, which stops with a checkpoint when the sweep ends.
 
-A sweep runs ``python -m recurl.cli.job train ...`` with a pipe as standard input, into which it never writes: the pipe
-ends when the sweep does, however it does.
+A sweep runs ``python -m recurl.cli.job train ...`` with a pipe as standard input. It never writes to the pipe, which is
+closed when the sweep exits for any reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recurl.trainers.study.sweep import FINISHED
 
 
 def stop_with_parent() -> None:
-    """Send SIGTERM to this process when its standard input ends; from now on, reading that gives nothing."""
+    """Send SIGTERM to this process when its standard input is closed, and replace the latter with an empty stream."""
     pipe, null = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

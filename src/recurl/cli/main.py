@@ -1,4 +1,4 @@
-"""Entry point: loads the command, and turns every foreseeable failure into one line and exit code 2."""
+"""Entry point: loads the command and reports expected failures as one line with exit code 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from typing import Any, Protocol, cast
 
 from recurl._version import __version__
-from recurl.cli.notices import keep_trace
+from recurl.cli.notices import save_traceback
 from recurl.cli.output import with_output
 from recurl.errors import (
     ArgumentError,
@@ -26,7 +26,7 @@ from recurl.errors import (
 )
 from recurl.nearest import nearest
 
-_LONGEST = 600  # characters of a message
+_MAX_MESSAGE = 600  # characters
 _EXTRA = ("rich", "matplotlib")
 COMMANDS = {
     "train": {
@@ -34,33 +34,33 @@ COMMANDS = {
         "--resume RUN": "continue a run that was stopped; --total-steps N extends it",
     },
     "sweep": {"ALGORITHM --seeds N ...": "train with several seeds and every combination of options"},
-    "compare": {"RUN...": "learning curves and scores of runs, with intervals"},
-    "evaluate": {"RUN": "play episodes with a trained policy, and print statistics of their returns"},
-    "play": {"RUN": "show episodes of a trained policy on the screen, or in a video: --video out.mp4"},
+    "compare": {"RUN...": "compare learning curves and scores of runs, with intervals"},
+    "evaluate": {"RUN": "play episodes with a trained policy and print statistics of their returns"},
+    "play": {"RUN": "show episodes of a trained policy on screen, or record a video: --video out.mp4"},
     "export": {"RUN": "write a trained policy as a torch or ONNX file that runs without recurl"},
     "bench": {
-        "rnn": "time every recurrent backend on this machine, on your own shapes",
-        "popgym": "train memory cells on the tasks of POPGym, all in one table",
+        "rnn": "time every recurrent backend on this machine for your shapes",
+        "popgym": "compare memory cells on the POPGym tasks",
     },
-    "doctor": {"": "what runs on this machine; with a policy or a run: is its memory wired right?"},
+    "doctor": {"": "show what this machine supports; with a policy or a run: check its memory wiring"},
 }
-"""Arguments and summary of each command, a module of this package that is a :class:`Command`."""
+"""Arguments and summary of each command, which is a module of this package with the interface :class:`Command`."""
 
 
 class Command(Protocol):
-    """A module that reads the arguments of a command, and runs it."""
+    """Interface of the module of a command."""
 
     def read(self, arguments: list[str], /) -> Any:
         """Parse the arguments.
 
         Raises:
-            ArgumentError: they don't fit.
-            SystemExit: help was asked for and has been printed.
+            ArgumentError: the arguments are invalid.
+            SystemExit: help was requested and has been printed.
         """
         ...
 
-    def run(self, wanted: Any, /) -> int:
-        """Run the command, and return the exit code."""
+    def run(self, args: Any, /) -> int:
+        """Run the command and return the exit code."""
         ...
 
 
@@ -76,11 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: arguments after the program's name; those of the process by default.
+        argv: arguments after the program's name; by default those of the process.
 
     Returns:
-        The exit code: 0; 2 for a mistake in the request; 128 plus the signal's number after Ctrl-C, SIGTERM or SIGHUP,
-        and when nobody reads the output any more (141).
+        The exit code: 0 on success; 2 for an invalid request; 128 plus the signal number after Ctrl-C, SIGTERM or
+        SIGHUP; 141 if the reader of the output closed the pipe.
 
     Example:
         >>> main(["train", "--resume", "no/such/run"])
@@ -98,8 +98,8 @@ def _run(arguments: list[str]) -> int:
         print(__version__)
         return 0
     try:
-        command, wanted = _read(arguments)
-        return _call(command, wanted)
+        command, args = _read(arguments)
+        return _call(command, args)
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
@@ -113,14 +113,14 @@ def _run(arguments: list[str]) -> int:
         print(text, file=sys.stderr)
         trace = _trace(error)
         if trace is not None:
-            print(f"recurl: its traceback is in {keep_trace(trace)}", file=sys.stderr)
+            print(f"recurl: the traceback is in {save_traceback(trace)}", file=sys.stderr)
         return 2
 
 
-def _call(command: Command, wanted: Any) -> int:
-    """Run a command; code of others that it calls doesn't end the program."""
+def _call(command: Command, args: Any) -> int:
+    """Run a command, converting ``SystemExit`` raised by third-party code into an error."""
     try:
-        return command.run(wanted)
+        return command.run(args)
     except SaidElsewhere:
         raise
     except (SystemExit, GeneratorExit) as error:
@@ -128,23 +128,23 @@ def _call(command: Command, wanted: Any) -> int:
 
 
 def _read(arguments: list[str]) -> tuple[Command, Any]:
-    """Load a command and read its arguments; of several processes with the same mistake in them, one says so."""
+    """Load a command and parse its arguments; of several torchrun processes only rank 0 reports an error."""
     try:
         check_text(arguments)
         if arguments[0] == "train":
-            from recurl.cli.train_help import show_train_help  # noqa: PLC0415 - recurl.cli itself imports no tyro
+            from recurl.cli.train_help import show_train_help  # noqa: PLC0415 - keep tyro out of recurl.cli's imports
 
             show_train_help(arguments[1:])
         command = load(arguments)
         return command, command.read(arguments[1:])
     except RecurlError:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes that torchrun starts
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # set by torchrun
             raise
         raise SaidElsewhere(2) from None
 
 
 def _trace(error: BaseException) -> str | None:
-    """Return the traceback of somebody else's code that failed: in a worker, in an environment, or in a callback."""
+    """Return the traceback of third-party code that failed in a worker, an environment, or a callback."""
     cause = error.__cause__
     if isinstance(error, CallbackError | EnvError) and cause is not None:
         return _trace(cause) or "".join(traceback.format_exception(cause))
@@ -156,60 +156,60 @@ def _trace(error: BaseException) -> str | None:
 def _error_of_environment(error: Exception) -> EnvError | None:
     if "recurl.envs" not in sys.modules:
         return None
-    # Imported where it is used: it imports torch.
-    from recurl.cli.faults import error_of_environment  # noqa: PLC0415 - as said above
+    # Lazy import: the module imports torch.
+    from recurl.cli.faults import error_of_environment  # noqa: PLC0415 - see above
 
     return error_of_environment(error)
 
 
 def complaint(error: Exception) -> str | None:
-    """Return the message of a foreseeable failure, None for any other."""
+    """Return the one-line message of an expected failure, None for any other."""
     if isinstance(error, RecurlError | OSError):
         text = str(error)
     elif _lacks_memory(error):
-        text = f"There is not enough memory, ask for less: {error}"
+        text = f"There is not enough memory, reduce the sizes: {error}"
     else:
         return None
     line = " ".join(text.split())
-    return "recurl: " + (line if len(line) <= _LONGEST else f"{line[:_LONGEST]}...")
+    return "recurl: " + (line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}...")
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Return whether an allocation failed: torch's on a GPU or on the CPU (a plain RuntimeError), or another."""
+    """Return whether an allocation failed, including torch's on a GPU or on the CPU (a plain RuntimeError)."""
     named = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return named or isinstance(error, MemoryError)
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """Refuse arguments that are no text.
+    """Check that arguments are valid text.
 
     Raises:
-        ArgumentError: one is not UTF-8, or has a null character.
+        ArgumentError: an argument is not UTF-8 or contains a null character.
     """
     for argument in arguments:
         try:
             encoded = argument.encode()
         except UnicodeEncodeError as error:
-            raise ArgumentError(f"Arguments must be UTF-8, got {argument!r}: rename what it stands for.") from error
+            raise ArgumentError(f"Arguments must be UTF-8, got {argument!r}: rename the file or object.") from error
         if b"\0" in encoded:
-            raise ArgumentError(f"Arguments must not have null characters, got {argument!r}.")
+            raise ArgumentError(f"Arguments must not contain null characters, got {argument!r}.")
 
 
 def _names_modules(command: str, options: Container[str]) -> bool:
-    """Return whether a command line may name modules of the user, or trusts those that a run names."""
+    """Return whether a command line may name user modules, or trusts those named by a run."""
     if command in ("train", "sweep", "bench") and "--resume" not in options:
         return True
     return "--env" in options or ("--trust-run" in options and command != "compare")
 
 
 def load(arguments: Sequence[str]) -> Command:
-    """Import the command that the first argument names.
+    """Import the command named by the first argument.
 
-    The working directory is put on the path where the other arguments may name modules, or where those that a run
-    names are trusted: an environment, a cell, an algorithm may lie there.
+    The working directory, which may contain the module of an environment, a cell or an algorithm, is appended to
+    ``sys.path`` if the other arguments may name modules, or if those named by a run are trusted.
 
     Raises:
-        ArgumentError: there is no such command.
+        ArgumentError: the command is unknown.
         MissingDependencyError: a package of the extra ``train`` is not installed.
     """
     name, *words = arguments

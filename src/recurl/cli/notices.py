@@ -1,4 +1,4 @@
-"""Notices: one line each, on the error stream; tracebacks in files."""
+"""One-line notices on standard error, and tracebacks saved to files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import tempfile
 
 
 def notify(text: str) -> None:
-    """Print a notice to the error stream."""
+    """Print a notice to standard error."""
     print(f"Notice: {text}", file=sys.stderr)
 
 
-def keep_trace(trace: str) -> str:
-    """Write a traceback to a file, and return its name."""
+def save_traceback(trace: str) -> str:
+    """Write a traceback to a temporary file and return its name."""
     with tempfile.NamedTemporaryFile("w", prefix="recurl-traceback-", suffix=".txt", delete=False) as file:
         file.write(trace)
     return file.name

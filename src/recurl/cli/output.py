@@ -1,4 +1,4 @@
-"""The standard streams of a command, which may be closed, full, or a pipe that nobody reads any more."""
+"""Handling of closed standard streams, broken pipes, and full disks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-_BROKEN_PIPE = 128 + 13  # as a shell reports the end by SIGPIPE, which not every system has
+_BROKEN_PIPE = 128 + 13  # the shell's exit code for SIGPIPE, a signal that not every system has
 
 
 def with_output(run: Callable[[], int]) -> int:
-    """Return the exit code of ``run()``, whose output has been written when this returns.
+    """Call ``run()``, flush its output, and return its exit code.
 
-    * A stream that was closed when the process began discards what is written.
-    * A pipe that nobody reads any more ends the command without a word, with 141.
-    * Output that can't be written, as on a full disk, ends it with one line on the error stream, and 2.
+    * Output to a stream that was closed when the process started is discarded.
+    * A broken pipe ends the command silently with exit code 141.
+    * Output that can't be written, as on a full disk, ends it with one line on standard error and exit code 2.
 
     Raises:
-        SystemExit: as ``run()`` did.
+        SystemExit: if raised by ``run()``.
 
     Example:
         >>> with_output(lambda: 3)
@@ -27,7 +27,7 @@ def with_output(run: Callable[[], int]) -> int:
     """
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, _discarding(descriptor))
+            setattr(sys, name, _null_stream(descriptor))
     try:
         try:
             return run()
@@ -45,8 +45,8 @@ def with_output(run: Callable[[], int]) -> int:
         return 2
 
 
-def _discarding(descriptor: int) -> TextIO:
-    """Return a stream that discards what is written, on the descriptor, which no other file shall have."""
+def _null_stream(descriptor: int) -> TextIO:
+    """Return a stream that discards output, reserving the descriptor so that no other file gets it."""
     null = os.open(os.devnull, os.O_WRONLY)
     if null != descriptor:
         os.dup2(null, descriptor)
@@ -55,7 +55,7 @@ def _discarding(descriptor: int) -> TextIO:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let what the stream still holds, which the end of the process would try to write again, go nowhere."""
+    """Discard the stream's buffered output, which the interpreter would otherwise try to flush at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

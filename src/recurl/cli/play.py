@@ -17,20 +17,20 @@ from recurl.trainers import RunFolder, play_run
 
 @dataclass(frozen=True)
 class Play(ReadsRun):
-    """Show episodes of a trained policy: on the screen if the environment has a window, or in a video."""
+    """Show episodes of a trained policy on screen, if the environment has a window, or record a video."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run."""
+    """Run folder."""
     video: Path | None = None
-    """File to record to, such as out.mp4; several episodes go to out-1.mp4, out-2.mp4 and so on."""
+    """Video file, such as out.mp4; several episodes are written to out-1.mp4, out-2.mp4 and so on."""
     episodes: Count = 1
     """Number of episodes."""
     stochastic: bool = False
-    """Act as in training, drawing or exploring, instead of taking the best actions."""
+    """Act as in training, with sampling or exploration, instead of greedily."""
     seed: Seed | None = None
-    """Seed of the environment and of drawn actions; by default one that training didn't use."""
+    """Seed of the environment and of sampled actions; by default one that training didn't use."""
     max_steps: Count | None = None
-    """Step limit of an episode; by default --eval-max-steps of the training."""
+    """Step limit per episode; by default the --eval-max-steps of the training."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint: the newest, or the best one, which training keeps with --keep-best."""
 
@@ -40,17 +40,17 @@ def read(arguments: list[str]) -> Play:
     return parse_arguments(Play, arguments, prog="recurl play")
 
 
-def run(wanted: Play) -> int:
-    """Play a run."""
+def run(args: Play) -> int:
+    """Play episodes of a run."""
     found, files = play_run(
-        RunFolder(wanted.run, notify, trust=wanted.trust_run),
-        episodes=wanted.episodes,
-        video=wanted.video,
-        seed=wanted.seed,
-        max_steps=wanted.max_steps,
+        RunFolder(args.run, notify, trust=args.trust_run),
+        episodes=args.episodes,
+        video=args.video,
+        seed=args.seed,
+        max_steps=args.max_steps,
         console=Console(stderr=True),
-        checkpoint=wanted.checkpoint,
-        deterministic=not wanted.stochastic,
+        checkpoint=args.checkpoint,
+        deterministic=not args.stochastic,
     )
     for number, (value, length) in enumerate(zip(found.returns, found.lengths, strict=True)):
         print(f"Episode {number + 1}: return {value:.4g}, length {length}{f', {files[number]}' if files else ''}")

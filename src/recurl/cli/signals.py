@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a request to stop at the next update."""
+"""Graceful stop at the next update on Ctrl-C, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class StopOnSignal:
-    """Notes the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one acts as usual.
+    """Context manager that records the first Ctrl-C, SIGTERM or SIGHUP; a second one has its usual effect.
 
-    A SIGHUP that is ignored, as under ``nohup``, stays ignored.
+    SIGHUP stays ignored if it is ignored already, as under ``nohup``.
 
     Example:
         >>> with StopOnSignal() as stop:
@@ -28,7 +28,7 @@ class StopOnSignal:
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         for number in numbers:
-            self._before[number] = signal.signal(number, self._note)
+            self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -36,7 +36,7 @@ class StopOnSignal:
     ) -> None:
         self._restore()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self._number = number
         self._restore()
 
@@ -45,10 +45,10 @@ class StopOnSignal:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Return whether a signal has come."""
+        """Return whether a signal was received."""
         return self._number is not None
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 128 + the signal's number, 0 without a signal."""
+        """Exit code: 128 plus the signal number, or 0 without a signal."""
         return 0 if self._number is None else 128 + self._number

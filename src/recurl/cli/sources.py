@@ -1,4 +1,4 @@
-"""Where options come from besides the command line: ``--config`` and ``--preset``."""
+"""Option sources besides the command line: ``--config`` and ``--preset``."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _C = TypeVar("_C", bound=RunConfig)
 
 
 class Sources(NamedTuple):
-    """Files whose options are the defaults of a command line, the preset first."""
+    """Option files that provide the defaults of a command line, the preset first."""
 
     files: tuple[OptionsFile, ...]
 
     @property
     def algorithm(self) -> str | None:
-        """The algorithm that the last of them names, or None."""
+        """The algorithm named by the last file that names one, or None."""
         return next((file.algorithm for file in reversed(self.files) if file.algorithm), None)
 
     def values(self, kind: type[RunConfig]) -> dict[str, Any]:
-        """Return their options; those of a later file come before those of an earlier one.
+        """Return the merged options; later files take precedence.
 
         Raises:
-            ArgumentError: a file has options of another algorithm, or some that aren't there.
+            ArgumentError: a file has options of another algorithm, or unknown ones.
         """
         return {name: value for file in self.files for name, value in options_for(kind, file).items()}
 
 
 def read_sources(arguments: Sequence[str]) -> Sources:
-    """Read the files that ``--preset`` and ``--config`` name.
+    """Read the files named by ``--preset`` and ``--config``.
 
     Raises:
-        ArgumentError: there is no such preset, or a file can't be read.
-        MissingDependencyError: a package that a preset needs isn't installed.
+        ArgumentError: the preset is unknown, or a file can't be read.
+        MissingDependencyError: a package required by the preset isn't installed.
     """
     preset, config = (_value_of(arguments, option) for option in ("--preset", "--config"))
     files = (preset and read_preset(preset), config and _read_config(Path(config), arguments))
@@ -47,7 +47,7 @@ def read_sources(arguments: Sequence[str]) -> Sources:
 
 
 def _read_config(path: Path, arguments: Sequence[str]) -> OptionsFile:
-    """Read a file of options, which names code only with ``--trust-run``, or where the command line gives the name."""
+    """Read an options file; it may name code only with ``--trust-run`` or where the command line overrides the name."""
     file = read_options_file(path)
     if "--trust-run" not in arguments:
         given = {word.partition("=")[0] for word in arguments}
@@ -58,7 +58,7 @@ def _read_config(path: Path, arguments: Sequence[str]) -> OptionsFile:
 
 
 def _value_of(arguments: Sequence[str], option: str) -> str | None:
-    """Return the last value of an option, as the command line's parser takes it."""
+    """Return the last value of an option, as the command-line parser does."""
     found = None
     for place, word in enumerate(arguments):
         if word == option and place + 1 < len(arguments) and not arguments[place + 1].startswith("--"):
@@ -69,7 +69,7 @@ def _value_of(arguments: Sequence[str], option: str) -> str | None:
 
 
 def with_defaults(kind: type[_C], values: Mapping[str, Any]) -> type[_C]:
-    """Return a class of the same options with other defaults, which its help shows.
+    """Return a subclass of an option class with different defaults, which the help shows.
 
     Example:
         >>> from recurl.trainers import PPOConfig
@@ -83,5 +83,5 @@ def with_defaults(kind: type[_C], values: Mapping[str, Any]) -> type[_C]:
 
 
 def plain(kind: type[_C], options: RunConfig) -> _C:
-    """Return options of a class of :func:`with_defaults` as those of ``kind``."""
+    """Convert options of a class made by :func:`with_defaults` back to ``kind``."""
     return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})

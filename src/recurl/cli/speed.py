@@ -1,4 +1,4 @@
-"""Notice that training is slower than it could be."""
+"""Notice for training without the C++ library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recurl.recurrence import BACKENDS
 
 
 def notify_if_slow(device: str) -> None:
-    """Print a notice if training on ``device`` would be fast only with the C++ library, which is missing."""
+    """Print a notice if training on ``device`` is slow because the C++ library is missing."""
     if not (device.startswith("cpu") and speaks()):
         return
     try:

@@ -23,30 +23,30 @@ _PROG = "recurl sweep"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Train with several seeds, and every combination of some options: recurl sweep ALGORITHM --env ID ...
+    """Train with several seeds and every combination of some options: recurl sweep ALGORITHM --env ID ...
 
-    All other options are those of recurl train ALGORITHM. The same command goes on with a sweep that was stopped.
+    All other options are those of recurl train ALGORITHM. The same command continues a sweep that was stopped.
     """
 
     run_dir: Path
     """Folder of the sweep; each run is a folder in it."""
     seeds: Count = 1
-    """Seeds of each combination, from --seed on."""
+    """Number of seeds of each combination, starting at --seed."""
     set: tuple[str, ...] = ()
-    """Options to try, field=value,value each, such as cell=lstm,gru learning_rate=1e-3,3e-4."""
+    """Options to vary, as field=value,value, such as cell=lstm,gru learning_rate=1e-3,3e-4."""
     jobs: Count = 1
-    """Processes at once."""
+    """Number of parallel processes."""
 
 
-class Wanted(NamedTuple):
-    """What was asked for."""
+class SweepArguments(NamedTuple):
+    """Parsed arguments of ``recurl sweep``."""
 
     options: Options
     jobs: list[Job]
 
 
-def read(arguments: list[str]) -> Wanted:
-    """Parse the arguments: those of the sweep, and those of all its runs."""
+def read(arguments: list[str]) -> SweepArguments:
+    """Parse the arguments of the sweep and of its runs."""
     options, rest = parse_known_arguments(Options, arguments, prog=_PROG)
     sources = read_sources(rest)
     named = bool(rest) and not rest[0].startswith("-")
@@ -55,28 +55,28 @@ def read(arguments: list[str]) -> Wanted:
         raise ArgumentError(f"recurl sweep takes an algorithm ({', '.join(ALGORITHMS)}), --preset or --config.")
 
     def read_options(more: list[str]) -> RunConfig:
-        wanted = read_run([*without_options(rest, more), *more], sources, prog=_PROG)
-        if wanted.overwrite or wanted.save_config is not None:
+        args = read_run([*without_options(rest, more), *more], sources, prog=_PROG)
+        if args.overwrite or args.save_config is not None:
             raise ArgumentError("recurl sweep takes neither --overwrite nor --save-config.")
-        return wanted.options
+        return args.options
 
     kind = find_algorithm(algorithm).config
-    return Wanted(options, make_jobs(kind, parse_settings(options.set), options.seeds, read_options))
+    return SweepArguments(options, make_jobs(kind, parse_settings(options.set), options.seeds, read_options))
 
 
-def run(wanted: Wanted) -> int:
-    """Train all runs, and name those that failed."""
-    options = wanted.options
-    notify_if_slow(wanted.jobs[0].config.device)
-    sweep = Sweep(options.run_dir, wanted.jobs, notify)
+def run(args: SweepArguments) -> int:
+    """Train all runs and report those that failed."""
+    options = args.options
+    notify_if_slow(args.jobs[0].config.device)
+    sweep = Sweep(options.run_dir, args.jobs, notify)
     with sweep.hold(), StopOnSignal() as stop:
-        sweep.run(options.jobs, say=lambda text: print(text, flush=True), should_stop=stop.requested)
+        sweep.run(options.jobs, report=lambda text: print(text, flush=True), should_stop=stop.requested)
     if stop.requested():
-        print("Go on with the same command.")
+        print("Run the same command to continue.")
         return stop.exit_code
     if sweep.failed:
-        failed = f"{len(sweep.failed)} of {len(wanted.jobs)} runs failed: {', '.join(sweep.failed)}"
-        print(f"{failed}. The same command tries them again.")
+        failed = f"{len(sweep.failed)} of {len(args.jobs)} runs failed: {', '.join(sweep.failed)}"
+        print(f"{failed}. The same command retries them.")
         return 1
     print(f"Compare them: recurl compare {options.run_dir}")
     return 0

@@ -1,4 +1,4 @@
-"""Experimental checks of the wiring of recurrent policies, a report on this machine, and timing of backends."""
+"""Diagnostics: experimental checks of recurrent policies, a machine report, and backend timings."""
 
 from recurl.diagnostics.batch import check_batch
 from recurl.diagnostics.influence import check_action

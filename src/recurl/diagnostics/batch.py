@@ -1,4 +1,4 @@
-"""All checks of a policy on a batch."""
+"""Run all checks of a policy on a batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from recurl.diagnostics.rows import check_rows
 from recurl.diagnostics.states import states_in
 from recurl.start_states import refuse
 
-_OF_ALL = (check_replay, check_log_prob)
-_OF_RECURRENT = (
+_CHECKS = (check_replay, check_log_prob)
+_RECURRENT_CHECKS = (
     check_feedback,
     check_reset,
     check_memory,
@@ -46,7 +46,7 @@ def check_batch(policy: Any, batch: TensorDictBase) -> list[CheckResult]:
         One result per check.
 
     Raises:
-        UsageError: recurrent states are stored at some steps only; see ``sequence_length`` of ``Collector``.
+        UsageError: recurrent states are stored sparsely; see ``sequence_length`` of ``Collector``.
 
     Example:
         >>> from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -72,5 +72,5 @@ def check_batch(policy: Any, batch: TensorDictBase) -> list[CheckResult]:
     calls = [check_repeat(policy, batch), check_rows(policy, batch)]
     if not all(result.passed for result in calls):
         return results + calls  # outputs can't be compared
-    checks = _OF_RECURRENT if recurrent else _OF_ALL
+    checks = _RECURRENT_CHECKS if recurrent else _CHECKS
     return results + calls + [check(policy, batch) for check in checks]

@@ -1,4 +1,4 @@
-"""Collection of a batch for experiments, with any wiring and with ends of episodes."""
+"""Collection of a batch for experiments, with unchecked wiring and early ends of episodes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def device_of(policy: Any) -> torch.device | None:
     return next((parameter.device for parameter in parameters), None)
 
 
-class _Ends(Transform):
-    """Truncates row i every ``period + i % 3`` steps, so that a short experiment contains partial resets."""
+class _EarlyTruncation(Transform):
+    """Transform that truncates row i every ``period + i % 3`` steps, so that short experiments have partial resets."""
 
     def __init__(self, period: int, batch_size: torch.Size, device: torch.device | None) -> None:
         rows = torch.arange(batch_size.numel(), device=device).reshape(*batch_size, 1)
@@ -43,24 +43,24 @@ class _Ends(Transform):
         return next_tensordict
 
 
-class _Cut(TransformedEnv):
-    """Environment with early ends of episodes that keeps the ``carry`` of ``base_env``, as that may be at fault."""
+class _TruncatedEnv(TransformedEnv):
+    """Environment with early truncation that keeps the ``carry`` of ``base_env``, which may be the faulty part."""
 
     def carry(self, tensordict: Any) -> Any:
-        """Return the root after a step, from ``base_env.carry``."""
+        """Return the root of the next step from ``base_env.carry``."""
         return self.base_env.carry(tensordict)
 
 
 def collect(policy: Any, env: EnvBase, steps: int) -> TensorDict:
-    """Collect ``steps`` steps of every row from a reset with a Collector, ``[*B, T]`` (``[1, T]`` for a single row).
+    """Collect ``steps`` steps per row after a reset with a Collector, ``[*B, T]`` (``[1, T]`` for a single row).
 
-    No transforms are appended for the policy, and its wiring is not checked. Episodes are truncated early.
+    No transforms are appended for the policy, its wiring is not checked, and episodes are truncated early.
     """
-    if _resets_open_rows(env):
-        env = _Cut(env, _Ends(max(2, steps // 4), env.batch_size, env.device))
+    if _can_reset_running_rows(env):
+        env = _TruncatedEnv(env, _EarlyTruncation(max(2, steps // 4), env.batch_size, env.device))
     collector = Collector(
         env,
-        lambda td: policy(td),  # a plain function, which the constructor can't check
+        lambda td: policy(td),  # a plain function, so that the constructor can't check the wiring
         frames_per_batch=steps * env.batch_size.numel(),
         auto_register_policy_transforms=False,
         device=device_of(policy),
@@ -70,12 +70,12 @@ def collect(policy: Any, env: EnvBase, steps: int) -> TensorDict:
     return batch if batch.ndim > 1 else batch.unsqueeze(0)
 
 
-def _resets_open_rows(env: EnvBase) -> bool:
-    """Return whether rows that are not done can be reset: not in a vector environment that resets within the step."""
+def _can_reset_running_rows(env: EnvBase) -> bool:
+    """Return whether rows that are not done can be reset, unlike in vector environments with same-step autoreset."""
     td = env.rand_step()
     root = env.carry(td)
-    still_open = ~root[DONE]
-    mask = still_open & (still_open.reshape(-1).cumsum(0) == 1).reshape(still_open.shape)  # the first open row
+    running = ~root[DONE]
+    mask = running & (running.reshape(-1).cumsum(0) == 1).reshape(running.shape)  # the first running row
     try:
         env.reset(root.set(RESET, mask))
     except UsageError:

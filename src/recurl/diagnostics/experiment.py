@@ -1,4 +1,4 @@
-"""Shared by the experiments: inputs of a policy, comparison of its outputs, required entries of a batch."""
+"""Helpers of the experiments: inputs of a policy, comparison of outputs, required entries of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurl.continuity import boundaries_in
 from recurl.diagnostics.result import PROBLEMS, Fault
-from recurl.diagnostics.runs import everywhere, run
+from recurl.diagnostics.runs import all_leaves, run
 from recurl.diagnostics.states import State, states_in
 from recurl.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, is_action, next_key
 from recurl.recurrence import Boundaries
@@ -19,11 +19,11 @@ from recurl.seeding import derive_seed
 PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules"
 TRACKER = "env = env.append_transform(InitTracker())  # from recurl.envs"
 REWIRE = "env = TransformedEnv(base_env, get_env_transforms_from_module(policy))  # from recurl.envs, recurl.modules"
-EVALUATE = "call policy.eval() before collection and for the losses, which must compute what collection computed"
-USE_MODULE = "let an LSTMModule, GRUModule or CellModule of recurl.modules carry the state, and don't modify the state"
+EVALUATE = "call policy.eval() before collection and for the losses, which must reproduce the outputs of collection"
+USE_MODULE = "use LSTMModule, GRUModule or CellModule of recurl.modules to carry the state, and don't modify the state"
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_TF32 = 5e-3  # cuDNN rounds the operands of float32 products to 11 bits unless told otherwise
+_TF32 = 5e-3  # by default cuDNN rounds the operands of float32 products to 11 bits
 
 
 # -- inputs of a policy
@@ -35,9 +35,9 @@ def tokens(batch: TensorDictBase) -> TensorDictBase:
 
 
 def sequences(policy: Any, batch: TensorDictBase) -> list[TensorDictBase]:
-    """Return ``batch``, and also its flattened form ``[N]`` if trajectory ids separate its rows.
+    """Return ``batch`` and, if trajectory ids separate its rows, its flattened form ``[N]``.
 
-    Forms that ``policy`` can't run on are omitted: a network for images may require ``[N]``.
+    Forms that ``policy`` doesn't support are omitted: a network for images may require ``[N]``.
     """
     if batch.ndim == 1 or not has(batch, TRAJ_IDS):
         return [batch]
@@ -49,10 +49,10 @@ def sequences(policy: Any, batch: TensorDictBase) -> list[TensorDictBase]:
     return [batch, flat]
 
 
-def written(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
-    """Return the keys of the floating-point root entries that a policy computed: those of ``after`` not in ``before``.
+def computed_keys(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
+    """Return the keys of the floating-point root entries that a policy computed: those in ``after``, not ``before``.
 
-    Actions and log-probabilities are excluded, as they are sampled again.
+    Actions and log-probabilities are excluded, since they are resampled.
     """
     return [
         key
@@ -66,12 +66,12 @@ def written(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
 
 
 def leaves(tensordict: TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
-    """Return the tensors of the root as pairs of key and value."""
-    return everywhere(tensordict.exclude(NEXT))
+    """Return the tensors of the root (without ``"next"``) as pairs of key and value."""
+    return all_leaves(tensordict.exclude(NEXT))
 
 
 def actions(tensordict: TensorDictBase) -> list[NestedKey]:
-    """Return the key of the action in ``tensordict``, or those of its parts."""
+    """Return the key of the action in ``tensordict``, or the keys of its parts."""
     return [key for key, _ in leaves(tensordict) if is_action(key)]
 
 
@@ -84,7 +84,7 @@ def has(tensordict: TensorDictBase, key: NestedKey) -> bool:
 
 
 def segments(batch: TensorDictBase) -> Boundaries:
-    """Return the boundaries that a recurrent module uses in ``batch``, which has ``is_init``."""
+    """Return the boundaries that a recurrent module uses in ``batch``, which must have ``is_init``."""
     return boundaries_in(batch)
 
 
@@ -126,9 +126,9 @@ def tolerance(value: Tensor) -> float:
 
 
 def differing(first: TensorDictBase, second: TensorDictBase) -> list[NestedKey]:
-    """Return the keys of the entries, those under ``"next"`` included, that differ between the two."""
-    others = dict(everywhere(second))
-    return [key for key, value in everywhere(first) if key in others and differ(value, others[key])]
+    """Return the keys of the entries, including those under ``"next"``, that differ between the two."""
+    others = dict(all_leaves(second))
+    return [key for key, value in all_leaves(first) if key in others and differ(value, others[key])]
 
 
 def differ(first: Tensor, second: Tensor) -> bool:
@@ -139,8 +139,8 @@ def differ(first: Tensor, second: Tensor) -> bool:
     return first.shape != second.shape or not distance(first, second, at) <= tolerance(first)
 
 
-def drawn(policy: Any, data: TensorDictBase, mode: bool) -> list[NestedKey]:
-    """Return the keys of the entries that depend on random numbers."""
+def random_keys(policy: Any, data: TensorDictBase, mode: bool) -> list[NestedKey]:
+    """Return the keys of the output entries that depend on random numbers."""
     return differing(run(policy, data, mode), run(policy, data, mode, seed=1))
 
 
@@ -185,16 +185,16 @@ def require_next_key(state: State) -> None:
         )
 
 
-def close(what: str, seen: Tensor, expected: Tensor, at: Tensor, fix: str) -> float:
-    """Return the distance of ``seen`` and ``expected`` at the tokens ``at``, or raise a Fault beyond rounding."""
+def require_close(what: str, seen: Tensor, expected: Tensor, at: Tensor, fix: str) -> float:
+    """Return the distance between ``seen`` and ``expected`` at the tokens ``at``; raise a Fault beyond rounding."""
     gap = distance(seen, expected, at)
     if not gap <= tolerance(seen):
         raise Fault(f"{what} differ by {gap:.2g} (relative)", fix)
     return gap
 
 
-def exchanged(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
-    """Return ``batch`` with the states of other tokens at the tokens ``at``: different but plausible states."""
+def with_exchanged(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
+    """Return ``batch`` with states taken from other tokens at the tokens ``at``: different but plausible states."""
     at = at.reshape(-1)
     generator = torch.Generator().manual_seed(derive_seed(0, "other states"))
     order = torch.randperm(at.shape[0], generator=generator).to(at.device)
@@ -207,7 +207,7 @@ def exchanged(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> Ten
 
 
 def with_noise(batch: TensorDictBase, keys: list[NestedKey], at: Tensor, scale: float = 1.0) -> TensorDictBase:
-    """Return ``batch`` with reproducible noise on the entries ``keys`` at the tokens ``at``; integers are unchanged."""
+    """Return ``batch`` with reproducible noise in the entries ``keys`` at the tokens ``at``; integers are unchanged."""
     at = at.reshape(-1)
     noisy = batch.copy()
     generator = torch.Generator().manual_seed(derive_seed(0, "noise"))
@@ -221,11 +221,11 @@ def with_noise(batch: TensorDictBase, keys: list[NestedKey], at: Tensor, scale: 
     return noisy
 
 
-def observed(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedKey]) -> list[NestedKey]:
+def compared_keys(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedKey]) -> list[NestedKey]:
     """Return the keys of the entries to compare: the root entries that the policy computes, or else its new states.
 
-    Random entries are excluded: :func:`~recurl.diagnostics.check_repeat` checks them.
+    Random entries are excluded, since :func:`~recurl.diagnostics.check_repeat` covers them.
     """
-    after, random = run(policy, data, mode), drawn(policy, data, mode)
-    keys = [key for key in written(data, after) if key not in (*states, *random)]
+    after, random = run(policy, data, mode), random_keys(policy, data, mode)
+    keys = [key for key in computed_keys(data, after) if key not in (*states, *random)]
     return keys or [key for key in map(next_key, states) if has(after, key) and key not in random]

@@ -1,4 +1,4 @@
-"""How long a GPU works, by the profiler's record of what ran on it."""
+"""GPU busy time from profiler records."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["busy_seconds", "gpu_seconds"]
 
 
 def gpu_seconds(run: Callable[[], object]) -> float:
-    """Return for how long kernels and copies run on the GPU while ``run`` does, in seconds; those at once count once.
+    """Return the GPU busy time of ``run`` in seconds: kernels and copies, with concurrent ones counted once.
 
-    The profiler adds to the time that the host takes, not to that of the kernels.
+    The profiler slows down the host but not the kernels.
 
     Args:
-        run: what to record; it may return before its kernels end.
+        run: function to profile; it may return before its kernels end.
     """
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         run()
@@ -32,10 +32,10 @@ def gpu_seconds(run: Callable[[], object]) -> float:
 
 
 def busy_seconds(spans: Iterable[tuple[int, int]]) -> float:
-    """Return the length of the union of spans, in seconds.
+    """Return the length of the union of time spans in seconds.
 
     Args:
-        spans: begin and end of each, in nanoseconds.
+        spans: begin and end of each span in nanoseconds.
 
     Example:
         >>> busy_seconds([(0, 2_000_000_000), (1_000_000_000, 3_000_000_000), (5_000_000_000, 6_000_000_000)])

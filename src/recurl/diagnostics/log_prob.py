@@ -1,4 +1,4 @@
-"""Check that a loss recomputes the collected log-probabilities."""
+"""Check that losses reproduce the collected log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import keys_of
 from recurl.diagnostics.preserve import preserved
 from recurl.diagnostics.result import Fault, check
-from recurl.diagnostics.runs import Call, everywhere, record
+from recurl.diagnostics.runs import Call, all_leaves, record
 from recurl.keys import ACTION, NestedKey
 from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 
-_LOOSER = 10  # a log-probability is a difference of larger numbers
+_TOLERANCE_FACTOR = 10  # a log-probability is a difference of larger numbers
 _STEPPED = (
     "don't modify an action, its distribution or its log-probability once they are written: clip and scale actions in "
-    "the environment (a transform), explore through the distribution itself; and check with the weights that collected"
+    "the environment (a transform), explore through the distribution itself; and check with the weights used for "
+    "collection"
 )
-_EXPLORATION = (
-    "make the parameters of the distribution independent of exploration_type(): collectors set one, losses don't"
-)
+_EXPLORATION = "make the distribution parameters independent of exploration_type(): collectors set one, losses don't"
 _REPLAYED = (
-    "compute the same parameters of the distribution for steps [N] and for sequences [*B, T], from the same is_init "
-    "and stored states"
+    "compute the same distribution parameters for steps [N] and for sequences [*B, T], from the same is_init and "
+    "stored states"
 )
 
 
 @check("log_prob")
 def check_log_prob(policy: Any, batch: TensorDictBase) -> str:
-    """Check that recomputed log-probabilities of the collected actions, as in a loss, equal the collected ones.
+    """Check that log-probabilities of the collected actions, recomputed as in a loss, equal the collected ones.
 
-    Their ratio must be 1 before the first gradient step, or the first gradient is wrong.
+    Their ratio must be 1 before the first gradient step; otherwise the first gradient is wrong.
 
     Args:
         policy: policy that collected ``batch``, with the same weights and in the same mode.
@@ -45,23 +44,23 @@ def check_log_prob(policy: Any, batch: TensorDictBase) -> str:
     with set_exploration_type(ExplorationType.RANDOM):
         collected = _gaps(policy, ex.tokens(batch), False)
         replayed = [gap for data in forms for gap in _gaps(policy, data, True)]
-    lost = [gap for data in forms for gap in _gaps(policy, data, True)]
+    in_loss = [gap for data in forms for gap in _gaps(policy, data, True)]
     for gaps, how, fix in (
         (collected, "recomputed step by step", _STEPPED),
         (replayed, "as replayed", _REPLAYED),
-        (lost, "as a loss computes it, where no exploration type is set,", _EXPLORATION),
+        (in_loss, "as computed in a loss, without an exploration type,", _EXPLORATION),
     ):
         for key, gap, limit in gaps:
             if not gap <= limit:
                 raise Fault(f"{key} as collected and {how} differ by {gap:.2g} (relative)", fix)
     if not collected:
-        return "the policy makes no distribution, or the batch has no log-probabilities: nothing to compare"
-    worst = max(gap for _, gap, _ in (*collected, *replayed, *lost))
+        return "the policy builds no distribution, or the batch has no log-probabilities: nothing to compare"
+    worst = max(gap for _, gap, _ in (*collected, *replayed, *in_loss))
     return f"{', '.join(dict.fromkeys(key for key, _, _ in collected))} recomputed: difference {worst:.0e}"
 
 
 def _gaps(policy: Any, data: TensorDictBase, mode: bool) -> list[tuple[str, float, float]]:
-    """Return for each distribution the key of the log-probability, its deviation, and the tolerated deviation."""
+    """Return the key of the log-probability, its deviation, and the tolerated deviation of each distribution."""
     calls, _ = record(policy, data, mode)
     gaps: list[tuple[str, float, float]] = []
     for call in calls:
@@ -76,19 +75,19 @@ def _gaps(policy: Any, data: TensorDictBase, mode: bool) -> list[tuple[str, floa
             stored = sum(_total(data.get(key), data) for key in keys)
             everywhere = torch.ones(data.numel(), dtype=torch.bool, device=seen.device)
             gap = ex.distance(seen, torch.as_tensor(stored), everywhere)
-            gaps.append((", ".join(map(str, keys)), gap, _LOOSER * ex.tolerance(seen)))
+            gaps.append((", ".join(map(str, keys)), gap, _TOLERANCE_FACTOR * ex.tolerance(seen)))
     return gaps
 
 
 def _makes_distribution(module: Any) -> bool:
-    """Return whether ``module`` itself, and no module inside it, makes a distribution."""
+    """Return whether ``module`` itself, rather than a submodule, builds a distribution."""
     return hasattr(module, "get_dist") and not any(
         part is not module and hasattr(part, "get_dist") for part in module.modules()
     )
 
 
 def _actions_of(module: object) -> list[NestedKey]:
-    """Return the keys of what a distribution is sampled for."""
+    """Return the keys of the entries sampled from a distribution."""
     keys = keys_of(module, "dist_sample_keys") or keys_of(module, "out_keys")[:1]
     return keys or [ACTION]
 
@@ -102,7 +101,7 @@ def _log_prob_keys(module: Any) -> list[NestedKey]:
 
 
 def _log_prob(call: Call, data: TensorDictBase) -> Any:
-    """Return the log-probability of the actions in ``data`` by the distribution that a module makes."""
+    """Return the log-probability of the actions in ``data`` under the distribution built by a module."""
     module: Any = call.module
     given = TensorDict({}, data.batch_size, device=data.device) if call.inputs else data.copy()
     for key, value in (
@@ -119,5 +118,5 @@ def _log_prob(call: Call, data: TensorDictBase) -> Any:
 def _total(value: Any, data: TensorDictBase) -> Tensor:
     """Return one number per token, ``[N]``."""
     if isinstance(value, TensorDictBase):
-        return sum((_total(part, data) for _, part in everywhere(value)), torch.zeros(()))
+        return sum((_total(part, data) for _, part in all_leaves(value)), torch.zeros(()))
     return value.reshape(data.numel(), -1).sum(-1)

@@ -1,4 +1,4 @@
-"""Report on this machine: versions, devices, and the backends available on each."""
+"""Report on this machine: versions, devices, and available backends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _BACKENDS = ("pad", "scan", "loop", "cpu", "triton", "reference")
 
 
 def machine_report() -> str:
-    """Return a plain-text table of versions, and for each device the available backends, choices and precision.
+    """Return a plain-text table of versions and, for each device, available backends, default choices and precision.
 
-    Backends that are not available are listed with the reason.
+    Unavailable backends are listed with the reason.
 
     Example:
         >>> print(machine_report())
@@ -64,7 +64,7 @@ def _availability(name: str, device: torch.device) -> str:
 
 
 def _by_cell(texts: dict[str, str]) -> str:
-    """One text if it is the same for every cell; else each text once, after the cells that it is of."""
+    """Return the text if it is the same for every cell; otherwise each distinct text after the cells it applies to."""
     cells: dict[str, list[str]] = {}
     for cell, text in texts.items():
         cells.setdefault(text, []).append(cell)
@@ -84,7 +84,7 @@ def _refusal(name: str, support: Support) -> str | None:
     except RecurlError as error:
         reason = " ".join(str(error).split())
         reason = reason.partition("can't run this call: ")[2] or reason
-        return reason.replace(f", not for the cell {support.cell.name}", "").rstrip(".")  # alike for cells alike
+        return reason.replace(f", not for the cell {support.cell.name}", "").rstrip(".")  # to merge cells
     return None
 
 

@@ -1,4 +1,4 @@
-"""Checks of the marks of episodes in a batch: ``is_init`` and trajectory ids."""
+"""Checks of the episode boundaries marked in a batch: ``is_init`` and trajectory ids."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from recurl.keys import TRAJ_IDS, TRAJ_STEPS
 
 @check("is_init")
 def check_is_init(batch: TensorDictBase) -> str:
-    """Check that ``is_init`` marks the first step of every episode, and no other.
+    """Check that ``is_init`` is True at the first step of every episode and nowhere else.
 
     Args:
-        batch: batch as collected, ``[*B, T]``. In a batch ``[N]`` with trajectory ids, which may be concatenated rows,
-            the flags are not compared with the ends of episodes.
+        batch: batch as collected, ``[*B, T]``. In a batch ``[N]`` with trajectory ids, which may consist of
+            concatenated rows, the flags are not compared with the ends of episodes.
     """
     flags = ex.flags_of(batch)
     ends = ex.ends_before(batch)
@@ -38,9 +38,9 @@ def check_is_init(batch: TensorDictBase) -> str:
 
 @check("traj_ids")
 def check_traj_ids(batch: TensorDictBase) -> str:
-    """Check that ``("collector", "traj_ids")`` changes exactly where an episode begins, and that no id is reused.
+    """Check that ``("collector", "traj_ids")`` changes exactly where episodes begin, and that no id is reused.
 
-    If the batch also has ``("collector", "traj_steps")``, the numbers must increase by one within a trajectory.
+    If the batch also has ``("collector", "traj_steps")``, these must increase by one within a trajectory.
 
     Args:
         batch: batch as collected, ``[*B, T]``.
@@ -65,7 +65,7 @@ def check_traj_ids(batch: TensorDictBase) -> str:
         raise Fault(f"the id changes at {int(invented)} steps where no episode begins", fix)
     steps = batch.get(TRAJ_STEPS, None)
     if steps is None:
-        return f"{seen.numel()} trajectories, each with an id of its own"
+        return f"{seen.numel()} trajectories with unique ids"
     if steps.shape != batch.batch_size or steps.dtype.is_floating_point:
         raise Fault(
             f"steps must be integers of shape {list(batch.batch_size)}, got {steps.dtype} {list(steps.shape)}", fix
@@ -73,4 +73,4 @@ def check_traj_ids(batch: TensorDictBase) -> str:
     skipped = (steps[..., 1:] - steps[..., :-1] != 1) & ~changes[..., 1:]
     if skipped.any():
         raise Fault(f"traj_steps does not increase by one at {int(skipped.sum())} steps of a trajectory", fix)
-    return f"{seen.numel()} trajectories, each with an id of its own, steps numbered"
+    return f"{seen.numel()} trajectories with unique ids and numbered steps"

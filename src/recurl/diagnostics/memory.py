@@ -1,4 +1,4 @@
-"""Checks that the state is fed back from step to step, reset, and used."""
+"""Checks that the state is fed back between steps, reset, and used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.diagnostics import experiment as ex
-from recurl.diagnostics.influence import moves
+from recurl.diagnostics.influence import changes_result
 from recurl.diagnostics.preserve import other_weights
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import run
@@ -20,9 +20,9 @@ from recurl.keys import IS_INIT, NestedKey, next_key
 
 @check("feedback")
 def check_feedback(policy: Any, batch: TensorDictBase) -> str:
-    """Check that every state is fed back: the root of each step holds the ``"next"`` state of the previous step.
+    """Check that every state is fed back: the root of each step contains the ``"next"`` state of the previous step.
 
-    Unless there is a boundary before step n, root state n must equal next state n-1; and the next state must be the one
+    Unless there is a boundary before step n, root state n must equal next state n-1. The next state must be the one
     that the policy computes from the root.
 
     Args:
@@ -36,7 +36,7 @@ def check_feedback(policy: Any, batch: TensorDictBase) -> str:
         after = batch.get(next_key(key)).reshape(batch.numel(), -1)
         worst = max(
             worst,
-            ex.close(
+            ex.require_close(
                 f"root state {key!r} of a step and next state of the previous step",
                 batch.get(key),
                 after.roll(1, 0),
@@ -46,11 +46,11 @@ def check_feedback(policy: Any, batch: TensorDictBase) -> str:
             ),
         )
     roots = ex.tokens(batch)
-    stepped, random = run(policy, roots, False), ex.drawn(policy, roots, False)
+    stepped, random = run(policy, roots, False), ex.random_keys(policy, roots, False)
     for key in states:
         value = stepped.get(next_key(key), None)
         if value is not None and next_key(key) not in random:
-            ex.close(
+            ex.require_close(
                 f"the next state {key!r} in the batch and the one that the policy computes",
                 batch.get(next_key(key)),
                 value,
@@ -74,7 +74,7 @@ def _names(keys: list[NestedKey]) -> str:
 def check_reset(policy: Any, batch: TensorDictBase) -> str:
     """Check that episodes start from a zero state: zeros are stored, and any other stored state is ignored.
 
-    A step with ``is_init`` starts from zero while a replay starts from the stored state: both must be equal.
+    A step with ``is_init`` starts from zero and a replay from the stored state, so both must be equal.
 
     Args:
         policy: the policy.
@@ -89,14 +89,14 @@ def check_reset(policy: Any, batch: TensorDictBase) -> str:
             raise Fault(f"an episode begins with a state {key!r} that is not zero (up to {largest:.2g})", ex.REWIRE)
     roots = ex.tokens(batch)
     before = run(policy, roots, False)
-    after = run(policy, ex.exchanged(roots, states, flags), False)
-    for key in ex.observed(policy, roots, False, states):
-        ex.close(
+    after = run(policy, ex.with_exchanged(roots, states, flags), False)
+    for key in ex.compared_keys(policy, roots, False, states):
+        ex.require_close(
             f"at the first step of an episode, {key!r} with a zero and with another state",
             after.get(key),
             before.get(key),
             flags,
-            ex.USE_MODULE + ": it replaces the state where is_init is True",
+            ex.USE_MODULE + ": the module resets the state where is_init is True",
         )
     return f"zero at the beginning of {int(flags.sum())} episodes, and earlier states are ignored"
 
@@ -105,7 +105,7 @@ def check_reset(policy: Any, batch: TensorDictBase) -> str:
 def check_memory(policy: Any, batch: TensorDictBase) -> str:
     """Check that the state is used: it is not always zero, and altering it changes the outputs of the policy.
 
-    As weights may be initialised with zeros, other weights are tried too if nothing changes.
+    If nothing changes, other weights are tried too, since weights may be initialized to zeros.
 
     Args:
         policy: the policy.
@@ -121,7 +121,7 @@ def check_memory(policy: Any, batch: TensorDictBase) -> str:
         return "every step begins an episode: nothing to compare"
     for key in states:
         others: list[NestedKey] = [next_key(other) for other in states if other != key]
-        if not moves(policy, roots, [key], inside, partial(_computed, policy, others)):
+        if not changes_result(policy, roots, [key], inside, partial(_computed, policy, others)):
             raise Fault(
                 f"altering the state {key!r} changes nothing: the policy does not use it",
                 ex.USE_MODULE + ", and let later layers read its output",
@@ -130,7 +130,7 @@ def check_memory(policy: Any, batch: TensorDictBase) -> str:
 
 
 def _stays_zero(policy: Any, roots: TensorDictBase, key: NestedKey) -> bool:
-    """Return whether a new state that is always zero stays so with other weights and other inputs."""
+    """Return whether a new state that is always zero stays zero with other weights and other inputs."""
     if run(policy, roots, False).get(next_key(key)).any():
         return True  # it was overwritten
     everywhere = torch.ones(roots.numel(), dtype=torch.bool, device=roots.device)
@@ -143,7 +143,7 @@ def _stays_zero(policy: Any, roots: TensorDictBase, key: NestedKey) -> bool:
 
 
 def _computed(policy: Any, others: list[NestedKey], data: TensorDictBase) -> list[Tensor]:
-    """Return the outputs of a policy: entries of the root, the action, and ``others``."""
+    """Return the outputs of a policy: root entries, the action, and ``others``."""
     after = run(policy, data, False)
-    keys = [*ex.written(data, after), *ex.actions(after), *others]
+    keys = [*ex.computed_keys(data, after), *ex.actions(after), *others]
     return [after.get(key) for key in keys if ex.has(after, key)]

@@ -1,4 +1,4 @@
-"""Modules inside a policy, which may be any callable."""
+"""Discovery of the modules inside a policy, which may be any callable."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import nn
 from recurl.keys import NestedKey, normalize_key
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_DEPTH = 3  # functions around functions, objects around objects
+_DEPTH = 3  # maximum nesting of wrapped functions and objects
 
 
 def submodules(policy: object) -> dict[str, nn.Module]:
-    """Return the modules inside ``policy``, itself included, by name, each once.
+    """Return the unique modules inside ``policy``, including itself, by name.
 
-    Also found are modules that a function refers to, arguments of a partial, and attributes of another object.
+    Also finds modules referenced by functions, arguments of partials, and attributes of other objects.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 1))
@@ -40,11 +40,11 @@ def _inside(name: str, thing: object, depth: int) -> Iterator[tuple[str, nn.Modu
                 if isinstance(value, _FUNCTIONS):
                     yield from _inside(f"{inner}.{key}".lstrip("."), value, depth)
     elif depth and callable(thing) and not isinstance(thing, type):
-        for inner, value in _held(thing).items():
+        for inner, value in _references(thing).items():
             yield from _inside(f"{name}.{inner}".lstrip("."), value, depth - 1)
 
 
-def _held(thing: Any) -> dict[str, Any]:
+def _references(thing: Any) -> dict[str, Any]:
     if isinstance(thing, functools.partial):
         arguments = {f"argument {position}": value for position, value in enumerate(thing.args)}
         return {"function": thing.func, **arguments, **thing.keywords}
@@ -53,15 +53,15 @@ def _held(thing: Any) -> dict[str, Any]:
     if isinstance(thing, types.FunctionType):
         try:
             variables = inspect.getclosurevars(thing)
-        except ValueError:  # a variable that is not assigned yet
+        except ValueError:  # a closure variable without a value
             return {}
         defaults = {f"default {position}": value for position, value in enumerate(thing.__defaults__ or ())}
         return {**variables.globals, **variables.nonlocals, **defaults, **(thing.__kwdefaults__ or {})}
     return dict(getattr(thing, "__dict__", {}))
 
 
-def links(policy: object) -> dict[str, nn.Module]:
-    """Return the TensorDict modules inside ``policy`` that contain no other TensorDict modules, by name."""
+def leaf_modules(policy: object) -> dict[str, nn.Module]:
+    """Return the TensorDict modules inside ``policy`` that don't contain other TensorDict modules, by name."""
     modules = {name: module for name, module in submodules(policy).items() if _has_keys(module)}
     return {
         name: module
@@ -75,5 +75,5 @@ def _has_keys(module: object) -> bool:
 
 
 def keys_of(module: object, name: str) -> list[NestedKey]:
-    """Return ``module.in_keys`` or ``module.out_keys``; an empty list if it has no such attribute."""
+    """Return ``module.in_keys`` or ``module.out_keys``, or an empty list if there is no such attribute."""
     return [normalize_key(key) for key in getattr(module, name, ())]

@@ -1,4 +1,4 @@
-"""Saving and restoring the state of a policy and of random generators around an experiment."""
+"""Saving and restoring the state of a policy and of random number generators around an experiment."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CONTAINERS = (dict, OrderedDict, list, set, deque)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
-class Kept:
-    """Snapshot of the attributes of a policy's modules and of all random generators.
+class Snapshot:
+    """Snapshot of the attributes of a policy's modules and of all random number generators.
 
-    It covers attributes (the mode, buffers, state kept in modules) with the contents of tensors, and the generators of
+    It covers attributes (mode, buffers, state kept in modules) with the contents of tensors, and the generators of
     Python, NumPy and torch, including those owned by modules.
 
     Args:
@@ -49,11 +49,11 @@ class Kept:
             *(torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"),
             *(value for value in values if isinstance(value, _GENERATORS)),
         ]
-        self._draws = [_restoring(generator) for generator in self._generators]
+        self._restorers = [_restorer(generator) for generator in self._generators]
 
     def restore(self) -> None:
         """Restore the snapshot."""
-        for restore in self._draws:
+        for restore in self._restorers:
             restore()
         for holder, before in self._holders:
             for name in holder.keys() - before.keys():
@@ -68,7 +68,7 @@ class Kept:
                     tensor.copy_(before)
 
     def seed(self, seed: int) -> None:
-        """Seed every generator, each with a seed of its own."""
+        """Seed every generator with a different seed."""
         for index, generator in enumerate(self._generators):
             own = derive_seed(seed, "experiment", index)
             if isinstance(generator, torch.Generator):
@@ -76,11 +76,11 @@ class Kept:
             elif isinstance(generator, np.random.Generator):
                 generator.bit_generator.state = type(generator.bit_generator)(own).state
             else:
-                generator.seed(own % 2**32)  # more bits than NumPy's legacy generators take
+                generator.seed(own % 2**32)  # NumPy's legacy generators take 32 bits
 
 
 def _is_lazy(module: nn.Module) -> bool:
-    """Return whether a module is initialised at its first call, which can't be undone."""
+    """Return whether a module is initialized by its first call, which can't be undone."""
     return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(False), *module.buffers(False)))
 
 
@@ -93,7 +93,7 @@ def _same(tensor: Tensor, before: Tensor) -> bool:
     return bool(((tensor == before) | both_nan).all())
 
 
-def _restoring(generator: Any) -> Callable[[], Any]:
+def _restorer(generator: Any) -> Callable[[], Any]:
     """Return a function that restores the current state of a generator."""
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
@@ -107,9 +107,9 @@ def _restoring(generator: Any) -> Callable[[], Any]:
 
 
 @contextmanager
-def preserved(policy: object, seed: int = 0) -> Generator[Kept]:
-    """Restore policy and generators after the block, in which random numbers are seeded and nothing is compiled."""
-    kept = Kept(policy)
+def preserved(policy: object, seed: int = 0) -> Generator[Snapshot]:
+    """Seed random numbers and disable compilation inside the block; restore policy and generators afterwards."""
+    kept = Snapshot(policy)
     kept.seed(seed)
     try:
         with torch.compiler.set_stance("force_eager"):
@@ -120,7 +120,7 @@ def preserved(policy: object, seed: int = 0) -> Generator[Kept]:
 
 @contextmanager
 def evaluating(policy: object) -> Generator[None]:
-    """Put ``policy`` into evaluation mode inside the block."""
+    """Set ``policy`` to evaluation mode inside the block."""
     before = [(module, module.training) for module in submodules(policy).values()]
     for module, _ in before:
         module.training = False
@@ -133,16 +133,16 @@ def evaluating(policy: object) -> Generator[None]:
 
 @contextmanager
 def other_weights(policy: object, seed: int) -> Generator[None]:
-    """Replace the policy's weights by random nonzero ones inside the block.
+    """Replace the policy's weights with random nonzero ones inside the block.
 
-    Reveals the dependencies of networks whose last layer is initialised with zeros.
+    This reveals the dependencies of networks whose last layer is initialized to zeros.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "other weights"))
     drawn: dict[int, Tensor] = {}
     before: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
     try:
         modules = submodules(policy).values()
-        for module in (module for module in modules if not isinstance(module, torch.jit.ScriptModule)):  # it is fixed
+        for module in (module for module in modules if not isinstance(module, torch.jit.ScriptModule)):  # immutable
             for tensors in tensors_of(module):
                 before.append((tensors, dict(tensors)))
                 for name, tensor in tensors.items():
@@ -155,7 +155,7 @@ def other_weights(policy: object, seed: int) -> Generator[None]:
 
 
 def _other(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Return random weights for a parameter; a buffer is only increased a little, as it may be a variance."""
+    """Return random weights for a parameter, or a slightly increased buffer, which may be a variance."""
     noise = torch.randn(tensor.shape, generator=generator).to(tensor)
     if not isinstance(tensor, nn.Parameter):
         return tensor + 0.1 * noise.abs()

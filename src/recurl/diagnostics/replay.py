@@ -1,4 +1,4 @@
-"""Checks of a policy on sequences: the outputs equal the collected ones, and don't leak between episodes."""
+"""Checks of a policy on sequences: replay reproduces collected outputs, and nothing leaks between episodes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from recurl.diagnostics.states import recurrent_submodules, states_in
 from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
 from recurl.mode import ExplorationType, recurrent_mode, set_exploration_type, set_recurrent_mode
 
-_MARKS = "mark every boundary: an InitTracker in the environment, ('collector', 'traj_ids') kept in the batch"
+_FIX_BOUNDARIES = "mark every boundary: InitTracker in the environment, and keep ('collector', 'traj_ids') in the batch"
 
 
 @check("leak")
 def check_leak(policy: Any, batch: TensorDictBase) -> str:
-    """Check that nothing leaks across a boundary: altering all tokens before it does not change the outputs after it.
+    """Check that nothing leaks across boundaries: altering all tokens before one doesn't change the outputs after it.
 
     Boundaries are starts of rows, ends of episodes, steps with ``is_init``, and changes of trajectory. The policy runs
     on sequences ``[*B, T]`` and, with trajectory ids, on ``[N]``.
@@ -40,18 +40,18 @@ def check_leak(policy: Any, batch: TensorDictBase) -> str:
         return "a single segment: nothing to compare"
     for data in ex.sequences(policy, batch):
         before = run(policy, data, True)
-        observed = ex.observed(policy, data, True, states)
+        observed = ex.compared_keys(policy, data, True, states)
         for change in (odd, ~odd):
             after = run(policy, _other_data(data, before, states, change), True)
             for key in observed:
                 what = f"{key!r} with other data before the boundary (batch {list(data.shape)})"
-                ex.close(what, after.get(key), before.get(key), ~change, _MARKS)
+                ex.require_close(what, after.get(key), before.get(key), ~change, _FIX_BOUNDARIES)
     return f"altering all other segments does not change any of {int(starts.sum())}"
 
 
 def _other_data(data: TensorDictBase, outcome: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
     """Return ``data`` with the inputs and states of other tokens at the tokens ``at``."""
-    other = ex.exchanged(data, states, at)
+    other = ex.with_exchanged(data, states, at)
     keep = {IS_INIT, *states}
     for key, value in ex.leaves(data):
         if key not in keep and key[0] != TRAJ_IDS[0] and outcome.get(key, None) is value:
@@ -62,10 +62,10 @@ def _other_data(data: TensorDictBase, outcome: TensorDictBase, states: list[Nest
 
 @check("replay")
 def check_replay(policy: Any, batch: TensorDictBase) -> str:
-    """Check that collection equals replay: outputs recomputed in recurrent mode equal the collected ones.
+    """Check that replay reproduces collection: outputs recomputed in recurrent mode equal the collected ones.
 
-    Compares the floating-point entries that the policy writes, and the states at the ends of segments. Of the stored
-    states only those at the starts of segments are used.
+    Compares the floating-point entries that the policy writes and the states at the ends of segments. Only the stored
+    states at the starts of segments are used.
 
     Args:
         policy: policy that collected ``batch``, with the same weights and in the same mode.
@@ -74,7 +74,7 @@ def check_replay(policy: Any, batch: TensorDictBase) -> str:
     with set_exploration_type(ExplorationType.RANDOM):  # check_log_prob covers the effect of the exploration type
         gaps = [gap for data in ex.sequences(policy, batch) for gap in _replay(policy, data)]
     if not gaps:
-        return "the policy writes the action alone: nothing to compare"
+        return "the policy writes only the action: nothing to compare"
     names = dict.fromkeys(name for name, _ in gaps)
     return f"{', '.join(names)} recomputed on sequences: difference {max(gap for _, gap in gaps):.0e}"
 
@@ -84,28 +84,32 @@ def _replay(policy: Any, data: TensorDictBase) -> list[tuple[str, float]]:
     boundaries = ex.segments(data) if states else None
     # A sequence starts from the state stored at its first step. States stored at other steps must not matter, unless
     # they only record observations and actions and so are independent of the weights.
-    given = data if boundaries is None else ex.exchanged(data, _learnt(policy, data, states), ~boundaries.starts)
-    replayed, random = run(policy, given, True), ex.drawn(policy, given, True)
+    given = (
+        data
+        if boundaries is None
+        else ex.with_exchanged(data, _learned_states(policy, data, states), ~boundaries.starts)
+    )
+    replayed, random = run(policy, given, True), ex.random_keys(policy, given, True)
     everywhere = torch.ones(data.numel(), dtype=torch.bool, device=data.device)
-    pairs = [(key, everywhere) for key in ex.written(given, replayed) if key not in states]
+    pairs = [(key, everywhere) for key in ex.computed_keys(given, replayed) if key not in states]
     if boundaries is not None:
         written = (state.written for state in states_in(policy, data))
         pairs += [(key, boundaries.ends) for key in written if ex.has(replayed, key)]
     pairs = [(key, at) for key, at in pairs if ex.has(data, key)]
-    if not pairs and ex.written(given, replayed):
-        raise Fault("the batch has no entry that the policy writes", "collect the batch with the policy to be checked")
+    if not pairs and ex.computed_keys(given, replayed):
+        raise Fault("the batch has no entry that the policy writes", "collect the batch with the policy being checked")
     fix = (
-        "the replay must start from the collected states and see the same is_init: wire the environment as the other "
-        "checks say, use LSTMModule, GRUModule or CellModule, and check with the weights that collected"
+        "the replay must start from the collected states and use the same is_init: wire the environment as the other "
+        "checks suggest, use LSTMModule, GRUModule or CellModule, and check with the weights used for collection"
     )
     return [
-        (str(key), ex.close(_as_replayed(key, data), replayed.get(key), data.get(key), at, fix))
+        (str(key), ex.require_close(_as_replayed(key, data), replayed.get(key), data.get(key), at, fix))
         for key, at in pairs
         if key not in random
     ]
 
 
-def _learnt(policy: Any, data: TensorDictBase, states: list[NestedKey]) -> list[NestedKey]:
+def _learned_states(policy: Any, data: TensorDictBase, states: list[NestedKey]) -> list[NestedKey]:
     """Return the states that depend on the policy's weights."""
     before = run(policy, data, True)
     try:
@@ -122,9 +126,9 @@ def _as_replayed(key: NestedKey, data: TensorDictBase) -> str:
 
 @check("start")
 def check_start(policy: Any, batch: TensorDictBase) -> str:
-    """Check that a sequence cut out of an episode starts from its stored state, by comparing it with the full episode.
+    """Check that a sequence cut from an episode starts from its stored state, by comparing it with the full episode.
 
-    Minibatches and replay buffers cut such sequences. A module that starts each from zero loses the memory before it.
+    Minibatches and replay buffers cut such sequences. A module that starts each from zero loses the earlier memory.
 
     Args:
         policy: the policy.
@@ -140,11 +144,11 @@ def check_start(policy: Any, batch: TensorDictBase) -> str:
     full, part = (data.reshape(-1) if flat else data for data in (batch, batch[..., cut:]))
     seen, expected = run(policy, part, True), run(policy, full, True).reshape(batch.batch_size)[..., cut:]
     ends = ex.segments(part).ends
-    random = ex.drawn(policy, part, True)
-    pairs = [(key, torch.ones_like(ends)) for key in ex.observed(policy, part, True, states)]
+    random = ex.random_keys(policy, part, True)
+    pairs = [(key, torch.ones_like(ends)) for key in ex.compared_keys(policy, part, True, states)]
     pairs += [(key, ends) for key in map(next_key, states) if ex.has(seen, key) and key not in random]
     for key, at in pairs:
-        ex.close(
+        ex.require_close(
             f"{key!r} of sequences that begin inside an episode, and of the full episodes,",
             seen.get(key),
             expected.get(key),
@@ -152,14 +156,14 @@ def check_start(policy: Any, batch: TensorDictBase) -> str:
             f"start each sequence from the states stored at its first step, {', '.join(map(repr, states))}: read them "
             "in recurrent mode as well; or " + ex.USE_MODULE,
         )
-    return f"{int(running.max())} sequences cut out of episodes start from their stored states"
+    return f"{int(running.max())} sequences cut from episodes start from their stored states"
 
 
 @check("gradient")
 def check_gradient(policy: Any, batch: TensorDictBase) -> str:
-    """Check that gradients flow through time: later outputs of a segment have a gradient for its first input.
+    """Check that gradients flow through time, from later outputs of a segment to its first input.
 
-    Each recurrent module runs alone on its inputs in the batch.
+    Each recurrent module is run separately on its inputs in the batch.
 
     Args:
         policy: the policy.
@@ -170,7 +174,7 @@ def check_gradient(policy: Any, batch: TensorDictBase) -> str:
     long[-1:] = False
     modules = [(name, m) for name, m in recurrent_submodules(policy) if all(ex.has(batch, key) for key in m.in_keys)]
     if not modules or not long.any():
-        return "no recurrent module has its inputs in the batch, or no segment two steps: nothing to compare"
+        return "no recurrent module has its inputs in the batch, or no segment has two steps: nothing to compare"
     for name, module in modules:
         passes = _passes_gradient(policy, module, batch, starts)
         if not passes:
@@ -185,7 +189,7 @@ def check_gradient(policy: Any, batch: TensorDictBase) -> str:
 
 
 def _passes_gradient(policy: Any, module: Any, batch: TensorDictBase, starts: Tensor, noise: bool = False) -> bool:
-    """Return whether later outputs of ``module`` have a gradient for the first input (or noise) of every segment."""
+    """Return whether gradients reach the first input (or noise) of every segment from later outputs of ``module``."""
     first = starts & ~starts.roll(-1, 0)
     first[-1:] = False
     data = batch.select(*module.in_keys, *([TRAJ_IDS] if ex.has(batch, TRAJ_IDS) else [])).clone()
@@ -200,7 +204,7 @@ def _passes_gradient(policy: Any, module: Any, batch: TensorDictBase, starts: Te
 
 @check("mode")
 def check_mode(policy: Any, batch: TensorDictBase) -> str:
-    """Check that recurrent modules follow the recurrent mode, and run in sequential mode by default.
+    """Check that recurrent modules honor the recurrent mode and default to sequential mode.
 
     Args:
         policy: the policy.
@@ -225,13 +229,13 @@ def check_mode(policy: Any, batch: TensorDictBase) -> str:
 
 
 def _modes(policy: Any, data: TensorDictBase, mode: bool | None) -> list[tuple[str, bool]]:
-    """Run ``policy`` and return the name and the mode (True: recurrent) of each recurrent module that ran."""
+    """Run ``policy`` and return the name and mode (True: recurrent) of each recurrent module that was called."""
     seen: list[tuple[str, bool]] = []
 
-    def note(name: str) -> Any:
+    def observe(name: str) -> Any:
         return lambda module, _: seen.append((name, bool(getattr(module, "recurrent_mode", recurrent_mode()))))
 
-    hooks = [module.register_forward_pre_hook(note(name)) for name, module in recurrent_submodules(policy)]
+    hooks = [module.register_forward_pre_hook(observe(name)) for name, module in recurrent_submodules(policy)]
     try:
         run(policy, data, mode)
     finally:

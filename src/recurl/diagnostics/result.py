@@ -9,7 +9,7 @@ from typing import ParamSpec
 
 P = ParamSpec("P")
 
-# Exceptions that a wrongly wired policy or environment may raise; any other exception is a bug in this package.
+# Exceptions that a miswired policy or environment may raise; any other exception is a bug in this package.
 PROBLEMS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -21,7 +21,7 @@ class CheckResult:
         name: name of the check: ``"replay"`` for :func:`~recurl.diagnostics.check_replay`.
         passed: whether the check passed.
         detail: description of the finding.
-        fix: what to do, with code to write; empty if the check passed.
+        fix: suggested fix, with code; empty if the check passed.
 
     Example:
         >>> print(CheckResult("is_init", False, "always False", "env.append_transform(InitTracker())"))
@@ -40,7 +40,7 @@ class CheckResult:
 
 
 class Fault(Exception):
-    """Failure of a check, raised inside it: a description of the fault, and the fix."""
+    """Exception that fails a check, with a description of the fault and a fix."""
 
     def __init__(self, detail: str, fix: str) -> None:
         super().__init__(detail)
@@ -51,8 +51,8 @@ class Fault(Exception):
 def check(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]]:
     """Return a decorator that turns a function into a check.
 
-    The function returns a description of its finding, or raises a :class:`Fault`. Any of :data:`PROBLEMS` that a policy
-    or environment raises inside it also fails the check.
+    The function returns a description of its finding, or raises a :class:`Fault`. The check also fails if a policy or
+    environment raises one of :data:`PROBLEMS`.
 
     Args:
         name: name of the check.
@@ -74,5 +74,5 @@ def check(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the class and the message of an error, without line breaks."""
+    """Return the class and message of an error without line breaks."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,4 +1,4 @@
-"""Timing of the recurrent backends on this machine, for given sizes."""
+"""Timing of the recurrent backends on this machine for given sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RNNCase:
     """
 
     cell: str = "lstm"
-    """Cell: a name of a built-in one, such as ``"lstm"``, or ``"module:Class"``."""
+    """Name of a built-in cell, such as ``"lstm"``, or ``"module:Class"``."""
     input_size: Count = 64
     """Number of input features."""
     hidden_size: Count = 64
@@ -47,9 +47,9 @@ class RNNCase:
     batch: Count = 32
     """Number of rows."""
     time: Count = 128
-    """Number of steps of each row."""
+    """Number of steps per row."""
     mean_segment: Count | None = None
-    """Mean number of steps between two random resets; None for no resets."""
+    """Mean number of steps between random resets; None for no resets."""
     dtype: str = "float32"
     """Dtype of parameters and data: ``"float32"``, ``"float64"`` or ``"bfloat16"``."""
     precision: str = "auto"
@@ -68,10 +68,10 @@ class RNNCase:
                 raise ArgumentError(f"--{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
     def check_machine(self) -> None:
-        """Refuse a case whose device is not available, or that needs more memory than the device has.
+        """Check that the device is available and has enough memory.
 
         Raises:
-            ArgumentError: the message names the options to lower.
+            ArgumentError: it is not or has not; the message names the options to lower.
         """
         check_device(self.device)
         cell, first, more = load_cell(self.cell), Sizes(self.input_size, self.hidden_size), self.num_layers - 1
@@ -102,11 +102,11 @@ class RNNTime:
     case: RNNCase
     backend: str
     times_ms: tuple[float, ...] = ()
-    """Wall time of forward and backward in milliseconds, one per repeat; empty if the backend can't run."""
+    """Wall time of forward and backward pass in milliseconds, one per repeat; empty if the backend can't run."""
     peak_mb: float | None = None
     """Peak memory allocated on top of parameters and batch, in MiB; CUDA only."""
     error: float = math.nan
-    """Largest relative error (Frobenius norm) of features and gradients, against the step loop in float64."""
+    """Largest relative error (Frobenius norm) of features and gradients compared with the step loop in float64."""
     reason: str | None = None
     """Reason why the backend can't run, or None."""
 
@@ -132,19 +132,19 @@ def timed_backends() -> tuple[str, ...]:
 
 
 def time_rnn(case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, seconds: float = 30.0) -> list[RNNTime]:
-    """Time forward and backward (gradients of input and weights) of a module in recurrent mode.
+    """Time the forward and backward pass (gradients of input and weights) of a module in recurrent mode.
 
-    All backends have the same parameters and the same batch, whose boundaries are computed every time, as for a new
+    All backends use the same parameters and the same batch. Its boundaries are recomputed every time, as for a new
     minibatch. Each backend runs twice as a warm-up; then the backends take turns.
 
     Args:
         case: sizes to time.
         backends: names of backends; all but ``"reference"`` if empty.
-        repeats: number of timed runs of each backend, at least 1.
-        seconds: time limit after which no new round begins.
+        repeats: number of timed runs per backend, at least 1.
+        seconds: time limit after which no new round is started.
 
     Returns:
-        One result per backend, the fastest first, then those that can't run, with the reason.
+        One result per backend, fastest first, followed by backends that can't run, with the reason.
 
     Raises:
         ArgumentError: ``repeats`` is not positive, or the case can't run on this machine.
@@ -191,9 +191,9 @@ def take_turns(
     Args:
         calls: functions to time, by name.
         repeats: number of rounds.
-        seconds: time limit after which no new round begins.
-        clock: clock that is read before and after each call.
-        sync: synchronise with the accelerator before reading the clock.
+        seconds: time limit after which no new round is started.
+        clock: clock to read before and after each call.
+        sync: synchronize with the accelerator before reading the clock.
 
     Example:
         >>> {name: len(times) for name, times in take_turns({"a": int, "b": float}, 3, 1.0).items()}
@@ -216,7 +216,7 @@ def take_turns(
 
 
 class _Data:
-    """Batch of a case, and gradient of the features."""
+    """Batch of a case and gradient of the features."""
 
     def __init__(self, case: RNNCase) -> None:
         generator = torch.Generator().manual_seed(derive_seed(0, "rnn timing"))
@@ -255,7 +255,7 @@ def _module(case: RNNCase, backend: str, dtype: torch.dtype, precision: str = "a
 def _step(
     case: RNNCase, weights: Mapping[str, Tensor], data: _Data, backend: str, dtype: torch.dtype | None = None
 ) -> Step:
-    """A function that returns features and the gradients of input and weights."""
+    """Return a function that computes features and the gradients of input and weights."""
     dtype = _DTYPES[case.dtype] if dtype is None else dtype
     module = _module(case, backend, dtype, case.precision)
     module.net.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""Runs of a policy in experiments: once, twice, with other seeds, and with a record of the calls of its modules."""
+"""Running a policy in experiments: once, twice, with other seeds, and with recorded module calls."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CHOSEN_VALUE = "chosen_action_value"
 
 
 def run(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0) -> TensorDictBase:
-    """Run ``policy`` on ``batch`` without gradients, and return the result; policy and batch are left unchanged.
+    """Run ``policy`` on ``batch`` without gradients and return the result. Policy and batch are left unchanged.
 
     Args:
         policy: any policy.
         batch: input of the policy.
-        mode: recurrent mode. In recurrent mode the policy runs as in a loss: collected actions are kept.
+        mode: recurrent mode. If True, the policy runs as in a loss, with the collected actions.
         seed: seed of all random numbers.
     """
     with preserved(policy, seed):
@@ -34,7 +34,7 @@ def run(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0) ->
 
 
 def run_again(policy: Any, batch: TensorDictBase, mode: bool | None) -> tuple[TensorDictBase, TensorDictBase]:
-    """Run ``policy`` twice with the same seed; the second run sees any state that the first has left in the policy."""
+    """Run ``policy`` twice with the same seed; state left in the policy by the first run is visible to the second."""
     with preserved(policy) as kept:
         first = _call(policy, batch, mode)
         kept.seed(0)
@@ -45,17 +45,19 @@ def _call(policy: Any, batch: TensorDictBase, mode: bool | None) -> TensorDictBa
     chosen = bool(mode) and batch.get(ACTION, None) is not None
     for module in submodules(policy).values():
         if isinstance(module, ProbabilisticTensorDictModule):
-            # By default a sampler chooses the best action, which not every distribution supports, and sets this as the
-            # exploration type of the modules in its sequence.
+            # By default a sampler takes the deterministic action, which not every distribution supports, and sets this
+            # exploration type for the modules in its sequence.
             vars(module)["default_interaction_type"] = None if mode else ExplorationType.RANDOM
-        if chosen and _chooses(module):
-            vars(module)["forward"] = partial(_keep_action, module.forward) if _rewrites(module) else _leave
+        if chosen and _only_chooses_action(module):
+            vars(module)["forward"] = (
+                partial(_keep_action, module.forward) if _overwrites_inputs(module) else _pass_through
+            )
     with set_recurrent_mode(mode), torch.no_grad():
         return policy(batch.copy())
 
 
-def _chooses(module: nn.Module) -> bool:
-    """Return whether ``module`` does nothing but choose the action."""
+def _only_chooses_action(module: nn.Module) -> bool:
+    """Return whether ``module`` only chooses the action."""
     if isinstance(module, ProbabilisticTensorDictModule):
         return True
     written = set(keys_of(module, "out_keys"))
@@ -64,8 +66,8 @@ def _chooses(module: nn.Module) -> bool:
     return bool(chosen) and not others and not isinstance(module, TensorDictSequential)
 
 
-def _rewrites(module: nn.Module) -> bool:
-    """Return whether ``module`` also replaces what it reads, as masked action values."""
+def _overwrites_inputs(module: nn.Module) -> bool:
+    """Return whether ``module`` also overwrites its inputs, such as masked action values."""
     written = set(keys_of(module, "out_keys")) & set(keys_of(module, "in_keys"))
     return any(not is_action(key) for key in written) and not isinstance(module, ProbabilisticTensorDictModule)
 
@@ -75,7 +77,7 @@ def _keep_action(forward: Callable[..., Any], tensordict: TensorDictBase, *_: An
     return forward(tensordict).update(kept)
 
 
-def _leave(tensordict: TensorDictBase, *_: Any, **__: Any) -> TensorDictBase:
+def _pass_through(tensordict: TensorDictBase, *_: Any, **__: Any) -> TensorDictBase:
     return tensordict
 
 
@@ -88,8 +90,8 @@ class Call:
         module: the module.
         arguments: positional arguments.
         named: keyword arguments.
-        inputs: entries that a TensorDict module reads, by key; or tensor arguments of another module, by position.
-        outputs: entries that a TensorDict module wrote, by key; or tensors that another module returned, by position.
+        inputs: input entries of a TensorDict module by key, or tensor arguments of another module by position.
+        outputs: output entries of a TensorDict module by key, or tensors returned by another module by position.
     """
 
     name: str
@@ -104,23 +106,23 @@ class Call:
         return f"the {kind} {self.name!r}" if self.name else f"the policy itself, a {kind}"
 
 
-def everywhere(tensordict: TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
-    """Return all tensors of a TensorDict, those under ``"next"`` included, as pairs of key and value."""
+def all_leaves(tensordict: TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
+    """Return all tensors of a TensorDict, including those under ``"next"``, as pairs of key and value."""
     keys = [normalize_key(key) for key in cast(Iterable[object], tensordict.keys(True, True))]
     return [(key, value) for key in keys if isinstance(value := tensordict.get(key), Tensor)]
 
 
 def record(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0) -> tuple[list[Call], TensorDictBase]:
-    """Run ``policy`` and return the calls of its modules, in the order in which they end, and the result."""
+    """Run ``policy`` and return the calls of its modules, in order of completion, and the result."""
     ended: list[Call] = []
     open_calls: list[Call] = []
 
     def begin(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def record_call(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             inputs = _values(module, "in_keys", (*arguments, *named.values()))
             open_calls.append(Call(name, module, arguments, named, inputs, {}))
 
-        return note
+        return record_call
 
     def end(module: nn.Module, _: Any, __: Any, result: Any) -> None:
         call = open_calls.pop()
@@ -142,41 +144,41 @@ def record(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0)
 def _values(module: nn.Module, keys: str, given: tuple[Any, ...]) -> dict[NestedKey | int, Tensor]:
     if given and isinstance(given[0], TensorDictBase):
         present = [key for key in keys_of(module, keys) if given[0].get(key, None) is not None]
-        return dict(everywhere(given[0].select(*present)))
-    return dict(enumerate(_flat(given)))
+        return dict(all_leaves(given[0].select(*present)))
+    return dict(enumerate(_flat_tensors(given)))
 
 
-def _flat(values: Iterable[Any]) -> list[Tensor]:
+def _flat_tensors(values: Iterable[Any]) -> list[Tensor]:
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, tuple | list):
-            found += _flat(cast(Iterable[Any], value))
+            found += _flat_tensors(cast(Iterable[Any], value))
         elif isinstance(value, dict):
-            found += _flat(cast(dict[Any, Any], value).values())
+            found += _flat_tensors(cast(dict[Any, Any], value).values())
     return found
 
 
 def first_to_differ(
     calls: list[Call], others: list[Call], differ: Callable[[Tensor, Tensor], bool]
 ) -> tuple[str, nn.Module | None]:
-    """Return name and module of the first call whose outputs differ between two runs of the same policy.
+    """Return the name and module of the first call whose outputs differ between two runs of the same policy.
 
     The module is None if no call differs.
     """
     names = {call.name: call for call in calls}
     for call, other in zip(calls, others, strict=False):
-        if not _any(differ, call.outputs, other.outputs):
+        if not _any_differ(differ, call.outputs, other.outputs):
             continue
-        if not _any(differ, call.inputs, other.inputs):
+        if not _any_differ(differ, call.inputs, other.inputs):
             return str(call), call.module
         parent = names.get(call.name.rpartition(".")[0], call)
         return str(parent), parent.module
     return "the policy", None
 
 
-def _any(
+def _any_differ(
     differ: Callable[[Tensor, Tensor], bool],
     values: dict[NestedKey | int, Tensor],
     others: dict[NestedKey | int, Tensor],

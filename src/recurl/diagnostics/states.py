@@ -1,4 +1,4 @@
-"""Recurrent states of a policy: declared ones, and those that it writes under ``"next"`` in a trial run."""
+"""Recurrent states of a policy: declared ones, and entries that it writes under ``"next"`` in a trial run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class State:
 
 
 def recurrent_submodules(policy: object) -> list[tuple[str, Any]]:
-    """Return name and module of each submodule with recurrent states (one that can make a primer)."""
+    """Return the name and module of each submodule with recurrent states (one that can make a primer)."""
     if not isinstance(policy, nn.Module):
         return []
     return [(name, module) for name, module in policy.named_modules() if hasattr(module, "make_tensordict_primer")]
@@ -42,7 +42,7 @@ def states_of(policy: Any, root: TensorDictBase | None = None) -> list[State]:
 
     Args:
         policy: any policy.
-        root: root for a trial run, whose entries under ``"next"`` are states too; no trial run when None.
+        root: root for a trial run, in which new entries under ``"next"`` count as states; None for no trial run.
     """
     states = [
         State(read, written, name)

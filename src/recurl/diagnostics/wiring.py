@@ -1,4 +1,4 @@
-"""Checks of a policy in an environment, by running it there."""
+"""Checks of a policy by running it in an environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recurl.diagnostics.collection import collect
 from recurl.diagnostics.experiment import EVALUATE, PRIMER, REWIRE, TRACKER, flags_of, has, require_next_key
 from recurl.diagnostics.preserve import evaluating, preserved
 from recurl.diagnostics.result import PROBLEMS, CheckResult, Fault, check, one_line
-from recurl.diagnostics.rows import plain_networks
+from recurl.diagnostics.rows import replacements_of_plain_networks
 from recurl.diagnostics.states import recurrent_submodules, states_of
 from recurl.envs import Compose, EnvBase, TransformedEnv
 from recurl.envs.wiring import policy_transforms
@@ -25,7 +25,7 @@ from recurl.specs import TensorSpec
 
 @check("state_keys")
 def check_state_keys(policy: Any) -> str:
-    """Check that every state read from ``key`` is written to ``("next", key)``, and belongs to one module."""
+    """Check that every state read from ``key`` is written to ``("next", key)`` and belongs to one module."""
     owners: dict[NestedKey, str] = {}
     states = states_of(policy)
     for state in states:
@@ -33,7 +33,7 @@ def check_state_keys(policy: Any) -> str:
         if state.read in owners:
             other = "other_" + (state.read if isinstance(state.read, str) else state.read[-1])
             raise Fault(
-                f"{owners[state.read]!r} and {state.owner!r} share the state {state.read!r}, each overwrites it",
+                f"{owners[state.read]!r} and {state.owner!r} share the state {state.read!r} and overwrite each other's",
                 f"give one its own keys: in_keys=[value, {other!r}], out_keys=[features, ('next', {other!r})]",
             )
         owners[state.read] = state.owner
@@ -53,7 +53,7 @@ def check_tracker(env: EnvBase) -> str:
 
 @check("primers")
 def check_primers(policy: Any, env: EnvBase) -> str:
-    """Check that ``env`` declares every state of ``policy``, in its shape and dtype, and resets it to zeros."""
+    """Check that ``env`` declares every state of ``policy`` with its shape and dtype, and resets it to zeros."""
     root = env.reset()
     expected = _expected(policy)
     states = list(dict.fromkeys(state.read for state in states_of(policy, root)))
@@ -74,8 +74,8 @@ def check_primers(policy: Any, env: EnvBase) -> str:
             )
         if value.any():
             raise Fault(
-                f"the state {key!r} is not zero after a reset: a step with is_init starts from zero, but a replay from "
-                "the stored state",
+                f"the state {key!r} is not zero after a reset: a step with is_init starts from zero, but a replay "
+                "starts from the stored state",
                 REWIRE,
             )
     return ", ".join(f"{key} {_describe(root.get(key))}" for key in states) + ", zero after a reset"
@@ -98,17 +98,17 @@ def _describe(value: Tensor) -> str:
 def check_wiring(
     policy: Any, env: EnvBase, steps: int = 64, *, auto_register_policy_transforms: bool = False
 ) -> list[CheckResult]:
-    """Check by experiment that ``policy`` has a working memory in ``env``, and that losses recompute its outputs.
+    """Check experimentally that ``policy`` has a working memory in ``env`` and that losses reproduce its outputs.
 
     ``env`` is reset and stepped (and left open), and some of its episodes are truncated early. The wiring is not
     checked beforehand: faults are found by their effects. If the policy can't be stepped at all, the checks that need a
     batch are skipped. The policy and the random generators of torch, NumPy and Python are left unchanged.
 
     Args:
-        policy: the policy, on its device, in the mode (training or evaluation) in which it collects and learns.
+        policy: the policy, on its device, in the mode (training or evaluation) used for collection and learning.
         env: the wired environment; a collector would append missing transforms by default.
-        steps: number of steps of every row to collect, at least 8.
-        auto_register_policy_transforms: append the missing tracker and primers, as a collector does (``env`` itself is
+        steps: number of steps to collect per row, at least 8.
+        auto_register_policy_transforms: append missing trackers and primers, as a collector does (``env`` itself is
             not modified).
 
     Returns:
@@ -149,12 +149,12 @@ def _wired(policy: Any, env: EnvBase) -> EnvBase:
         missing = policy_transforms(policy, env)
         return TransformedEnv(env, Compose(*missing)) if missing else env
     except RecurlError:
-        return env  # two states of one name, or one that isn't written under "next": reported by check_state_keys
+        return env  # duplicate state names, or a state not written under "next": reported by check_state_keys
 
 
 @check("stepping")
 def check_stepping(policy: Any, env: EnvBase) -> str:
-    """Report whether a collector runs ``policy`` in ``env`` on plain tensors, or why on (slower) TensorDicts."""
+    """Report whether a collector runs ``policy`` in ``env`` on plain tensors, or why it uses slower TensorDicts."""
     with set_exploration_type(ExplorationType.RANDOM):
         reason = why_not_lowered(policy, env)
     return "on plain tensors" if reason is None else f"on TensorDicts, which is slower: {reason}"
@@ -166,15 +166,15 @@ def _check_collection(policy: Any, env: EnvBase, steps: int, batches: list[Tenso
         with preserved(policy):
             batch = collect(policy, env, steps)
     except PROBLEMS as error:
-        raise Fault(f"the policy can't be stepped: {one_line(error)}", _to_be_stepped(policy, env)) from error
+        raise Fault(f"the policy can't be stepped: {one_line(error)}", _stepping_fix(policy, env)) from error
     batches.append(batch)
     ended = int(batch["next", "done"].sum())
-    return f"{batch.numel()} steps, {ended} ends of episodes"
+    return f"{batch.numel()} steps, {ended} episode ends"
 
 
-def _to_be_stepped(policy: Any, env: EnvBase) -> str:
+def _stepping_fix(policy: Any, env: EnvBase) -> str:
     """Return a fix for a policy that can't be stepped."""
-    instead = plain_networks(policy)
+    instead = replacements_of_plain_networks(policy)
     if instead:
         return "; ".join(instead)
     try:

@@ -37,7 +37,7 @@ MEMORY = "recurl/RepeatPrevious-v0"
 
 
 class Picture(gym.Env):
-    """An image, a number of a choice and a vector, to tell the three kinds of observation apart."""
+    """Environment with an image, a choice and a vector: the three kinds of observation."""
 
     observation_space = gym.spaces.Dict(
         {
@@ -81,7 +81,7 @@ def lstm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def files(lstm, tmp_path_factory):
-    """The run's policy as files, by kind, verified in full; the folders of one of them are made with it."""
+    """Exported files of the run's policy by format, fully verified; parent folders are created as well."""
     folder = tmp_path_factory.mktemp("files")
     return {
         "torch": export_run(lstm, "torch", folder / "deep" / "er" / "mine.pt2"),
@@ -94,7 +94,7 @@ def about(path):
 
 
 def arguments(description, rows):
-    """Valid inputs, as numpy arrays by name."""
+    """Return valid inputs as NumPy arrays by name."""
     generator = np.random.default_rng(0)
     return {
         part["name"]: generator.integers(0, 2, (rows, *part["shape"][1:])).astype(part["dtype"])
@@ -163,7 +163,7 @@ def policy_of(folder):
 
 
 def changed(policy, edit):
-    """The policy as a function, its arguments and results edited by ``edit``."""
+    """Return the policy as a function whose arguments and results are modified by ``edit``."""
 
     def function(arguments):
         with torch.no_grad():
@@ -216,7 +216,7 @@ def test_a_function_that_differs_is_refused(lstm, edit, what):
     policy, env = policy_of(lstm)
     with env:
         verify(changed(policy, lambda policy, arguments: policy(*arguments)), policy, env, 200)
-        with pytest.raises(UnsupportedError, match=rf"must give what the policy gives, but .*{what}"):
+        with pytest.raises(UnsupportedError, match=rf"must match the policy, but .*{what}"):
             verify(changed(policy, edit), policy, env, 200)
 
 

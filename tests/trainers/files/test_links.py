@@ -176,7 +176,7 @@ def test_sweeps_keep_to_their_folder(run, tmp_path, outside):
     (sweep / "seed=0.log").symlink_to(outside / "mine")
     started = Sweep(sweep, [job], print)
     with pytest.raises(StorageError, match="it is a symbolic link"), started.hold():
-        started.run(1, say=lambda _: None, should_stop=lambda: False)
+        started.run(1, report=lambda _: None, should_stop=lambda: False)
 
 
 def test_an_owner_file_that_is_a_fifo_does_not_block(tmp_path):

@@ -7,7 +7,7 @@ from recurl.errors import UnsupportedError
 from recurl.mode import set_recurrent_mode
 from recurl.modules import Categorical
 from recurl.trainers import PPO, Impala, ImpalaConfig, PPOConfig
-from recurl.trainers.networks.action_head import Choices
+from recurl.trainers.networks.action_head import NaNSafeCategorical
 
 BOX = specs.Composite({"observation": specs.Unbounded(2, 3)}, shape=(2,))
 DISCRETE = specs.Categorical(3)
@@ -83,12 +83,12 @@ def test_the_algorithm_that_refuses_is_named():
 def test_choices_are_those_of_a_categorical_and_survive_nan():
     logits = torch.randn(5, 7, 3)
     drawn = []
-    for kind in (Choices, Categorical):
+    for kind in (NaNSafeCategorical, Categorical):
         torch.manual_seed(1)
         drawn.append(kind(logits=logits).sample())
     assert torch.equal(*drawn)
-    assert Choices(logits=logits).sample((4,)).shape == (4, 5, 7)
-    frequencies = torch.bincount(Choices(logits=logits[0, 0]).sample((20_000,)), minlength=3) / 20_000
+    assert NaNSafeCategorical(logits=logits).sample((4,)).shape == (4, 5, 7)
+    frequencies = torch.bincount(NaNSafeCategorical(logits=logits[0, 0]).sample((20_000,)), minlength=3) / 20_000
     torch.testing.assert_close(frequencies, logits[0, 0].softmax(-1), atol=0.02, rtol=0)
     logits[2, 3, 1] = torch.nan
-    assert 0 <= Choices(logits=logits).sample().min() <= Choices(logits=logits).sample().max() < 3
+    assert 0 <= NaNSafeCategorical(logits=logits).sample().min() <= NaNSafeCategorical(logits=logits).sample().max() < 3

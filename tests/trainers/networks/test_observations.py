@@ -5,7 +5,7 @@ from tensordict import TensorDict
 from recurl import specs
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.trainers import PPOConfig
-from recurl.trainers.networks.observations import Codes, Observations
+from recurl.trainers.networks.observations import IntegerEncoder, Observations
 
 IMAGE = specs.Bounded(0, 255, (4, 24, 20, 3), dtype=torch.uint8)
 
@@ -67,7 +67,7 @@ def test_dropped_entries(drop):
 
 
 class Words(specs.TensorSpec):
-    """A spec that is no tensor's."""
+    """A spec of values that are not tensors."""
 
     def rand(self):
         return "a"
@@ -108,7 +108,7 @@ def test_images_are_uint8_of_two_or_three_dimensions():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"encoder": "nature"}, r"--encoder nature needs an image.* observes x \(float32 \[2\]\): take auto or mlp"),
+        ({"encoder": "nature"}, r"--encoder nature needs an image.* observes x \(float32 \[2\]\): use auto or mlp"),
         ({"encoder": "impala"}, "--encoder impala needs an image"),
         ({"image_layout": "hw"}, "--image-layout hw needs an image of 2 dimensions"),
     ],
@@ -140,12 +140,12 @@ def test_the_scale_of_images_follows_what_is_seen():
 @pytest.mark.parametrize("lead", [(), (2,), (2, 5)])
 def test_codes(lead):
     values = torch.stack([torch.randint(0, n, lead) for n in (2, 5, 3)], -1)
-    found = Codes([2, 5, 3], 1)(values)
+    found = IntegerEncoder([2, 5, 3], 1)(values)
     hot = [torch.nn.functional.one_hot(values[..., i], n) for i, n in enumerate((2, 5, 3))]
     assert torch.equal(found, torch.cat(hot, -1).float())
-    single = Codes([5], 0)(values[..., 1])
+    single = IntegerEncoder([5], 0)(values[..., 1])
     assert torch.equal(single, hot[1].float())
-    large = Codes([2, 1000], 1)
+    large = IntegerEncoder([2, 1000], 1)
     assert large.features == 64
     wide = torch.stack([values[..., 0], 999 - values[..., 1]], -1)
     table = large.table.weight

@@ -1,4 +1,4 @@
-"""Compiled policies act as predict does, from a run and from a file."""
+"""Compiled policies from runs and from files match ``predict``."""
 
 import gymnasium as gym
 import numpy as np
@@ -71,10 +71,10 @@ def test_refusals(runs, monkeypatch, tmp_path):
     act, observation = policy.compiled(), policy.observation_space.sample()
     with pytest.raises(ArgumentError, match=r"observation must have shape \[2\], got \[3\]"):
         act(np.zeros(3, np.float32))
-    with pytest.raises(ArgumentError, match="state must be what the last call returned: 'state_h'"):
+    with pytest.raises(ArgumentError, match="state must be the state returned by the last call: 'state_h'"):
         act(observation, {})
     monkeypatch.setattr("recurl.trainers.export.policy_file.verify", lambda *_: None)
-    with pytest.raises(UnsupportedError, match="Only a file of the format compiled"):
+    with pytest.raises(UnsupportedError, match="Only a file of format compiled"):
         recurl.load(export_run(run, "torch")).compiled()
     path = export_run(run, "compiled")
     (tmp_path / "policy.recurl").write_bytes(path.read_bytes()[:-30])

@@ -1,4 +1,4 @@
-"""Policies that read the previous action, the previous reward or a mask, made by hand."""
+"""Handmade policies that read the previous action, the previous reward or a mask."""
 
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ READS = ["observation", "previous_action", "previous_reward"]
 
 
 def actor_of(spec, reads, size):
-    """A random actor that reads all of ``reads``, and a mask if there is one."""
+    """Return a random actor that reads all of ``reads``, and a mask if there is one."""
     torch.manual_seed(1)
     inputs = [key for key in reads if key != "action_mask"]
     encode = TensorDictModule(lambda *parts: torch.cat([part.float() for part in parts], -1), inputs, ["embedding"])
@@ -115,7 +115,7 @@ def test_the_previous_action_is_in_the_state_and_zero_at_starts():
 def test_a_reward_that_is_read_is_asked_for():
     policy, _, _ = with_previous(MEMORY, 1)
     eye = np.eye(4, dtype=np.float32)
-    _, state = policy.predict(eye)  # where episodes begin there is none
+    _, state = policy.predict(eye)  # no reward is needed where episodes begin
     policy.predict(eye, state, np.ones(4, bool))
     with pytest.raises(MissingArgumentError, match=r"the policy reads the previous reward: .*predict\(\.\.\., reward="):
         policy.predict(eye, state)
@@ -125,7 +125,7 @@ def test_a_reward_that_is_read_is_asked_for():
         policy.predict(eye[0], policy.predict(eye[0])[1], reward=np.ones(4))
     with pytest.raises(NonFiniteError, match="reward must be finite, got"):
         policy.predict(eye, state, reward=np.full(4, np.nan))
-    policy.predict(eye, state, np.ones(4, bool), reward=np.full(4, np.nan))  # which begins, and leaves it aside
+    policy.predict(eye, state, np.ones(4, bool), reward=np.full(4, np.nan))  # ignored where episodes begin
 
 
 def test_they_are_inputs_of_an_exported_function():
@@ -156,7 +156,7 @@ def test_they_are_inputs_of_an_exported_function():
 
 
 class Mask(Transform):
-    """Declares a mask."""
+    """Environment that declares a mask."""
 
     def transform_observation_spec(self, observation_spec):
         spec = observation_spec.clone()
@@ -193,7 +193,7 @@ def test_a_mask_is_taken_from_the_observation(masked):
     eye, mask = np.eye(4, dtype=np.float32), np.eye(4, dtype=np.int8)[::-1]
     assert policy.predict({"observation": eye, "action_mask": mask})[0].tolist() == [3, 2, 1, 0]
     assert policy.predict({"observation": eye[0], "action_mask": mask[0]})[0] == 3
-    # what is given goes before it
+    # the argument takes precedence
     assert policy.predict({"observation": eye[0], "action_mask": mask[0]}, action_mask=mask[1])[0] == 2
 
 

@@ -1,4 +1,4 @@
-"""What can be loaded, and what is refused."""
+"""Loading of policies, and rejected sources."""
 
 import json
 import shutil

@@ -20,11 +20,11 @@ def run(tmp_path_factory):
 
 
 class Blind(gym.Env):
-    """An environment that can't be shown, or only in a window that needs a package."""
+    """Environment that can't be rendered, or only in a window that needs a package."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Discrete(2)
-    metadata = {"render_modes": ["human"]}  # noqa: RUF012 - gymnasium declares it so
+    metadata = {"render_modes": ["human"]}  # noqa: RUF012 - as declared by gymnasium
 
     def __init__(self, render_mode=None, modes=("human",)):
         self.metadata = {"render_modes": list(modes)}
@@ -61,7 +61,7 @@ def test_a_video_of_each_episode(run, tmp_path, capsys):
     for number, length in enumerate(found.lengths):
         path = video.with_stem(f"out-{number + 1}")
         assert lines[number] == f"Episode {number + 1}: return {found.returns[number]:g}, length {length}, {path}"
-        assert abs(frames(path) - (length + 1)) <= 1  # the first observation is shown too
+        assert abs(frames(path) - (length + 1)) <= 1  # the first observation is rendered too
     assert found.returns[0] == evaluate_run(run, episodes=1, seed=3).returns[0]
 
 
@@ -80,7 +80,7 @@ def test_without_a_display_returns_are_printed(run, capsys):
     assert main(["play", str(run.path), "--episodes", "2", "--stochastic", "--max-steps", "7"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("Episode 1: return 7, length 7\nEpisode 2: return 7, length 7\n2 of 2 episodes were cut")
-    assert said.err == "Notice: Nothing is shown, as there is no display: --video FILE.mp4 records.\n"
+    assert said.err == "Notice: Nothing is shown because there is no display: use --video FILE.mp4 to record.\n"
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_mistakes(run, blind, tmp_path, monkeypatch):
             play_run(folder, **options)
 
     refused(r"--video must end with \.mp4, got out\.gif", video=Path("out.gif"))
-    refused("There is no folder .*nowhere: make it, or name another file", video=tmp_path / "nowhere" / "out.mp4")
+    refused("There is no folder .*nowhere: create it, or name another file", video=tmp_path / "nowhere" / "out.mp4")
     refused("--episodes must be positive, got 0", episodes=0)
     refused(
         "--video needs an environment with the render mode rgb_array, but .*Blind-v0 has human",

@@ -1,4 +1,4 @@
-"""A loaded policy acts as in evaluation and in collection, bit for bit."""
+"""Loaded policies act bit-identically to evaluation and collection."""
 
 import copy
 import pickle
@@ -63,7 +63,7 @@ def lstm(tmp_path_factory):
 
 
 def collected(folder, rows, kind):
-    """Steps of recurl's own loop, with the policy that evaluates or collects."""
+    """Return the steps of recurl's own loop with the policy for evaluation or collection."""
     config, agent = load_agent(folder)
     policy = agent.actor if kind is ExplorationType.DETERMINISTIC else collecting(agent.policy)
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def collected(folder, rows, kind):
 
 
 def played(folder, rows, *, deterministic=True):
-    """Actions, states and starts of a program's loop over gymnasium's environments, ``[n, T, ...]``."""
+    """Return actions, states and starts of a user's loop over Gymnasium environments, ``[n, T, ...]``."""
     policy, config = recurl.load(folder), folder.read_config()
     env = make_vector(config.env, rows, None, **config.env_arguments)
     torch.manual_seed(0)
@@ -158,7 +158,7 @@ def test_a_state_is_the_programs_own(lstm):
     for name, value in state.items():
         assert np.array_equal(value, kept[name])
         assert not np.shares_memory(after[name], frozen[name])
-        value[:] = 9.0  # what a program does to its state changes nothing elsewhere
+        value[:] = 9.0  # modifying the returned state has no side effects
         after[name][:] = 9.0
     assert policy.predict(observation, kept)[0] == expected[0]
 
@@ -166,7 +166,7 @@ def test_a_state_is_the_programs_own(lstm):
 def test_networks_that_need_tensordicts_act_alike(lstm):
     config, agent = load_agent(lstm, on_cpu=True)
     fast = recurl.load(lstm)
-    agent.actor[0].register_forward_hook(lambda *_: None)  # which only TensorDicts pass
+    agent.actor[0].register_forward_hook(lambda *_: None)  # called only in the TensorDict path
     with make_env(config, 1, policy=agent.actor) as env:
         slow = Policy(AgentStep(agent, env), fast._converter, "the policy")
     assert "hooks" in slow._step._networks[True].why_not_lowered()
@@ -199,7 +199,7 @@ def test_draws_are_reproduced_by_a_seed_of_their_own(lstm):
     assert draws() == first
     assert draws() != first
     assert len({tuple(part) for part in first}) == 3
-    other = recurl.load(lstm)  # without a seed: torch's
+    other = recurl.load(lstm)  # without a seed: torch's global generator
     torch.manual_seed(4)
     once = other.predict(observations, deterministic=False)[0]
     torch.manual_seed(4)
@@ -219,7 +219,7 @@ def test_loading_leaves_random_numbers_and_gradients_alone(lstm):
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
 def test_vector_environments_of_gymnasium(lstm, mode):
-    """Their autoreset shows the first observation with ``done``, or one step later."""
+    """Vector environments return the first observation of an episode with ``done``, or one step later."""
     policy = recurl.load(lstm)
     env = gym.make_vec(MEMORY, 2, autoreset_mode=gym.vector.AutoresetMode[mode])
     observation, _ = env.reset(seed=5)
@@ -232,7 +232,7 @@ def test_vector_environments_of_gymnasium(lstm, mode):
         totals += reward
         done = terminated | truncated
         start, ended = (done if mode == "SAME_STEP" else ended), done
-    if mode == "NEXT_STEP":  # a step in which nothing is done
+    if mode == "NEXT_STEP":  # the reset takes a step, whose action is ignored
         observation = env.step(action)[0]
         start = ended
     assert start.all()
@@ -269,7 +269,7 @@ def test_an_exported_file_acts_as_the_run(tmp_path, monkeypatch, case, kind):
     assert {name: value.shape for name, value in after.items()} == {
         name: value.shape[1:] for name, value in state.items()
     }
-    with pytest.raises(UnsupportedError, match=r"holds the greedy policy only: deterministic=False needs the run"):
+    with pytest.raises(UnsupportedError, match=r"contains the greedy policy only: deterministic=False needs the run"):
         exported.predict(observation, deterministic=False)
 
 
@@ -282,7 +282,7 @@ def test_the_example_plays_an_episode(tmp_path, monkeypatch, capsys):
 
 
 class Parts(gym.Env):
-    """Entries of several kinds, one of which repeats the action."""
+    """Environment with observations of several kinds, one of which repeats the action."""
 
     observation_space = gym.spaces.Dict(
         {
@@ -355,7 +355,9 @@ def test_mistakes(lstm):
         state,
     )
     refused(ArgumentError, r"The state of one environment must hold state_h of shape \[1, 8\], got", eye[0], state)
-    refused(ArgumentTypeError, "state must be what predict returned, or None where episodes begin, got tuple", eye, ())
+    refused(
+        ArgumentTypeError, "state must be a state returned by predict, or None where episodes begin, got tuple", eye, ()
+    )
     refused(ArgumentError, r"with \['state_h', 'state_c'\], got \['h'\]", eye, {"h": eye})
     refused(ArgumentError, r"episode_start must be bools of shape \[4\], got bool of shape \[\]", eye, state, True)
     refused(
@@ -366,4 +368,4 @@ def test_mistakes(lstm):
         eye[0] > 0,
     )
     refused(ArgumentError, "action_mask= is for a policy that was trained with masks", eye, action_mask=eye)
-    assert policy.predict(eye, reward=np.ones(4))[0].shape == (4,)  # of no interest to this one
+    assert policy.predict(eye, reward=np.ones(4))[0].shape == (4,)  # ignored by this policy

@@ -65,6 +65,6 @@ def test_the_last_evaluation_is_shown(terminal):
 def test_the_time_left_is_that_of_the_mean_speed():
     shown, out = display(terminal=False)
     shown.on_update(row(1000, wall_s=0.0))
-    shown.on_update(row(2000, wall_s=10.0, steps_per_s=1e6))  # the time of an evaluation counts
+    shown.on_update(row(2000, wall_s=10.0, steps_per_s=1e6))  # evaluation time is included
     shown.on_end(None)
     assert out.getvalue().splitlines()[-1].endswith("left 10 s")

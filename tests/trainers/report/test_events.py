@@ -11,7 +11,7 @@ from recurl.trainers.report.events import Events
 
 def test_events_after_a_purge_are_hidden(tmp_path):
     for purge, steps in ((None, (1, 2, 3)), (2, (2,))):
-        time.sleep(1.0 if purge else 0.0)  # files are read in the order of the second in their name
+        time.sleep(1.0 if purge else 0.0)  # files are read in the order of the timestamps (in seconds) in their names
         events = Events(tmp_path, purge_step=purge)
         for step in steps:
             events.write(step, {"x": 10.0 * step})

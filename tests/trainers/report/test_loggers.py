@@ -1,4 +1,4 @@
-"""The loggers of a run: their tags, their packages, and a resumed run."""
+"""Loggers of a run: tags, required packages, and resumed runs."""
 
 import sys
 
@@ -65,6 +65,6 @@ def test_wandb_offline_goes_on_under_its_id(tmp_path, monkeypatch):
     assert ids[0] == ids[1]
     files = list((tmp_path / "wandb").glob(f"offline-run-*/run-{ids[0]}.wandb"))
     assert files
-    written = b"".join(file.read_bytes() for file in files)  # what `wandb sync` sends
+    written = b"".join(file.read_bytes() for file in files)  # the data uploaded by `wandb sync`
     for word in (b"env_steps", b"learning/grad_norm", b"0.25", b"evaluation/return", b"2.5"):
         assert word in written

@@ -34,7 +34,7 @@ def test_are_cut_to_the_checkpoint(tmp_path):
 
 
 def test_are_never_rewritten_in_place(tmp_path):
-    """Who reads the file meanwhile, or after a loss of power, sees all of the old one or all of the new one."""
+    """Concurrent readers, and readers after a power loss, see either the complete old or the complete new file."""
     path = tmp_path / "metrics.csv"
     whole = write(path, range(1, 5))
     with path.open() as old:
@@ -43,7 +43,7 @@ def test_are_never_rewritten_in_place(tmp_path):
     assert updates_in(path) == [1, 2]
     inode = path.stat().st_ino
     MetricsFile(path, FIELDS, updates=2, notify=pytest.fail).close()
-    assert path.stat().st_ino == inode  # nothing to be dropped
+    assert path.stat().st_ino == inode  # no rows to drop
 
 
 def test_a_row_is_there_as_soon_as_it_is_written(tmp_path):
@@ -62,7 +62,7 @@ def test_a_run_goes_on_without_rows_that_are_lost(tmp_path, left):
         path.write_text(left)
     write(path, (4, 5), since=3, notify=notices.append)
     (notice,) = notices
-    assert notice.startswith(f"{path} holds the rows of 0 of the 3 updates before the checkpoint: the others are lost")
+    assert notice.startswith(f"{path} contains rows for 0 of the 3 updates before the checkpoint: the others are lost")
     assert updates_in(path) == [4, 5]
 
 
@@ -98,7 +98,7 @@ def test_columns_of_another_version(tmp_path):
     [
         (b"a,b\n1,2\n", r"must have the columns update, env_steps, return_mean_20 of a run's metrics, got 'a,b'"),
         (b"\n\n\n", r"got ''"),
-        (b"\xff\xfe\n", r"can't be read .*move it away; the run goes on with a new one"),
+        (b"\xff\xfe\n", r"can't be read .*move it away; the run then continues with a new file"),
         (b'"' + b"x" * 200_000 + b"\n", r"must have the columns"),
         (None, r"can't be read .*it is a folder"),
     ],

@@ -6,7 +6,7 @@ from recurl.trainers.report.plots import plot_learning_curve
 
 @pytest.fixture(autouse=True, scope="module")
 def _drawn_once():
-    """Each picture is drawn here."""
+    """Draw each picture in the working directory."""
 
 
 def test_draws_a_picture(tmp_path):
@@ -29,7 +29,7 @@ def test_shows_evaluations_spread_and_references(tmp_path):
     )
     drawn = (tmp_path / "curve.svg").read_text()
     for label in ("training return", "evaluation return", "optimum", "best without memory", "demo"):
-        assert f"<!-- {label} -->" in drawn  # matplotlib draws letters as paths, below a comment
+        assert f"<!-- {label} -->" in drawn  # matplotlib draws text as paths, below a comment
 
 
 def test_a_run_without_an_episode_has_an_empty_picture(tmp_path):

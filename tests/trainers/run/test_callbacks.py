@@ -165,7 +165,7 @@ def test_the_command_line_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     assert main(["train", "ppo", *words, "--run-dir", folder, "--callback", f"{__name__}:Quitter"]) == 2
     said = capsys.readouterr().err
     assert "recurl: The callback Quitter raised KeyError in on_update: 'nothing'. The run was ended." in said
-    assert f"Its newest checkpoint, of 64 steps, is good: recurl train --resume {folder}" in said
+    assert f"Resume from the newest checkpoint, at 64 steps: recurl train --resume {folder}" in said
     trace = Path(said.splitlines()[-1].rpartition(" ")[2])
     assert 'raise KeyError("nothing")' in trace.read_text()
     trace.unlink()

@@ -78,7 +78,7 @@ def test_dynamics_given_in_python(tmp_path):
     make = partial(Bandit, 3, pulls=6)
     folder = trained(tmp_path / "run", PPOConfig, make, PAST)
     assert evaluate_run(folder, episodes=3, env=make).lengths == [6] * 3
-    with pytest.warns(UserWarning, match="Nothing is shown, as .*Bandit"):
+    with pytest.warns(UserWarning, match="Nothing is shown because .*Bandit"):
         assert play_run(folder, env=make)[0].lengths == [6]
     assert recurl.load(folder, env=make).predict(np.zeros(1, np.float32))[0] in range(3)
 

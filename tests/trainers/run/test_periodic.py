@@ -47,7 +47,7 @@ def test_rows_that_are_lost_are_said(tmp_path):
     train(options, tmp_path, stop_after=5)
     RunFolder(tmp_path).evaluations.unlink()
     _, printed = train(options, tmp_path, resume=True)
-    assert "evaluations.csv holds the rows of 0 of the 2 evaluations before the checkpoint" in printed
+    assert "evaluations.csv contains rows for 0 of the 2 evaluations before the checkpoint" in printed
 
 
 def test_the_best_policy_is_kept(tmp_path):

@@ -1,4 +1,4 @@
-"""Comparison of runs that lie in folders: groups, scores, intervals, and what can't be compared."""
+"""Comparison of run folders: groups, scores, intervals, and runs that can't be compared."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ from recurl.trainers.study.statistics import (
 
 
 def make(path, returns, kind=PPOConfig, evaluations=(), **options):
-    """Write the folder of a run whose returns are given at every 1,000 steps."""
+    """Write a run folder with the given returns, one per 1,000 steps."""
     folder = RunFolder(path)
     config = kind(**{"env": "recurl/TMaze-v0", **options})
     path.mkdir(parents=True)
@@ -39,14 +39,14 @@ def make(path, returns, kind=PPOConfig, evaluations=(), **options):
 def test_the_interquartile_mean_is_that_of_the_middle_half():
     assert interquartile_mean(np.array([5.0])) == 5.0
     assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0
-    assert interquartile_mean(np.array([9.0, 0.0, 1.0, 2.0])) == 1.5  # 0 and 9 left out
+    assert interquartile_mean(np.array([9.0, 0.0, 1.0, 2.0])) == 1.5  # 0 and 9 discarded
     assert interquartile_mean(np.arange(10.0)[::-1]) == np.arange(2.0, 8.0).mean()
     assert interquartile_mean(np.array([[1.0, 3.0], [5.0, 7.0]])).tolist() == [2.0, 6.0]
 
 
 @pytest.mark.slow
 def test_the_interval_covers_the_truth():
-    """Of 200 samples of 20 from a normal distribution, about 95 %."""
+    """The intervals cover the mean in about 95% of 200 samples of size 20 from a normal distribution."""
     random = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
@@ -74,7 +74,7 @@ def test_groups_scores_and_files(tmp_path):
     assert none.curve[[0, -1]] == pytest.approx([0.1, 0.2])
     title, header, *rows = comparison.table().splitlines()
     assert title == "recurl/TMaze-v0: training return, mean of the last 20 episodes; optimum 1; best without memory 0.5"
-    assert header.split() == ["runs", "steps", "IQM", "95", "%", "interval", "least", "most"]
+    assert header.split() == ["runs", "steps", "IQM", "95%", "interval", "min", "max"]
     assert rows[1].split() == ["cell=none", "3", "3,000", "0.2", "0.2", "to", "0.2", "0.2", "0.2"]
     written = comparison.write(tmp_path / "out.svg")
     assert [path.name for path in written] == ["out.svg", "out.csv", "out_scores.csv"]
@@ -144,7 +144,7 @@ def test_a_run_whose_last_policy_was_not_evaluated_is_named(tmp_path):
 
 
 def several_tasks(folder):
-    """Runs of two tasks with references, one without, and a cell that has no run of one task."""
+    """Runs of two tasks with references and one without, and a cell without a run on one task."""
     for seed in range(4):
         for cell, score in (("lstm", 0.9), ("gru", 0.7)):
             for task in ("recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"):
@@ -161,8 +161,8 @@ def test_several_tasks_are_aggregated_as_rliable_does(tmp_path, capsys, monkeypa
     assert [task.task for task in found.tasks] == ["recurl/RepeatPrevious-v0", "recurl/TMaze-v0", "CartPole-v1"]
     assert [one.label for one in found.aggregates] == ["cell=gru", "cell=lstm"]
     assert found.notes == [
-        "CartPole-v1 declares no reference returns: it is left out of aggregates over tasks",
-        "cell=none has no run of recurl/RepeatPrevious-v0: it is left out of aggregates over tasks",
+        "CartPole-v1 declares no reference returns: it is excluded from aggregates over tasks",
+        "cell=none has no run on recurl/RepeatPrevious-v0: it is excluded from aggregates over tasks",
     ]
     lstm = found.aggregates[1]
     raw = np.array([0.9, 0.91, 0.92, 0.93])
@@ -176,7 +176,7 @@ def test_several_tasks_are_aggregated_as_rliable_does(tmp_path, capsys, monkeypa
     again = compare(sorted((tmp_path / "runs").iterdir()))
     assert again.table() == found.table()
     lines = found.table().splitlines()[:-3]
-    assert lines[-4].startswith("Over tasks: normalized training return (0 best without memory, 1 optimum), 95 %")
+    assert lines[-4].startswith("Over tasks: normalized training return (0 best without memory, 1 optimum), 95%")
     assert lines[-3].split() == ["runs", "IQM", "median", "mean", "optimality", "gap"]
     assert lines[-1].split()[:3] == ["cell=lstm", "8", f"{wanted[0]:.3f}"]
     monkeypatch.chdir(tmp_path)
@@ -196,7 +196,7 @@ def test_several_tasks_are_aggregated_as_rliable_does(tmp_path, capsys, monkeypa
 
 @pytest.mark.slow
 def test_stratified_intervals_cover_the_truth():
-    """Of 200 samples of 10 runs on each of three tasks, about 95 %; the tasks' own means are apart."""
+    """The intervals cover in about 95% of 200 samples of 10 runs on each of three tasks with different means."""
     random = np.random.default_rng(1)
     covered = np.zeros(4)
     for _ in range(200):
@@ -218,11 +218,11 @@ def test_runs_that_cannot_be_compared(tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     for paths, metric, message in (
-        ([one, bare], None, r"The run .*bare has no episode that ended: leave it out, or train it for longer"),
+        ([one, bare], None, r"The run .*bare has no finished episode: leave it out, or train it for longer"),
         ([one], "evaluation", r"The run .*one has no evaluation \(--eval-every\)"),
-        ([tmp_path], None, r"is neither a run nor a sweep: name folders that recurl train or sweep wrote"),
+        ([tmp_path], None, r"is neither a run nor a sweep: name folders written by recurl train or sweep"),
         ([tmp_path / "none"], None, r"none is neither a run nor a sweep"),
-        ([tmp_path / "sweep"], None, r"The sweep .*sweep holds no run yet"),
+        ([tmp_path / "sweep"], None, r"The sweep .*sweep contains no run yet"),
     ):
         with pytest.raises(ArgumentError, match=message):
             compare(paths, metric)
@@ -238,7 +238,7 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     assert "Written: comparison.png, comparison.csv, comparison_scores.csv" in capsys.readouterr().out
     for words, message in (
         ([], "recurl compare takes folders of runs or sweeps, got none"),
-        (["run", "--out", "no/where.png"], "There is no folder no: make it"),
+        (["run", "--out", "no/where.png"], "There is no folder no: create it"),
         (["run", "--metric", "evalution"], "invalid choice 'evalution'"),
     ):
         assert main(["compare", *words]) == 2

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: names, combinations, seeds, and what can't be set."""
+"""Jobs of a sweep: names, combinations, seeds, and options that can't be set."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_presets_and_files(tmp_path):
         (f"{BASE} --set gamma=x", r"Error parsing --gamma"),
         (f"{BASE} --set shared_trunk=yes", r"--set shared_trunk must be true or false, got 'yes'"),
         (f"{BASE} --set seed=1,2", r"--set can't set seed: --seeds N"),
-        (f"{BASE} --set env=a/B,c/B", r"two folders of the name 'env=B,seed=0'"),
+        (f"{BASE} --set env=a/B,c/B", r"two runs the folder name 'env=B,seed=0'"),
         (f"{BASE} --seeds 0", r"--seeds must be positive, got 0"),
         (f"{BASE} --gama 0.5", r"Unrecognized options: --gama, 0.5: did you mean --gamma\?"),
         (f"{BASE} --overwrite", r"recurl sweep takes neither --overwrite nor --save-config"),

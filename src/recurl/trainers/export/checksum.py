@@ -1,4 +1,4 @@
-"""The description beside an exported policy, and the check of the file against its SHA-256."""
+"""Description file of an exported policy and verification of its SHA-256."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from recurl.untrusted import read_json
 
 
 def check_export(path: Path) -> dict[str, Any]:
-    """Verify a file that :func:`export_run` wrote, and return its description, ``<file>.json``.
+    """Verify a file written by :func:`export_run` and return its description, ``<file>.json``.
 
-    The file must have the SHA-256 that is written there: a damaged one, or one that doesn't belong to it, is refused.
+    The SHA-256 of the file must match the one in the description, so damaged or mismatched files are rejected.
 
     Raises:
-        ArgumentError: it does not, or one of the two can't be read.
+        ArgumentError: the checksums differ, or one of the two files can't be read.
     """
     try:
         data, about = path.read_bytes(), read_json(description_of(path))
@@ -27,14 +27,14 @@ def check_export(path: Path) -> dict[str, Any]:
     expected = about.get("sha256") if isinstance(about, dict) else None
     if expected != sha256(data):
         raise ArgumentError(
-            f"{path} must have the SHA-256 in {description_of(path).name}, {expected}, got {sha256(data)}: it was "
-            "damaged, or is another file; export the run again."
+            f"{path} must have the SHA-256 in {description_of(path).name}, {expected}, got {sha256(data)}: it is "
+            "damaged or a different file; export the run again."
         )
     return cast(dict[str, Any], about)
 
 
 def description_of(path: Path) -> Path:
-    """Return the path of the description that lies beside an exported policy."""
+    """Return the path of the description file of an exported policy."""
     return path.with_name(path.name + ".json")
 
 

@@ -1,4 +1,4 @@
-"""File formats of an exported policy: how each is written and read."""
+"""Readers and writers of the file formats for exported policies."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def _read_torch(path: Path) -> Function:
 
 @contextmanager
 def _without_pickles() -> Generator[None]:
-    """Let ``torch.load`` read tensors and plain values only, inside the block.
+    """Restrict ``torch.load`` to tensors and plain values inside the block.
 
-    ``torch.export.load`` would otherwise unpickle whatever it can't read so.
+    Otherwise ``torch.export.load`` falls back to unpickling arbitrary objects.
     """
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
@@ -73,8 +73,8 @@ def _without_pickles() -> Generator[None]:
         yield
     except UnpicklingError as error:
         raise ArgumentError(
-            "An exported policy must hold a program and tensors, this one holds objects that would run code: export "
-            "the run again."
+            "An exported policy must contain a program and tensors, this one contains objects that would run code: "
+            "export the run again."
         ) from error
     finally:
         if before is None:
@@ -99,7 +99,7 @@ def _write_onnx(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) -> 
 
 
 def _read_onnx(path: Path) -> Function:
-    session = _imported("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = _import("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
 
     def function(arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -134,18 +134,18 @@ def _read_compiled(path: Path) -> Function:
     return read_function(path)
 
 
-def _check_compiled() -> None:
+def _require_library() -> None:
     absent = missing()
     if absent is not None:
         raise MissingDependencyError(f"A policy can't be compiled: {absent}")
 
 
-def _check_onnx() -> None:
+def _require_onnx() -> None:
     for package in _ONNX:
-        _imported(package)
+        _import(package)
 
 
-def _imported(package: str) -> Any:
+def _import(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -154,20 +154,20 @@ def _imported(package: str) -> Any:
 
 @dataclass(frozen=True)
 class Format:
-    """Functions that write and read a format."""
+    """Reader and writer of a file format."""
 
     suffix: str
-    """End of the file's name."""
+    """File name suffix."""
     check: Callable[[], None]
-    """Raises MissingDependencyError where a package is missing."""
+    """Raise MissingDependencyError if a required package is missing."""
     write: Callable[[PolicyStep, tuple[Tensor, ...], Path], None]
-    """Writes a policy, given arguments of a step as an example."""
+    """Write a policy, given example arguments of a step."""
     read: Callable[[Path], Function]
-    """Reads the function back."""
+    """Read the function back."""
 
 
 FORMATS = {
     "torch": Format(".pt2", lambda: None, _write_torch, _read_torch),
-    "onnx": Format(".onnx", _check_onnx, _write_onnx, _read_onnx),
-    "compiled": Format(".recurl", _check_compiled, _write_compiled, _read_compiled),
+    "onnx": Format(".onnx", _require_onnx, _write_onnx, _read_onnx),
+    "compiled": Format(".recurl", _require_library, _write_compiled, _read_compiled),
 }

@@ -1,4 +1,4 @@
-"""Export of a run's policy: written, verified, described."""
+"""Export of a run's policy to a verified file with a description."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ def export_run(
     env: EnvSource | None = None,
     checkpoint: str = "newest",
 ) -> Path:
-    """Write the greedy policy of a run as a file, checked against the policy.
+    """Export the greedy policy of a run to a file and verify it against the policy.
 
-    Beside it goes ``<file>.json``: names, shapes and dtypes of inputs and outputs, which output feeds which state, the
-    actions, the environment, and the SHA-256 of the file, for :func:`check_export`. The file computes on the CPU
-    (ONNX: wherever its runtime does).
+    A description is written to ``<file>.json``: names, shapes and dtypes of inputs and outputs, the output that feeds
+    each state, the actions, the environment, and the SHA-256 of the file, for :func:`check_export`. The exported
+    function runs on the CPU (ONNX: on any device that its runtime supports).
 
     Args:
-        folder: the run.
-        format: ``"torch"``, a ``torch.export`` program, which ``torch.export.load`` reads; ``"onnx"``; or
-            ``"compiled"``, a program of recurl's C++ library, which :func:`recurl.load` reads.
-        path: the file; by default ``policy.pt2``, ``policy.onnx`` or ``policy.recurl`` in the run's folder.
+        folder: the run folder.
+        format: ``"torch"``, a ``torch.export`` program for ``torch.export.load``; ``"onnx"``; or ``"compiled"``, a
+            program of recurl's C++ library for :func:`recurl.load`.
+        path: the file; by default ``policy.pt2``, ``policy.onnx`` or ``policy.recurl`` in the run folder.
         env: see :func:`load_agent`.
-        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
+        checkpoint: ``"newest"``, or ``"best"``, the checkpoint kept by ``recurl train --keep-best``.
 
     Returns:
-        The file.
+        Path of the file.
 
     Raises:
-        ArgumentError: there is no such format, or the run can't be read.
+        ArgumentError: the format is unknown, or the run can't be read.
         StorageError: the file can't be written.
         NonFiniteError: the policy isn't finite.
-        MissingDependencyError: ``"onnx"`` without the extra ``export``.
-        UnsupportedError: the function would not compute what the policy computes; no file is written.
+        MissingDependencyError: format ``"onnx"`` without the extra ``export``.
+        UnsupportedError: the exported function doesn't match the policy; no file is written.
     """
     if format not in FORMATS:
         raise ArgumentError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}.")
@@ -89,7 +89,7 @@ def export_run(
 
 
 def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, Any]:
-    """Return the description of the exported function as plain values; see :func:`export_run`."""
+    """Return the description of the exported function as plain values. See :func:`export_run`."""
     arguments = policy.arguments(env.reset())
     with torch.no_grad():
         results = policy(*arguments)

@@ -1,4 +1,4 @@
-"""The greedy policy of a run as a function of tensors, hidden states in and out."""
+"""Greedy policy of a run as a function of tensors with explicit hidden states."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from recurl.modules.recurrent import RecurrentModule
 
 
 class PolicyStep(nn.Module):
-    """One greedy step of a policy, on tensors.
+    """One greedy step of a policy on tensors.
 
     Args:
-        actor: the policy, ending in a sampler or a choice; its hidden states are found by their modules.
+        actor: the policy, ending in a sampler or a greedy choice. Its hidden states are those of its recurrent modules.
 
     Attributes:
-        observations: keys of the observations, in the order of the arguments.
-        states: keys of the hidden states, in the order of the arguments.
-        actions: key of the action, or those of its parts, in the order of the results.
+        observations: keys of the observations, in argument order.
+        states: keys of the hidden states, in argument order.
+        actions: key of the action, or keys of its parts, in result order.
         inputs: names of all arguments; the parts of a nested key are joined by a dot.
         outputs: names of all results.
 
     Shapes:
-        observations ``[B, ...]``, ``is_init`` bool ``[B]`` (where it is true the states count as zeros; a policy
-        without memory takes it too), states ``[B, L, H]``; to the action ``[B, ...]``, or its parts, and the states
-        after.
+        observations ``[B, ...]``, ``is_init`` bool ``[B]`` (states are zeroed where it is true; policies without memory
+        take it too), states ``[B, L, H]``; to the action ``[B, ...]``, or its parts, and the new states.
     """
 
     def __init__(self, actor: TensorDictSequential) -> None:
@@ -45,18 +44,18 @@ class PolicyStep(nn.Module):
         self.outputs = [*map(dotted, self.actions), *(dotted(next_key(key)) for key in self.states)]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the action and the states after, for the arguments named by ``inputs``."""
+        """Return the action and the new states for the arguments named in ``inputs``."""
         keys: tuple[Any, ...] = (*self.observations, IS_INIT, *self.states)
         step: TensorDictBase = TensorDict(dict(zip(keys, tensors, strict=True)), tensors[0].shape[:1])
         with set_exploration_type(ExplorationType.DETERMINISTIC), set_recurrent_mode(False):
             return self.results(self.actor(step))
 
     def arguments(self, root: TensorDictBase) -> tuple[Tensor, ...]:
-        """Return the arguments for the root of a step, ``[B]``."""
+        """Return the arguments of a step from its root TensorDict, ``[B]``."""
         is_init = root.get(IS_INIT, None)
         flag = torch.zeros(root.batch_size, dtype=torch.bool) if is_init is None else is_init.reshape(root.batch_size)
         return (*(root.get(key) for key in self.observations), flag, *(root.get(key) for key in self.states))
 
     def results(self, step: TensorDictBase) -> tuple[Tensor, ...]:
-        """Return the action and the states after from a step that the policy has taken."""
+        """Return the action and the new states from a TensorDict that the policy has written to."""
         return (*(step.get(key) for key in self.actions), *(step.get(next_key(key)) for key in self.states))

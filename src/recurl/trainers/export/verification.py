@@ -1,4 +1,4 @@
-"""Verification of an exported policy, step by step, against the policy itself."""
+"""Step-by-step verification of an exported policy against the original."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ _TOLERANCE = 1e-4
 
 
 def verify(function: Function, policy: PolicyStep, env: EnvBase, steps: int = VERIFIED_STEPS) -> None:
-    """Compare ``function`` with ``policy`` at every step of episodes, some cut short by a reset of the states.
+    """Compare ``function`` with ``policy`` at every step of episodes, with occasional state resets.
 
-    Both get the same arguments, with the states that the policy reached; all rows together and the first alone.
-    Actions and states must agree to 1e-4 (absolute and relative); another discrete action must be of equal value.
+    Both receive the same arguments, including the states computed by the policy: once with all rows and once with the
+    first row alone. Actions and states must agree within 1e-4 (absolute and relative). A different discrete action is
+    accepted if it has the same value.
 
     Args:
-        function: from the arguments of ``policy`` to its results.
+        function: maps the arguments of ``policy`` to its results.
         policy: the policy.
         env: environments ``[B]`` in which the policy acts.
-        steps: steps of each environment.
+        steps: steps per environment.
 
     Raises:
-        UnsupportedError: they differ.
+        UnsupportedError: the results differ.
     """
     generator = torch.Generator().manual_seed(derive_seed(0, "resets of the verification"))
     taken = 0
@@ -65,32 +66,32 @@ def _compare(found: Sequence[Tensor], policy: PolicyStep, step: TensorDictBase, 
     if not all(same):
         names = [name for name, equal in zip(policy.outputs, same, strict=True) if not equal]
         raise UnsupportedError(
-            f"The exported function must give what the policy gives, but {', '.join(names)} differ at {where}: this "
-            "policy can't be exported in this format; try the other one, and report it."
+            f"The exported function must match the policy, but {', '.join(names)} differ at {where}: this policy can't "
+            "be exported in this format; try another format, and report it."
         )
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
+def _same_layout(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and found.dtype == expected.dtype
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    return _alike(found, expected) and torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
+    return _same_layout(found, expected) and torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
 def _tied(found: Sequence[Tensor], expected: Sequence[Tensor], policy: PolicyStep, step: TensorDictBase) -> bool:
-    """Return whether discrete actions that differ have equal values: rounding may decide between them."""
+    """Return whether differing discrete actions have equal values, so that rounding decides between them."""
     pairs = list(zip(found, expected, strict=True))[: len(policy.actions)]
-    if not all(_alike(*pair) and (not pair[0].is_floating_point() or _close(*pair)) for pair in pairs):
+    if not all(_same_layout(*pair) and (not pair[0].is_floating_point() or _close(*pair)) for pair in pairs):
         return False
-    values = _values_in(policy.actor[-1], step)
+    values = _value_function(policy.actor[-1], step)
     same = [expected if expected.is_floating_point() else found for found, expected in pairs]
     return _close(values(same), values([expected for _, expected in pairs]))
 
 
-def _values_in(chooses: Any, step: TensorDictBase) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Return a function from an action, given by its parts, to its value or log-probability."""
-    if hasattr(chooses, "get_dist"):
-        return lambda actions: chooses.get_dist(step).log_prob(*actions)
-    values = step.get(chooses.in_keys[0])
+def _value_function(sampler: Any, step: TensorDictBase) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Return a function that maps the parts of an action to its value or log-probability."""
+    if hasattr(sampler, "get_dist"):
+        return lambda actions: sampler.get_dist(step).log_prob(*actions)
+    values = step.get(sampler.in_keys[0])
     return lambda actions: values.gather(-1, actions[0].unsqueeze(-1))

@@ -1,1 +1,1 @@
-"""The networks of a run: encoder and memory, actor and critic, action values."""
+"""Networks of a run: encoders, recurrent trunks, actors, critics and Q-networks."""

@@ -1,4 +1,4 @@
-"""Heads of actors: layers and distribution for every kind of action."""
+"""Actor heads: output layer and distribution for each kind of action."""
 
 from __future__ import annotations
 
@@ -25,58 +25,58 @@ from recurl.trainers.networks.layers import make_head
 _OUTPUTS = "action_outputs"
 
 
-class Choices(Categorical):
-    """A ``Categorical`` with the same draws, which also returns a choice where a probability is NaN.
+class NaNSafeCategorical(Categorical):
+    """``Categorical`` with the same samples that also samples from NaN probabilities instead of raising.
 
-    A batch with a NaN observation is collected to its end, and the trainer can say where that began. On a GPU, an
-    assertion about such probabilities would make the device unusable.
+    Collection of a batch with a NaN observation can then finish, and the trainer reports where the NaN first occurred.
+    On a GPU, a failed device-side assertion on such probabilities would make the device unusable.
 
     Example:
-        >>> Choices(logits=torch.full((2, 3), torch.nan)).sample().shape
+        >>> NaNSafeCategorical(logits=torch.full((2, 3), torch.nan)).sample().shape
         torch.Size([2])
     """
 
     draws_choice = False
 
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
-        """Return choices, ``[*sample_shape, *B]`` int64."""
+        """Sample choices, ``[*sample_shape, *B]`` int64."""
         probs = self.probs.detach().expand(*sample_shape, *self.batch_shape, -1)
         return torch.div(probs, torch.empty_like(probs).exponential_()).max(-1).indices
 
 
-class MaskedChoices(Choices, MaskedCategorical):
-    """``Choices`` of those that a mask allows."""
+class MaskedNaNSafeCategorical(NaNSafeCategorical, MaskedCategorical):
+    """``NaNSafeCategorical`` restricted to the choices that a mask allows."""
 
     draws_choice = False
 
 
 class ActionHead(NamedTuple):
-    """The last layer of an actor, and the arguments of its ``ProbabilisticActor``."""
+    """Last layer of an actor and the arguments of its ``ProbabilisticActor``."""
 
     module: TensorDictModule
     sampler: dict[str, Any]
 
 
 def make_action_head(config: RunConfig, memory: NestedKey, spec: specs.TensorSpec, *, masked: bool) -> ActionHead:
-    """Return the head of an actor, untrained.
+    """Build the untrained head of an actor.
 
     Args:
-        config: sizes of its layers.
-        memory: key of its input.
-        spec: the action of one environment.
-        masked: there is an action mask.
+        config: sizes of the layers.
+        memory: key of the input.
+        spec: action spec of one environment.
+        masked: whether there is an action mask.
 
     Raises:
-        UnsupportedError: an action, or a part of it, has no distribution.
+        UnsupportedError: no distribution supports the action or a part of it.
     """
     try:
-        parts = action_parts(spec, Choices)
+        parts = action_parts(spec, NaNSafeCategorical)
     except UnsupportedError as error:
         raise UnsupportedError(f"{config.algorithm.upper()} can't choose the action {error}") from error
     if isinstance(spec, specs.Categorical) and not spec.shape:
         layer = TensorDictModule(make_head(config, spec.n, 0.01), in_keys=[memory], out_keys=["logits"])
         keys = {"logits": "logits", "mask": ACTION_MASK} if masked else ["logits"]
-        kind = MaskedChoices if masked else Choices
+        kind = MaskedNaNSafeCategorical if masked else NaNSafeCategorical
         return ActionHead(layer, {"in_keys": keys, "out_keys": [ACTION], "distribution_class": kind})
     if isinstance(spec, specs.Bounded) and len(spec.shape) == 1:
         net = nn.Sequential(make_head(config, 2 * spec.shape[0], 0.01), NormalParamExtractor())

@@ -1,4 +1,4 @@
-"""Actor and critic of a run: action probabilities and state values."""
+"""Actor-critic networks of a run: action distribution and state value."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from recurl.trainers.networks.layers import make_head
 
 
 class ActorCritic(Agent):
-    """Policy and critic of a run, with a shared trunk or one each.
+    """Actor and critic of a run, with a shared trunk or separate trunks.
 
     Args:
         config: see :class:`Agent`.
         observation_spec: see :class:`Agent`.
-        action_spec: actions of one environment: ``Categorical``, ``MultiCategorical``, ``Binary``, ``Bounded``,
-            ``Unbounded`` or a ``Composite`` of these. With ``"action_mask"`` in ``observation_spec``, only allowed
-            choices are made.
-        shared_trunk: give both one encoder and one memory.
+        action_spec: action spec of one environment: ``Categorical``, ``MultiCategorical``, ``Binary``, ``Bounded``,
+            ``Unbounded`` or a ``Composite`` of these. If ``observation_spec`` has an ``"action_mask"``, only allowed
+            actions are sampled.
+        shared_trunk: whether actor and critic share one encoder and one memory.
 
     Attributes:
-        actor: from observations to actions and their log-probability.
-        critic: from observations to ``"state_value"``.
-        policy: the actor, and before it the critic's trunk when it has its own.
+        actor: maps observations to actions and their log-probability.
+        critic: maps observations to ``"state_value"``.
+        policy: the actor, preceded by the critic's trunk if that is separate.
 
     Raises:
-        UnsupportedError: the actions are of another kind.
+        UnsupportedError: ``action_spec`` is of another kind.
     """
 
     def __init__(

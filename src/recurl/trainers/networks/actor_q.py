@@ -1,4 +1,4 @@
-"""Actor and action-value critics of a run."""
+"""Actors with action-value critics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recurl import specs
 from recurl.keys import ACTION, NestedKey
 from recurl.trainers.config import NO_CELL, RunConfig
 from recurl.trainers.networks.agent import Agent
-from recurl.trainers.networks.layers import initialised, make_head
+from recurl.trainers.networks.layers import initialized, make_head
 
 __all__ = ["ActionValues", "ActorQ", "is_box"]
 
 
 def is_box(spec: specs.TensorSpec) -> bool:
-    """Return whether actions are real numbers, with bounds or without.
+    """Return whether actions are real-valued, bounded or unbounded.
 
     Example:
         >>> is_box(specs.Bounded(-1.0, 1.0, (2,))), is_box(specs.Categorical(3))
@@ -31,11 +31,13 @@ def is_box(spec: specs.TensorSpec) -> bool:
 
 
 class ActionValues(nn.Module):
-    """Values of actions: features ``[*B, H]`` and actions ``[*B, *A]``, scaled to [-1, 1], to ``[*B, 1]``.
+    """Q-value head for continuous actions: features ``[*B, H]`` and actions ``[*B, *A]`` to values ``[*B, 1]``.
+
+    Bounded actions are rescaled to [-1, 1].
 
     Args:
-        config: width of the hidden layer, ``head_width``, or ``hidden_size`` where that is 0.
-        spec: the action of one environment, real numbers.
+        config: the hidden layer is ``head_width`` wide, or ``hidden_size`` if that is 0.
+        spec: action spec of one environment, real-valued.
 
     Example:
         >>> from recurl.trainers import SACConfig
@@ -44,7 +46,7 @@ class ActionValues(nn.Module):
         torch.Size([5, 1])
     """
 
-    centre: Tensor
+    center: Tensor
     half_range: Tensor
 
     def __init__(self, config: RunConfig, spec: specs.TensorSpec) -> None:
@@ -53,38 +55,38 @@ class ActionValues(nn.Module):
         if isinstance(spec, specs.Bounded):
             low, high = spec.low.float(), spec.high.float()
         bounded = isinstance(spec, specs.Bounded)
-        self.register_buffer("centre", (low + high) / 2, persistent=False)
+        self.register_buffer("center", (low + high) / 2, persistent=False)
         self.register_buffer("half_range", (high - low) / 2 if bounded else torch.ones(spec.shape), persistent=False)
         width = config.head_width or config.hidden_size
-        self.hidden = initialised(nn.Linear(config.hidden_size + spec.shape.numel(), width), math.sqrt(2))
-        self.out = initialised(nn.Linear(width, 1), 1.0)
+        self.hidden = initialized(nn.Linear(config.hidden_size + spec.shape.numel(), width), math.sqrt(2))
+        self.out = initialized(nn.Linear(width, 1), 1.0)
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
-        """Return the values."""
-        scaled = (action.to(features.dtype) - self.centre) / self.half_range
+        """Return the action values."""
+        scaled = (action.to(features.dtype) - self.center) / self.half_range
         scaled = scaled.reshape(*features.shape[:-1], -1)
         return self.out(torch.relu(self.hidden(torch.cat([features, scaled], -1))))
 
 
 class ActorQ(Agent):
-    """Actor of a run, and critics that give values to actions.
+    """Actor and action-value critics of a run.
 
-    The critics have one memory in common, which may be the actor's; each has layers of its own after it.
+    The critics share one memory, which may also be the actor's, and have separate heads.
 
     Args:
         config: see :class:`Agent`.
         observation_spec: see :class:`Agent`.
-        action_spec: actions of one environment. Critics of real numbers read the action, others give values to all
-            choices.
-        shared_trunk: give actor and critics one encoder and one memory.
+        action_spec: action spec of one environment. For real-valued actions the critics take the action as an input;
+            for discrete ones they output the values of all choices.
+        shared_trunk: whether actor and critics share one encoder and one memory.
         critics: number of critics.
-        explore: what changes the actor's actions while collecting.
+        explore: module that perturbs the actor's actions during collection.
 
     Attributes:
-        actor: from observations to actions; a subclass builds it with :meth:`make_actor`.
-        critics: from observations and action to ``"state_action_value"``, or to ``"action_value"``.
-        chooses: whether actions are choices, of which the critics value all.
-        policy: the actor, and before it the critics' trunk when they have their own.
+        actor: maps observations to actions; subclasses build it in :meth:`make_actor`.
+        critics: map observations and action to ``"state_action_value"``, or observations to ``"action_value"``.
+        chooses: whether actions are discrete, so that the critics output the values of all choices.
+        policy: the actor, preceded by the critics' trunk if that is separate.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class ActorQ(Agent):
         action_spec: specs.TensorSpec,
         trunk: list[TensorDictModuleBase],
     ) -> TensorDictSequential:
-        """Return the actor, on its encoder and memory."""
+        """Build the actor on top of ``trunk``."""
         raise NotImplementedError
 
     def critic_list(self) -> list[TensorDictModuleBase]:
@@ -124,7 +126,7 @@ class ActorQ(Agent):
         return list(cast(Iterable[TensorDictModuleBase], self.critics))
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the actor that are not the critics'."""
+        """Return the parameters of the actor that the critics don't share."""
         others = set(self.critics.parameters())
         return [parameter for parameter in self.actor.parameters() if parameter not in others]
 

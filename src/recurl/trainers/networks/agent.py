@@ -1,4 +1,4 @@
-"""Base of all agents: what is observed, its statistics, and a policy to collect with."""
+"""Base class of agents: observations, their statistics, and the policy for collection."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from recurl.trainers.networks.trunk import make_trunk
 
 
 class Agent(nn.Module):
-    """The networks of a run; a subclass builds them on :meth:`trunk`, the policy first.
+    """Base class for the networks of a run. Subclasses build them on :meth:`trunk`, the policy first.
 
     Args:
-        config: encoder, cell, sizes, normalisation.
-        observation_spec: observations of the environments, ``[*B]``.
+        config: encoder, cell, sizes, normalization.
+        observation_spec: observation spec of the environments, ``[*B]``.
 
     Attributes:
-        observations: which entries are observed, and how each is encoded.
-        norm: statistics of the numbers among them, or None.
-        scales: factors of the images among them.
-        actor: the policy that is evaluated and exported.
-        policy: the policy that collects: exploration included, and every module with a hidden state that has to be
+        observations: the observed entries and how each is encoded.
+        norm: running statistics of the numeric observations, or None.
+        scales: scale factors of the image observations.
+        actor: the policy used for evaluation and export.
+        policy: the policy used for collection. It includes exploration and every module whose hidden state must be
             carried. See :func:`collecting`.
     """
 
@@ -52,19 +52,19 @@ class Agent(nn.Module):
         self.scales = nn.ModuleList(image.scale for image in self.observations.images)
 
     def trunk(self, config: RunConfig, prefix: str = "") -> list[TensorDictModuleBase]:
-        """Return encoder and memory, untrained; the keys that they write begin with ``prefix``."""
+        """Build an untrained encoder and memory whose output keys begin with ``prefix``."""
         return make_trunk(config, self.observations, prefix)
 
     def observe(self, batch: TensorDictBase) -> None:
-        """Add the observations of a batch ``[*B]`` to the statistics."""
+        """Update the running statistics with the observations of a batch ``[*B]``."""
         self.observations.update(batch)
 
 
 def check_names(agent: Agent) -> None:
-    """Refuse observations that the networks and losses of a run would overwrite.
+    """Raise if the networks or losses of a run would overwrite an observation.
 
     Raises:
-        ArgumentError: naming them.
+        ArgumentError: observation names clash with output keys.
     """
     outputs = (key for part in agent.modules() if isinstance(part, TensorDictModuleBase) for key in part.out_keys)
     paths = [path_of(normalize_key(key)) for key in outputs]
@@ -72,14 +72,14 @@ def check_names(agent: Agent) -> None:
     clashes = [dotted(key) for key in agent.observations.keys if path_of(key)[0] in written]
     if clashes:
         raise ArgumentError(
-            f"The environment's observations {clashes} have names of entries that the networks and losses of a run "
+            f"The environment's observations {clashes} clash with entries that the networks and losses of a run "
             f"write, {sorted(written)}: rename them in the environment, or leave them out with --drop-observations "
             f"{' '.join(clashes)}."
         )
 
 
 def collecting(policy: TensorDictModuleBase) -> TensorDictSequential:
-    """Return ``policy``, restricted to the outputs that a batch needs: actions, log-probabilities, new states."""
+    """Return ``policy`` restricted to the outputs that a batch needs: actions, log-probabilities and new states."""
     written = [normalize_key(key) for key in policy.out_keys]
     kept = [key for key in written if is_action(key) or key == f"{ACTION}_log_prob" or key[0] == NEXT]
     return TensorDictSequential(policy, selected_out_keys=cast(Any, kept))

@@ -1,4 +1,4 @@
-"""Description of the networks of a run, for people."""
+"""Human-readable summary of the networks of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recurl.trainers.networks.observations import Entry, Observations
 
 
 def describe_agent(agent: Agent) -> str:
-    """Return a table of what is observed, and one of the layers with their numbers of parameters.
+    """Return a table of the observations and a table of the layers with their parameter counts.
 
     Example:
         >>> from recurl.trainers import PPO, PPOConfig
@@ -22,7 +22,7 @@ def describe_agent(agent: Agent) -> str:
         >>> agent = PPO.make_agent(PPOConfig(env="none", cell="gru", hidden_size=4), spec, specs.Categorical(2))
         >>> print(describe_agent(agent))
         observations
-          observation  float32 [3]  numbers, standardised
+          observation  float32 [3]  numbers, standardized
         layers
           actor.0.0.layer  Linear(in_features=3, out_features=4, bias=True)  16
           actor.0.1.gru    CellNet(4, 4)                                     120
@@ -40,25 +40,25 @@ def _kind(entry: Entry) -> str:
 
 
 def _observed(observations: Observations) -> Iterator[tuple[Entry, str]]:
-    """Yield the observed entries, each with how it is encoded."""
+    """Yield each observed entry with a description of its encoding."""
     for image in observations.images:
         yield image.entry, f"image, {image.layout}"
     for entry in [] if observations.flat is None else observations.flat.entries:
-        yield entry, _encoding(entry, standardised=observations.norm is not None)
+        yield entry, _encoding(entry, standardized=observations.norm is not None)
 
 
-def _encoding(entry: Entry, *, standardised: bool) -> str:
+def _encoding(entry: Entry, *, standardized: bool) -> str:
     if isinstance(entry.spec, specs.Categorical | specs.MultiCategorical | specs.OneHot):
         return "choices"
     if isinstance(entry.spec, specs.Binary) or entry.spec.dtype == torch.bool:
         return "bits"
     if entry.spec.dtype == torch.uint8:
         return "numbers from 0 to 1"
-    return "numbers, standardised" if standardised else "numbers"
+    return "numbers, standardized" if standardized else "numbers"
 
 
 def _layers(agent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that hold parameters, each once, with names without what TensorDict modules add."""
+    """Yield each module that holds parameters once, its name stripped of the segments that TensorDict modules add."""
     seen = set[nn.Module]()
     for name, module in agent.named_modules():
         if module not in seen and any(True for _ in module.parameters(recurse=False)):

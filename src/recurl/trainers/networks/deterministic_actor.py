@@ -1,4 +1,4 @@
-"""Actor and critics of TD3, and noise."""
+"""Actor, critics and exploration noise of TD3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DeterministicActor", "WithinBounds", "check_bounded_actions"]
 
 
 class WithinBounds(nn.Module):
-    """Real numbers ``[*B, n]`` as an action within its bounds, ``[*B, *A]``, by tanh.
+    """Squash real numbers ``[*B, n]`` into the bounds of an action, ``[*B, *A]``, with tanh.
 
     Example:
         >>> WithinBounds(specs.Bounded(0.0, 4.0, (2,)))(torch.zeros(3, 2))[0]
@@ -42,20 +42,20 @@ class WithinBounds(nn.Module):
 
 
 class DeterministicActor(ActorQ):
-    """Actor of TD3, critics, and noise for collection.
+    """Deterministic actor of TD3, critics, and Gaussian noise for collection.
 
     Args:
         config: see :class:`ActorQ`.
         observation_spec: see :class:`ActorQ`.
-        action_spec: actions of one environment, real numbers with bounds.
-        noise_init: standard deviation of the noise at the start, in halves of the range.
-        noise_end: that after ``noise_steps``.
-        noise_steps: environment steps over which it falls, linearly.
+        action_spec: action spec of one environment, real-valued and bounded.
+        noise_init: initial standard deviation of the noise, in units of half the action range.
+        noise_end: standard deviation after ``noise_steps``.
+        noise_steps: environment steps over which it is annealed linearly.
         shared_trunk: see :class:`ActorQ`.
         critics: see :class:`ActorQ`.
 
     Attributes:
-        explore: adds the noise while collecting.
+        explore: adds the noise during collection.
     """
 
     explore: AdditiveGaussianModule
@@ -89,21 +89,21 @@ class DeterministicActor(ActorQ):
         action_spec: specs.TensorSpec,
         trunk: list[TensorDictModuleBase],
     ) -> TensorDictSequential:
-        """Return the actor, on its encoder and memory."""
+        """Build the actor on top of ``trunk``."""
         assert isinstance(action_spec, specs.Bounded)
         net = nn.Sequential(make_head(config, action_spec.shape.numel(), 0.01), WithinBounds(action_spec))
         return TensorDictSequential(*trunk, TensorDictModule(net, in_keys=[trunk[-1].out_keys[0]], out_keys=[ACTION]))
 
 
 def check_bounded_actions(spec: specs.TensorSpec) -> None:
-    """Refuse actions that TD3 can't choose.
+    """Raise if TD3 doesn't support the action spec.
 
     Raises:
-        UnsupportedError: they are no real numbers with finite bounds.
+        UnsupportedError: actions are not real-valued with finite bounds.
     """
     if not isinstance(spec, specs.Bounded) or not is_box(spec) or not _finite(spec):
         raise UnsupportedError(
-            f"TD3 needs Box actions with two finite bounds, low < high, high - low finite, got {spec}: take SAC (for "
+            f"TD3 needs Box actions with two finite bounds, low < high, high - low finite, got {spec}: use SAC (for "
             "Discrete and MultiDiscrete too) or PPO, or wrap the environment."
         )
 

@@ -1,4 +1,4 @@
-"""Encoders of observations: one for all vectors, one for each image, joined."""
+"""Observation encoders: one for all vectors, one per image, concatenated."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from recurl.errors import ArgumentError
 from recurl.keys import NestedKey, dotted
 from recurl.modules import ImageEncoder, ObservationNorm
 from recurl.trainers.config import RunConfig
-from recurl.trainers.networks.layers import initialised
+from recurl.trainers.networks.layers import initialized
 from recurl.trainers.networks.observations import FlatObservation, ImageEntry, Observations
 
 
 class VectorEncoder(nn.Module):
-    """Flat observation, normalisation of its numbers, hidden layers: ``[*B, *shape]`` per key to ``[*B, width]``.
+    """Encoder of vector observations: ``[*B, *shape]`` per key to ``[*B, width]``.
 
-    The first layer is one of its own for each entry, and their results are added up.
+    Flattens the observations, normalizes the numbers, and applies hidden layers. The first layer, on the concatenated
+    entries, amounts to one layer per entry with summed outputs.
     """
 
     def __init__(self, flat: FlatObservation, norm: ObservationNorm | None, width: int, layers: int = 1) -> None:
@@ -28,8 +29,8 @@ class VectorEncoder(nn.Module):
         self.flat = flat
         self.norm = norm
         self.layer = nn.Linear(flat.features, width)
-        initialised(self.layer, math.sqrt(2))
-        deeper = [initialised(nn.Linear(width, width), math.sqrt(2)) for _ in range(layers - 1)]
+        initialized(self.layer, math.sqrt(2))
+        deeper = [initialized(nn.Linear(width, width), math.sqrt(2)) for _ in range(layers - 1)]
         self.deeper = nn.ModuleList(deeper)
         self.features = width
         self.keys = flat.keys
@@ -37,26 +38,26 @@ class VectorEncoder(nn.Module):
     def forward(self, *observations: Tensor) -> Tensor:
         """Return the embedding."""
         flat = self.flat(*observations)
-        embedding = torch.tanh(self.layer(flat if self.norm is None else self._normalised(flat, self.norm)))
+        embedding = torch.tanh(self.layer(flat if self.norm is None else self._normalized(flat, self.norm)))
         for layer in self.deeper:
             embedding = torch.tanh(layer(embedding))
         return embedding
 
     def compile_tensors(self, program: Compilation, *observations: Signal) -> Signal:
-        """Write what forward computes into a program."""
+        """Emit the operations of :meth:`forward` into a C++ program."""
         (embedding,) = program.apply(self.flat, *observations)
         if self.norm is not None:
             numbers, features = self.flat.numbers, self.flat.features
             parts = [(0, numbers), (numbers, features - numbers)]
             first, *rest = (embedding.part(begin, columns) for begin, columns in parts if columns)
-            (normalised,) = program.apply(self.norm, first)
-            embedding = program.joined([normalised, *rest]) if rest else normalised
+            (normalized,) = program.apply(self.norm, first)
+            embedding = program.joined([normalized, *rest]) if rest else normalized
         for layer in (self.layer, *self.deeper):
             (embedding,) = program.apply(layer, embedding)
             (embedding,) = program.apply(_TANH, embedding)
         return embedding
 
-    def _normalised(self, flat: Tensor, norm: ObservationNorm) -> Tensor:
+    def _normalized(self, flat: Tensor, norm: ObservationNorm) -> Tensor:
         numbers = self.flat.numbers
         if numbers == self.flat.features:
             return norm(flat)
@@ -67,10 +68,10 @@ _TANH = nn.Tanh()
 
 
 class JoinedEncoder(nn.Module):
-    """Several encoders side by side; their features are concatenated.
+    """Several encoders whose features are concatenated.
 
     Args:
-        parts: the encoders, with the keys of their arguments.
+        parts: the encoders with the keys of their inputs.
     """
 
     def __init__(self, parts: Sequence[tuple[list[NestedKey], VectorEncoder | ImageEncoder]]) -> None:
@@ -89,10 +90,10 @@ class JoinedEncoder(nn.Module):
 
 
 def make_encoder(config: RunConfig, observations: Observations) -> VectorEncoder | ImageEncoder | JoinedEncoder:
-    """Return an encoder of the entries ``observations.keys``, untrained.
+    """Build an untrained encoder of the entries ``observations.keys``.
 
     Raises:
-        ArgumentError: an image is too small for the encoder that the options name.
+        ArgumentError: an image is too small for the configured encoder.
     """
     width = config.encoder_width or config.hidden_size
     parts: list[tuple[list[NestedKey], VectorEncoder | ImageEncoder]] = [

@@ -1,4 +1,4 @@
-"""What the networks of a run observe: which entries, how each is encoded, and their running statistics."""
+"""Observed entries of a run, their encoding, and their running statistics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from recurl.modules import ImageScale, ObservationNorm
 from recurl.modules.images import Architecture, Layout, image_layout
 from recurl.trainers.config import RunConfig
 
-__all__ = ["Codes", "Entry", "FlatObservation", "ImageEntry", "Observations"]
+__all__ = ["Entry", "FlatObservation", "ImageEntry", "IntegerEncoder", "Observations"]
 
 _NUMBERS = (specs.Bounded, specs.Unbounded)
 _CODES = (specs.Categorical, specs.MultiCategorical)
-_ONE_HOT_MOST = 512  # values; more are embedded
-_EMBEDDED = 32  # numbers of an embedding
+_MAX_ONE_HOT = 512  # more values than this are embedded
+_EMBEDDING_SIZE = 32
 
 
 class Entry(NamedTuple):
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 
 class ImageEntry(NamedTuple):
-    """An observed image, and how it is encoded."""
+    """An observed image and its encoding."""
 
     entry: Entry
     layout: Layout
@@ -48,21 +48,21 @@ class ImageEntry(NamedTuple):
 
 
 class Observations:
-    """The observations of a run, sorted into images and vectors.
+    """Observations of a run, split into images and vectors.
 
     Args:
-        config: which entries are left out, and how images are encoded.
-        spec: observations of the environments, ``[*B]``.
+        config: determines the entries to leave out and the encoding of images.
+        spec: observation spec of the environments, ``[*B]``.
 
     Attributes:
         keys: keys of all entries.
-        images: uint8 entries of two or three dimensions, unless ``encoder`` is ``"mlp"``.
-        flat: makes one vector of all others; None if there are none.
+        images: uint8 entries of two or three dimensions; empty if ``encoder`` is ``"mlp"``.
+        flat: flattens all other entries into one vector; None if there are none.
         norm: running statistics of the numbers in this vector, or None.
 
     Raises:
-        ArgumentError: nothing is observed, or there is no image of the kind that the options name.
-        UnsupportedError: an entry can't be encoded.
+        ArgumentError: no entry is left, or no image fits the image options.
+        UnsupportedError: an entry has no encoder.
     """
 
     def __init__(self, config: RunConfig, spec: specs.Composite) -> None:
@@ -79,7 +79,7 @@ class Observations:
         self.keys = [*(image.entry.key for image in self.images), *([] if self.flat is None else self.flat.keys)]
 
     def update(self, batch: TensorDictBase) -> None:
-        """Add the observations of a batch ``[*B]`` to the statistics."""
+        """Update the running statistics with the observations of a batch ``[*B]``."""
         if self.norm is not None and self.flat is not None:
             flat = self.flat(*(batch[key] for key in self.flat.keys))
             self.norm.update(flat if self.flat.features == self.flat.numbers else flat[..., : self.flat.numbers])
@@ -105,7 +105,7 @@ def _entries(config: RunConfig, spec: specs.Composite) -> list[Entry]:
         known = isinstance(entry.spec, (*_NUMBERS, *_CODES, specs.OneHot, specs.Binary))
         if not known or entry.spec.dtype is None or entry.spec.dtype.is_complex:
             raise UnsupportedError(
-                f"The observation {entry} has no encoder, its spec is {type(entry.spec).__name__}: leave it out with "
+                f"The observation {entry} has no encoder for its spec, {type(entry.spec).__name__}: leave it out with "
                 f"--drop-observations {dotted(entry.key)}, or change the environment."
             )
     return entries
@@ -117,44 +117,44 @@ def _is_image(entry: Entry) -> bool:
 
 
 def _check_images(config: RunConfig, entries: list[Entry], images: list[Entry]) -> None:
-    """Refuse options about images that no image fits."""
+    """Raise if an image option is set that no image fits."""
     has = f"the environment observes {', '.join(map(str, entries))}"
     if config.encoder not in ("auto", "mlp") and not images:
         raise ArgumentError(
-            f"--encoder {config.encoder} needs an image, uint8 of 2 or 3 dimensions, and {has}: take auto or mlp."
+            f"--encoder {config.encoder} needs an image, uint8 of 2 or 3 dimensions, and {has}: use auto or mlp."
         )
     layout = config.image_layout
     if layout != "auto" and not any(len(entry.shape) == len(layout) for entry in images):
         raise ArgumentError(
             f"--image-layout {layout} needs an image of {len(layout)} dimensions (and no --encoder mlp), and {has}: "
-            "take auto."
+            "use auto."
         )
 
 
 def _image(entry: Entry, config: RunConfig, architecture: Architecture) -> ImageEntry:
-    asked = config.image_layout
-    layout = image_layout(entry.shape, asked if len(asked) == len(entry.shape) else "auto")
-    return ImageEntry(entry, layout, architecture, ImageScale(_most(entry.spec)))
+    requested = config.image_layout
+    layout = image_layout(entry.shape, requested if len(requested) == len(entry.shape) else "auto")
+    return ImageEntry(entry, layout, architecture, ImageScale(_largest_value(entry.spec)))
 
 
-def _most(spec: specs.TensorSpec) -> int:
+def _largest_value(spec: specs.TensorSpec) -> int:
     """Return the largest value of a spec of dtype uint8, at least 1."""
     return max(1, int(spec.high.max())) if isinstance(spec, specs.Bounded) else 255
 
 
 class FlatObservation(nn.Module):
-    """Turns the vectors, choices and bits of one step into one vector: first the numbers, then the rest.
+    """Flatten the vectors, choices and bits of one step into one vector, numbers first.
 
-    Numbers are as they are, other than uint8, which is divided by the largest value of its spec. Choices become one-hot
-    vectors, or above 512 values learnt embeddings of 32 numbers; bits become 0 and 1.
+    Numbers are passed through, except uint8, which is divided by the largest value of its spec. Choices become one-hot
+    vectors, or learned embeddings of size 32 above 512 values. Bits become 0 and 1.
 
     Args:
         entries: the observed entries.
 
     Attributes:
-        entries: the entries in the order of the arguments: the numbers first.
-        keys: their keys.
-        numbers: how many features statistics can be taken of.
+        entries: the entries in the order of the arguments of :meth:`forward`, numbers first.
+        keys: keys of ``entries``.
+        numbers: number of leading features that running statistics apply to.
         features: length of the vector.
 
     Shapes:
@@ -174,11 +174,11 @@ class FlatObservation(nn.Module):
         self.entries = ordered
         self.keys: list[NestedKey] = [entry.key for entry in ordered]
         self.numbers = sum(entry.shape.numel() for entry in numbers)
-        codes: list[Codes] = []
-        self._readers: list[Codes | partial[Tensor]] = []
+        codes: list[IntegerEncoder] = []
+        self._readers: list[IntegerEncoder | partial[Tensor]] = []
         for entry in ordered:
             reader = _reader(entry)
-            if isinstance(reader, Codes):
+            if isinstance(reader, IntegerEncoder):
                 codes.append(reader)
             self._readers.append(reader)
         self.codes = nn.ModuleList(codes)
@@ -186,15 +186,15 @@ class FlatObservation(nn.Module):
         self.features = plain + sum(code.features for code in codes)
 
     def forward(self, *observations: Tensor) -> Tensor:
-        """Return the vector."""
+        """Return the flat observation."""
         flat = [read(value) for read, value in zip(self._readers, observations, strict=True)]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
     def compile_tensors(self, program: Compilation, *observations: Signal) -> Signal:
-        """Write what forward computes into a program."""
+        """Emit the operations of :meth:`forward` into a C++ program."""
         read = (
             program.apply(reader, value)[0]
-            if isinstance(reader, Codes)
+            if isinstance(reader, IntegerEncoder)
             else _numbers(program, value, **reader.keywords)
             for reader, value in zip(self._readers, observations, strict=True)
         )
@@ -203,7 +203,7 @@ class FlatObservation(nn.Module):
 
 
 def _numbers(program: Compilation, value: Signal, *, dims: int, divisor: int | None = None) -> Signal:
-    """Write what :func:`_flatten` computes into a program."""
+    """Emit the operations of :func:`_flatten` into a C++ program."""
     if program.dtype is not torch.float32 or len(value.shape) != dims:
         raise NotCompiled(f"observations {list(value.shape)} for a network in {program.dtype}")
     if divisor is None and value.dtype is torch.float32:
@@ -215,11 +215,13 @@ def _is_number(spec: specs.TensorSpec) -> bool:
     return isinstance(spec, _NUMBERS) and spec.dtype not in (torch.uint8, torch.bool)
 
 
-def _reader(entry: Entry) -> Codes | partial[Tensor]:
+def _reader(entry: Entry) -> IntegerEncoder | partial[Tensor]:
     if isinstance(entry.spec, specs.Categorical | specs.MultiCategorical):
-        counts = specs.choice_counts(entry.spec)[: entry.shape.numel()]  # those of one environment
-        return Codes(counts, len(entry.shape))
-    divisor = _most(entry.spec) if entry.spec.dtype == torch.uint8 and isinstance(entry.spec, _NUMBERS) else None
+        counts = specs.choice_counts(entry.spec)[: entry.shape.numel()]  # counts of a single environment
+        return IntegerEncoder(counts, len(entry.shape))
+    divisor = (
+        _largest_value(entry.spec) if entry.spec.dtype == torch.uint8 and isinstance(entry.spec, _NUMBERS) else None
+    )
     return partial(_flatten, dims=len(entry.shape), divisor=divisor)
 
 
@@ -230,18 +232,18 @@ def _flatten(value: Tensor, *, dims: int, divisor: int | None = None) -> Tensor:
     return value.flatten(-dims) if dims > 1 else value
 
 
-class Codes(nn.Module):
-    """One-hot vectors of several integers, or learnt embeddings if they have more than 512 values together.
+class IntegerEncoder(nn.Module):
+    """Encode several integers as one-hot vectors, or as learned embeddings above 512 values in total.
 
     Args:
         sizes: number of values of each integer.
-        dims: dimensions of the integers of one step.
+        dims: number of dimensions of the integers of one step.
 
     Shapes:
         integers ``[..., *shape]`` to ``[..., features]``, float32.
 
     Example:
-        >>> Codes([2, 3], 1)(torch.tensor([1, 0]))
+        >>> IntegerEncoder([2, 3], 1)(torch.tensor([1, 0]))
         tensor([0., 1., 1., 0., 0.])
     """
 
@@ -254,17 +256,17 @@ class Codes(nn.Module):
         self._dims = dims
         total, counts = sum(sizes), torch.tensor(sizes)
         starts = counts.cumsum(0) - counts
-        self.table = None if total <= _ONE_HOT_MOST else nn.Embedding(total, _EMBEDDED)
-        self.features = total if self.table is None else len(sizes) * _EMBEDDED
+        self.table = None if total <= _MAX_ONE_HOT else nn.Embedding(total, _EMBEDDING_SIZE)
+        self.features = total if self.table is None else len(sizes) * _EMBEDDING_SIZE
         owner = torch.arange(len(sizes)).repeat_interleave(counts) if self.table is None else torch.zeros(0)
         level = torch.arange(total) - starts[owner] if self.table is None else torch.zeros(0)
         for name, value in {"owner": owner, "level": level, "offset": starts}.items():
             self.register_buffer(name, value, persistent=False)
 
     def compile_tensors(self, program: Compilation, value: Signal) -> Signal:
-        """Write what forward computes into a program."""
+        """Emit the operations of :meth:`forward` into a C++ program."""
         if self.table is not None or value.dtype is not torch.int64 or program.dtype is not torch.float32:
-            raise NotCompiled("an embedding, or codes that are no int64")
+            raise NotCompiled("an embedding, or integers that are not int64")
         out = program.inside(self.features)
         starts = [*self.offset.tolist(), self.features]
         for place, (begin, end) in enumerate(pairwise(starts)):
@@ -272,7 +274,7 @@ class Codes(nn.Module):
         return out
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return the vector."""
+        """Return the encoded integers."""
         codes = value.unsqueeze(-1) if self._dims == 0 else value.flatten(-self._dims)
         if self.table is None:
             return (codes.index_select(-1, self.owner) == self.level).to(torch.float32)

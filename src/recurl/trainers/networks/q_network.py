@@ -1,4 +1,4 @@
-"""Action values of a run, and random exploration."""
+"""Q-network of a run with epsilon-greedy exploration."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from recurl.trainers.networks.layers import make_head
 
 
 class QNetwork(Agent):
-    """Action values of a run, and random exploration.
+    """Q-network of a run with epsilon-greedy exploration.
 
     Args:
         config: see :class:`Agent`.
         observation_spec: see :class:`Agent`.
-        action_spec: actions of one environment, ``Categorical``. With ``"action_mask"`` in ``observation_spec``, only
-            allowed choices are made, and have values.
-        eps_init: probability of a random action at the start.
+        action_spec: action spec of one environment, ``Categorical``. If ``observation_spec`` has an
+            ``"action_mask"``, only allowed actions are chosen and have values.
+        eps_init: initial probability of a random action.
         eps_end: probability of a random action after ``eps_steps``.
-        eps_steps: environment steps over which it falls, linearly.
+        eps_steps: environment steps over which the probability is annealed linearly.
 
     Attributes:
-        actor: from observations to action values and the best action.
-        explore: replaces some of these actions while collecting.
-        policy: both.
+        actor: maps observations to action values and the greedy action.
+        explore: replaces some of these actions with random ones during collection.
+        policy: the actor followed by ``explore``.
 
     Raises:
-        UnsupportedError: the actions are of another kind.
+        UnsupportedError: ``action_spec`` is not a scalar ``Categorical``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class QNetwork(Agent):
         eps_steps: int,
     ) -> None:
         if not isinstance(action_spec, specs.Categorical) or action_spec.shape:
-            raise UnsupportedError(f"DQN needs Discrete actions, got {action_spec}: take PPO, or wrap the environment.")
+            raise UnsupportedError(f"DQN needs Discrete actions, got {action_spec}: use PPO, or wrap the environment.")
         super().__init__(config, observation_spec)
         trunk = self.trunk(config)
         head = TensorDictModule(

@@ -14,13 +14,13 @@ from recurl.trainers.networks.actor_q import ActorQ, is_box
 
 
 class SoftActor(ActorQ):
-    """Actor of SAC, which draws its actions, and critics.
+    """Stochastic actor of SAC, and critics.
 
-    Actions are real numbers (a squashed normal where they have bounds), one choice, or several; with ``"action_mask"``
-    in the observation, only allowed choices are made. See :class:`ActorQ` for the arguments.
+    Actions are real-valued (a squashed normal if bounded), one discrete choice, or several. If the observation has an
+    ``"action_mask"``, only allowed actions are sampled. See :class:`ActorQ` for the arguments.
 
     Raises:
-        UnsupportedError: the actions are of another kind.
+        UnsupportedError: actions are of another kind.
     """
 
     def make_actor(
@@ -30,7 +30,7 @@ class SoftActor(ActorQ):
         action_spec: specs.TensorSpec,
         trunk: list[TensorDictModuleBase],
     ) -> TensorDictSequential:
-        """Return the actor, on its encoder and memory."""
+        """Build the actor on top of ``trunk``."""
         masked = specs.has_mask(observation_spec, action_spec)
         head = make_action_head(config, trunk[-1].out_keys[0], action_spec, masked=masked)
         return ProbabilisticActor(
@@ -41,12 +41,12 @@ class SoftActor(ActorQ):
 
 
 def check_soft_actions(spec: specs.TensorSpec) -> None:
-    """Refuse actions that SAC can't choose.
+    """Raise if SAC doesn't support the action spec.
 
     Raises:
-        UnsupportedError: they are none of real numbers, one choice or several.
+        UnsupportedError: actions are neither real-valued nor one or several discrete choices.
     """
     if not is_box(spec) and not isinstance(spec, specs.Categorical | specs.MultiCategorical):
         raise UnsupportedError(
-            f"SAC needs Box, Discrete or MultiDiscrete actions, got {spec}: take PPO, or wrap the environment."
+            f"SAC needs Box, Discrete or MultiDiscrete actions, got {spec}: use PPO, or wrap the environment."
         )

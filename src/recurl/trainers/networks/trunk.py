@@ -1,4 +1,4 @@
-"""Trunk of every network of a run: encoder and memory."""
+"""Trunk of the networks of a run: encoder and memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from recurl.modules import MLP, CellModule
 from recurl.recurrence import load_cell
 from recurl.trainers.config import NO_CELL, RunConfig
 from recurl.trainers.networks.encoders import make_encoder
-from recurl.trainers.networks.layers import initialised
+from recurl.trainers.networks.layers import initialized
 from recurl.trainers.networks.observations import Observations
 
 
 def make_trunk(config: RunConfig, observations: Observations, prefix: str) -> list[TensorDictModuleBase]:
-    """Return encoder and memory of a network, untrained.
+    """Build the untrained encoder and memory of a network.
 
     Args:
         config: encoder, cell, sizes, backend.
-        observations: what the encoder reads.
-        prefix: what the keys that they write begin with.
+        observations: inputs of the encoder.
+        prefix: prefix of the output keys.
     """
     encoder = make_encoder(config, observations)
     embedding, memory = f"{prefix}embedding", f"{prefix}memory"
@@ -34,11 +34,11 @@ def make_trunk(config: RunConfig, observations: Observations, prefix: str) -> li
 def _memory(config: RunConfig, inputs: int, embedding: str, memory: str, prefix: str) -> TensorDictModuleBase:
     size = config.hidden_size
     if config.cell == NO_CELL:
-        # Two layers through 4 x hidden hold as many weights as an LSTM's two 4 x hidden matrices.
+        # Two layers of width 4 x hidden have as many weights as the two 4 x hidden matrices of an LSTM.
         net = MLP(inputs, size, num_cells=[4 * size], activate_last_layer=True)
         for layer in net:
             if isinstance(layer, nn.Linear):
-                initialised(layer, math.sqrt(2))
+                initialized(layer, math.sqrt(2))
         return TensorDictModule(net, in_keys=[embedding], out_keys=[memory])
     cell = load_cell(config.cell)
     states = [f"{prefix}state_{name}" for name in cell.state_names]

@@ -1,1 +1,1 @@
-"""Use of a trained policy: loaded from a run or an exported file, one step at a time, and shown."""
+"""Inference with trained policies: loading, stepping, and playing episodes."""

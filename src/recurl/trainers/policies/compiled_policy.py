@@ -1,4 +1,4 @@
-"""A trained policy of one environment, arrays in and out, in microseconds."""
+"""Low-latency inference for one environment with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["CompiledPolicy"]
 
 
 class CompiledPolicy:
-    """The best action of one environment at each step, by one call of the C++ library.
+    """Greedy policy for one environment that computes each step in one call of the C++ library.
 
-    It computes what :meth:`Policy.predict` computes, to rounding, and leaves out what takes time there: observations
-    are not looked through for numbers that aren't finite. To be used by one thread at a time.
+    It matches :meth:`Policy.predict` up to rounding but skips its checks: observations are not checked for NaN or
+    infinity. Not thread-safe.
 
     Args:
-        step: what computes a step.
-        converter: what converts observations and actions.
+        step: the step function of the policy.
+        converter: converts observations and actions.
 
     Raises:
-        UnsupportedError: the policy can't be one call of the library, or reads anything but one Box.
+        UnsupportedError: the policy can't be compiled into one call, or its only observation isn't a single Box.
     """
 
     def __init__(self, step: Step, converter: Converter) -> None:
         keys, function = step.compiled()
         self.observation_space: gym.Space[Any] = converter.observation_space
         self.action_space: gym.Space[Any] = converter.action_space
-        self._start = np.zeros(1, np.bool_)  # of a policy without memory
-        self._shape = _checked(converter, keys, step.states)
+        self._start = np.zeros(1, np.bool_)  # used if the policy has no memory
+        self._shape = _checked_shape(converter, keys, step.states)
         self._row = function.one_row()
         self._run = self._row.run
         arrays = dict(zip(keys, self._row.inputs, strict=True))
@@ -51,18 +51,18 @@ class CompiledPolicy:
     def __call__(
         self, observation: NDArray[Any], state: dict[str, NDArray[Any]] | None = None, episode_start: bool = False
     ) -> tuple[Any, dict[str, NDArray[Any]]]:
-        """Choose the action of a step.
+        """Choose the action of one step.
 
         Args:
-            observation: an array of the shape of the observation space.
-            state: what the last call returned; None where an episode begins.
-            episode_start: whether the state counts as fresh.
+            observation: an array with the shape of the observation space.
+            state: the state returned by the previous call; None at the start of an episode.
+            episode_start: whether to reset the state.
 
         Returns:
-            The action, as ``env.step`` takes it, and the new state.
+            The action, as ``env.step`` expects it, and the new state.
 
         Raises:
-            ArgumentError: ``observation`` has another shape, or ``state`` isn't what a call returned.
+            ArgumentError: ``observation`` has another shape, or ``state`` was not returned by a call.
         """
         if observation.shape != self._shape:
             raise ArgumentError(f"observation must have shape {list(self._shape)}, got {list(observation.shape)}.")
@@ -73,14 +73,14 @@ class CompiledPolicy:
                 for name, own in self._states:
                     own[...] = state[name]
             except (LookupError, TypeError, ValueError) as error:
-                raise ArgumentError(f"state must be what the last call returned: {error}") from error
+                raise ArgumentError(f"state must be the state returned by the last call: {error}") from error
         self._run()
         after = {name: array.copy() for name, array in self._after}
         return self._action.astype(self._dtype) if self._first is None else self._action + self._first, after
 
 
-def _checked(converter: Converter, keys: list[NestedKey], states: list[NestedKey]) -> tuple[int, ...]:
-    """Return the shape of an observation."""
+def _checked_shape(converter: Converter, keys: list[NestedKey], states: list[NestedKey]) -> tuple[int, ...]:
+    """Return the observation shape; raise if the policy reads anything but one Box."""
     observed = [key for key in keys if key != IS_INIT and key not in states]
     space = converter.observation_space
     if len(observed) != 1 or not isinstance(space, gym.spaces.Box):

@@ -1,4 +1,4 @@
-"""Observations from NumPy to tensors and actions back, for one environment or for several."""
+"""Conversion of observations from NumPy to tensors and of actions back, single or batched."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Batch: TypeAlias = tuple[int, ...]
 
 
 class Converter:
-    """Converts by the spaces of an environment, whose readers it takes.
+    """Converter between NumPy values in the spaces of an environment and tensors.
 
     Args:
-        observations: reads observations.
-        actions: reads actions.
-        mask_path: where the observation may have an action mask.
+        observations: reader of observations.
+        actions: reader of actions.
+        mask_path: path of the action mask in an observation, if it has one.
 
     Attributes:
-        observation_space: observations of one environment.
-        action_space: actions of one environment.
-        action_spec: likewise, of the tensors.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        action_spec: spec of the action tensors of one environment.
         mask_path: see above.
     """
 
@@ -42,18 +42,18 @@ class Converter:
         self._readers = {(): (observations.rebatched(()), actions.rebatched(()))}
 
     def observe(self, observation: Any) -> tuple[Batch, dict[NestedKey, Tensor]]:
-        """Return whether ``observation`` is one or a batch, and its entries with a batch dimension, ``[n, ...]``.
+        """Return the batch shape of ``observation`` and its entries with a batch dimension, ``[n, ...]``.
 
         Raises:
-            ArgumentError: it is neither.
-            NonFiniteError: a number in it isn't finite.
+            ArgumentError: it is neither a single observation nor a batch.
+            NonFiniteError: it contains NaN or infinity.
         """
         try:
             batch = _batch_of(self.observation_space, observation)
-            entries = self._of(batch)[0].read(observation)
+            entries = self._readers_for(batch)[0].read(observation)
         except (ArgumentError, LookupError, TypeError, ValueError) as error:
             raise ArgumentError(
-                f"predict takes an observation in {self.observation_space}, or a batch of them along a new first "
+                f"predict takes an observation in {self.observation_space}, or a batch of them with a leading batch "
                 f"dimension: {error}"
             ) from error
         for key, value in entries.items():
@@ -62,10 +62,10 @@ class Converter:
         return batch, entries if batch else {key: value.unsqueeze(0) for key, value in entries.items()}
 
     def mask(self, mask: Any, batch: Batch) -> Tensor:
-        """Return an action mask, in one piece or in parts, as bools ``[n, choices]``.
+        """Return an action mask, given whole or as parts, as bools ``[n, choices]``.
 
         Raises:
-            ArgumentError: it is none for this action and batch.
+            ArgumentError: it doesn't fit the action and the batch.
         """
         reader = MaskReader(self.mask_path, "observation", self.action_spec, batch, self.action_space)
         try:
@@ -79,16 +79,16 @@ class Converter:
         return found if batch else found.unsqueeze(0)
 
     def act(self, action: Any, batch: Batch) -> Any:
-        """Return actions ``[n, ...]``, tensors or TensorDicts, as those of the environment, in NumPy."""
-        found = self._of(batch)[1].read(action if batch else action[0])
+        """Convert actions ``[n, ...]``, a tensor or a TensorDict, to the NumPy actions of the environment."""
+        found = self._readers_for(batch)[1].read(action if batch else action[0])
         return np.int64(found) if isinstance(found, int) else found
 
-    def _of(self, batch: Batch) -> tuple[ObservationReader, ActionReader]:
+    def _readers_for(self, batch: Batch) -> tuple[ObservationReader, ActionReader]:
         if batch not in self._readers:
             if batch == (0,):
                 raise ArgumentError("a batch must have at least one row, got none")
             observations, actions = self._readers[()]
-            # One batch size at a time: those of a program that varies them would pile up.
+            # Cache one batch size only, so that a caller with varying sizes doesn't accumulate readers.
             self._readers = {
                 (): (observations, actions),
                 batch: (observations.rebatched(batch), actions.rebatched(batch)),
@@ -97,10 +97,10 @@ class Converter:
 
 
 def _batch_of(space: gym.Space[Any], observation: Any) -> Batch:
-    """Return ``()`` if ``observation`` has the dimensions of one in ``space``, ``(n,)`` if it has one more."""
+    """Return ``()`` if ``observation`` has as many dimensions as ``space``, ``(n,)`` if it has one more."""
     while isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts: Any = space.spaces
-        # Any part with a shape will do: texts and graphs have none.
+        # Any part with a shape determines the batch; texts and graphs have none.
         items = parts.items() if isinstance(parts, dict) else enumerate(parts)
         name, space = next((item for item in items if _has_shape(item[1])), next(iter(items)))
         observation = observation[name]

@@ -1,4 +1,4 @@
-"""Policies loaded from runs and exported files."""
+"""Loading of policies from runs and exported files."""
 
 from __future__ import annotations
 
@@ -29,36 +29,37 @@ def load(
     env: EnvSource | None = None,
     trust: bool = False,
 ) -> Policy:
-    """Load a trained policy, to act with on the CPU.
+    """Load a trained policy for inference on the CPU.
 
     Args:
-        source: folder of a run, or a file that ``recurl export`` wrote.
-        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
-        env: the environment of a run that was given one in Python; see :meth:`RunFolder.read_config`.
-        trust: import what the folder names, see :class:`RunFolder`, which has it itself.
+        source: run folder, or a file written by ``recurl export``.
+        checkpoint: ``"newest"``, or ``"best"``, the checkpoint kept by ``recurl train --keep-best``.
+        env: the environment of a run whose environment was passed in Python; see :meth:`RunFolder.read_config`.
+        trust: import the code that the folder names; see :class:`RunFolder`, whose own setting applies if one is given.
 
     Returns:
         The policy; see :meth:`Policy.predict`.
 
     Raises:
-        ArgumentError: there is no run or file, it is damaged, has no such checkpoint, or names code and isn't trusted.
+        ArgumentError: the run or file doesn't exist, is damaged, has no such checkpoint, or names code and isn't
+            trusted.
         ArgumentTypeError: ``source`` is neither a path nor a :class:`RunFolder`.
-        MissingDependencyError: a package is missing that the environment or the file needs.
-        UnsupportedError: the environment of the run isn't gymnasium's.
+        MissingDependencyError: the environment or the file needs a package that is not installed.
+        UnsupportedError: the environment of the run is not a Gymnasium environment.
     """
     if isinstance(source, RunFolder):
-        return _of_run(source, checkpoint, env)
+        return _load_from_run(source, checkpoint, env)
     if not isinstance(source, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance] - users err
         raise ArgumentTypeError(
-            f"load takes the folder of a run, a RunFolder or an exported file, got {type(source).__name__}."
+            f"load takes a run folder, a RunFolder or an exported file, got {type(source).__name__}."
         )
     path = Path(source)
     if path.is_dir():
-        return _of_run(RunFolder(path, trust=trust), checkpoint, env)
+        return _load_from_run(RunFolder(path, trust=trust), checkpoint, env)
     if path.suffix in _SUFFIXES:
-        return _of_file(path, checkpoint)
+        return _load_from_file(path, checkpoint)
     if path.exists():
-        raise ArgumentError(f"load takes the folder of a run, or a file that ends with {_endings()}, got {path}.")
+        raise ArgumentError(f"load takes a run folder, or a file that ends with {_endings()}, got {path}.")
     siblings = [str(other) for other in path.parent.glob("*")]
     raise ArgumentError(
         f"There is no run {path}: name the folder that recurl train wrote, or a file that recurl export wrote "
@@ -70,19 +71,19 @@ def _endings() -> str:
     return " or ".join(_SUFFIXES)
 
 
-def _of_run(folder: RunFolder, checkpoint: str, env: EnvSource | None) -> Policy:
+def _load_from_run(folder: RunFolder, checkpoint: str, env: EnvSource | None) -> Policy:
     config, agent = load_agent(folder, on_cpu=True, env=env, checkpoint=checkpoint)
     with make_env(config, 1, policy=agent.actor) as envs:
         step = AgentStep(agent.eval().requires_grad_(False), envs)
         inner = with_spaces(envs)
     if inner is None:
         raise UnsupportedError(
-            f"A policy is loaded for environments of gymnasium, but {config.env_name} is another: use load_agent."
+            f"load supports Gymnasium environments only, and {config.env_name} is not one: use load_agent."
         )
     return Policy(step, Converter(*inner.readers, inner.mask_path or (ACTION_MASK,)), f"the policy in {folder.path}")
 
 
-def _of_file(path: Path, checkpoint: str) -> Policy:
+def _load_from_file(path: Path, checkpoint: str) -> Policy:
     if checkpoint != "newest":
         raise ArgumentError(
             f"An exported file holds one policy, so checkpoint must be left out, got {checkpoint!r}: export the run "
@@ -91,8 +92,8 @@ def _of_file(path: Path, checkpoint: str) -> Policy:
     about = check_export(path)
     if "observations" not in about:
         raise ArgumentError(
-            f"{path} was exported without its spaces, by an earlier version or of an environment that isn't "
-            "gymnasium's: export the run again, or call its function."
+            f"{path} was exported without its spaces, by an earlier version or from an environment that isn't "
+            "Gymnasium's: export the run again, or call its function."
         )
     observations = ObservationReader.from_json(about["observations"], (), path)
     actions = ActionReader.from_json(about["actions"], ())

@@ -1,4 +1,4 @@
-"""Episodes of a trained policy, on the screen or in a video."""
+"""Playing episodes of a trained policy on screen or to a video."""
 
 from __future__ import annotations
 
@@ -46,26 +46,27 @@ def play_run(
     deterministic: bool = True,
     env: EnvSource | None = None,
 ) -> tuple[Evaluation, list[Path]]:
-    """Play episodes one after the other and show them: in a video, or else on the screen where there is one.
+    """Play episodes one after another, recorded to a video or else shown on screen if there is one.
 
     Args:
-        folder: the run.
-        episodes: how many.
-        video: the file, ``.mp4``; of several episodes each has its own, with its number at the end of the name.
-        seed: of the environment, and of the actions that are drawn; by default one that training did not use.
-        max_steps: an episode that goes on after so many is cut; by default the run's ``eval_max_steps``.
-        console: where progress is shown, if it takes seconds.
-        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
-        deterministic: take the best actions; otherwise act as in training.
+        folder: the run folder.
+        episodes: number of episodes.
+        video: the ``.mp4`` file. Several episodes are written to separate files with the episode number appended to the
+            name.
+        seed: seed of the environment and of sampled actions; by default one that training did not use.
+        max_steps: episodes are cut off after this many steps; by default the run's ``eval_max_steps``.
+        console: where to show progress if playing takes seconds.
+        checkpoint: ``"newest"``, or ``"best"``, the checkpoint kept by ``recurl train --keep-best``.
+        deterministic: take greedy actions; otherwise act as in training.
         env: see :func:`load_agent`.
 
     Returns:
-        Returns and lengths, and the files.
+        Returns and lengths of the episodes, and the video files.
 
     Raises:
-        ArgumentError: the run or its environment can't be used; or the environment has no pictures for a video, or the
-            file can't be such.
-        MissingDependencyError: a package is missing that a video or the environment's window needs.
+        ArgumentError: the run or its environment can't be used, the environment can't render frames for a video, or the
+            video file can't be written.
+        MissingDependencyError: the video or the environment's window needs a package that is not installed.
         NonFiniteError: the policy, a reward or an observation isn't finite.
     """
     check_bounds(episodes, 1 if max_steps is None else max_steps)
@@ -80,7 +81,9 @@ def play_run(
         closing(EvaluationDisplay(console, episodes)) as display,
     ):
         torch.manual_seed(derive_seed(seed, "actions"))
-        with _shown(config, policy, record=video is not None, place=Path(place) / "video", notify=folder.notify) as env:
+        with _render_env(
+            config, policy, record=video is not None, place=Path(place) / "video", notify=folder.notify
+        ) as env:
             env.set_seed(seed)
             try:
                 found = evaluate_policy(
@@ -93,11 +96,11 @@ def play_run(
                 )
             except gym.error.DependencyNotInstalled as error:
                 raise MissingDependencyError(f"--env {config.env_name} can't be shown: {error}") from error
-        return found, [] if video is None else _moved(Path(place) / "video", video)
+        return found, [] if video is None else _move_recordings(Path(place) / "video", video)
 
 
-def _shown(config: RunConfig, policy: Any, *, record: bool, place: Path, notify: Callable[[str], None]) -> EnvBase:
-    """Return a single environment that shows itself, or records into the folder ``place``."""
+def _render_env(config: RunConfig, policy: Any, *, record: bool, place: Path, notify: Callable[[str], None]) -> EnvBase:
+    """Return a single environment that renders on screen, or records into the folder ``place``."""
     with make_env(config, None) as plain:
         inner = gym_of(plain)
         modes: list[str] = [] if inner is None else (inner.gym_env.metadata or {}).get("render_modes", [])
@@ -105,7 +108,7 @@ def _shown(config: RunConfig, policy: Any, *, record: bool, place: Path, notify:
         shows = "human" in modes and _has_display()
         if not shows:
             why = "there is no display" if "human" in modes else f"{config.env_name} has no window"
-            notify(f"Nothing is shown, as {why}: --video FILE{_SUFFIX} records.")
+            notify(f"Nothing is shown because {why}: use --video FILE{_SUFFIX} to record.")
         return make_env(config, None, policy=policy, render_mode="human" if shows else None)
     if "rgb_array" not in modes:
         raise ArgumentError(
@@ -127,7 +130,7 @@ def _check_video(video: Path) -> None:
     if video.suffix != _SUFFIX:
         raise ArgumentError(f"--video must end with {_SUFFIX}, got {video}.")
     if not video.parent.is_dir():
-        raise ArgumentError(f"There is no folder {video.parent}: make it, or name another file with --video.")
+        raise ArgumentError(f"There is no folder {video.parent}: create it, or name another file with --video.")
     try:
         check_regular(video)
     except FileNotFoundError:
@@ -138,8 +141,8 @@ def _check_video(video: Path) -> None:
         raise MissingDependencyError("moviepy is not installed: pip install 'recurl[train]'")
 
 
-def _moved(place: Path, video: Path) -> list[Path]:
-    """Move the recordings, one for each episode, to where they were asked for."""
+def _move_recordings(place: Path, video: Path) -> list[Path]:
+    """Move the recordings, one per episode, to the requested files."""
     found = sorted(place.glob(f"*{_SUFFIX}"), key=lambda path: int(path.stem.rpartition("-")[2]))
     names = [video] if len(found) == 1 else [video.with_stem(f"{video.stem}-{i + 1}") for i in range(len(found))]
     for path, name in zip(found, names, strict=True):

@@ -1,4 +1,4 @@
-"""A trained policy, one step at a time: NumPy in and out."""
+"""Step-by-step inference with a trained policy on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from recurl.trainers.policies.converter import Batch, Converter
 from recurl.trainers.policies.steps import Entry, Step, Tensors
 
 PolicyState: TypeAlias = dict[str, NDArray[Any]]
-"""What a policy carries from step to step: hidden states and, if it reads it, the previous action."""
+"""State that a policy carries between steps: hidden states and, if the policy reads it, the previous action."""
 
 
 class Policy:
-    """A trained policy that acts one step at a time, as :func:`recurl.load` returns it.
+    """A trained policy that acts one step at a time; returned by :func:`recurl.load`.
 
     Args:
-        step: what computes a step.
-        converter: what converts observations and actions.
-        name: where it comes from, for messages.
+        step: the step function of the policy.
+        converter: converts observations and actions.
+        name: source of the policy, for messages.
 
     Attributes:
-        observation_space: observations of one environment.
-        action_space: actions of one environment.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
     """
 
     def __init__(self, step: Step, converter: Converter, name: str) -> None:
@@ -46,7 +46,7 @@ class Policy:
         self._step = step
         self._converter = converter
         self._name = name
-        self._random: Tensor | None = None
+        self._rng_state: Tensor | None = None
         self._previous = PreviousAction(converter.action_spec) if PREVIOUS_ACTION in step.reads else None
         carried = [*step.states, *(key for key in (PREVIOUS_ACTION,) if key in step.reads)]
         self._carried = {dotted(key): (key, step.reads[key]) for key in carried}
@@ -61,46 +61,46 @@ class Policy:
         reward: Any = None,
         action_mask: Any = None,
     ) -> tuple[Any, PolicyState]:
-        """Choose the action of a step.
+        """Choose the action of one step.
 
         Args:
-            observation: one observation, or a batch of them as a vector environment returns it; the number of
-                dimensions decides.
-            state: what the last call returned; None where all episodes begin.
-            episode_start: whether the observation is the first of an episode, bool, or ``[n]`` for a batch: there the
-                state counts as fresh. None where no episode begins.
-            deterministic: choose the best action. Otherwise act as in training: draw from the distribution, or explore
-                (DQN and R2D2: with the checkpoint's probability of a random action); see :meth:`set_seed`.
-            reward: what the last action was rewarded with, a number or ``[n]``; read by a policy that was trained with
-                the previous reward, others leave it aside.
-            action_mask: which actions are allowed, bool or 0 and 1, for a policy that was trained with masks; by
-                default the entry ``action_mask`` of the observation.
+            observation: one observation, or a batch of them as returned by a vector environment. The number of
+                dimensions determines which.
+            state: the state returned by the previous call; None if all episodes begin.
+            episode_start: whether the observation is the first of an episode, a bool, or ``[n]`` for a batch. The state
+                is reset there. None if no episode begins.
+            deterministic: choose the greedy action. Otherwise act as in training: sample from the distribution, or
+                explore (DQN and R2D2: with the checkpoint's probability of a random action); see :meth:`set_seed`.
+            reward: reward of the previous action, a number or ``[n]``. Required by policies trained with the previous
+                reward and ignored by others.
+            action_mask: allowed actions, bool or 0 and 1, for a policy trained with masks; by default the observation's
+                entry ``action_mask``.
 
         Returns:
-            The action, as ``env.step`` takes it, and the new state, arrays of the program's own: they can be copied,
-            edited, pickled and saved. ``state`` isn't changed.
+            The action, as ``env.step`` expects it, and the new state. The state's arrays are copies, which may be
+            edited, pickled and saved. The argument ``state`` is not modified.
 
         Raises:
             ArgumentError: an argument has another shape or dtype, or belongs to another batch or policy.
-            ArgumentTypeError: ``state`` is no state.
+            ArgumentTypeError: ``state`` is not a mapping.
             MissingArgumentError: the policy reads the reward or the mask, and it isn't given.
             NonFiniteError: an observation or a reward isn't finite.
-            UnsupportedError: ``deterministic=False`` of an exported file.
+            UnsupportedError: ``deterministic=False`` for an exported file.
             UsageError: a mask allows no action.
         """
         batch, entries = self._converter.observe(observation)
         rows = batch[0] if batch else 1
-        start = _starts(state, episode_start, batch)
+        start = _episode_starts(state, episode_start, batch)
         entries[IS_INIT] = torch.from_numpy(start).unsqueeze(-1)
-        entries |= self._stored(state, batch, start)
+        entries |= self._carry(state, batch, start)
         if PREVIOUS_REWARD in self._step.reads:
-            entries[PREVIOUS_REWARD] = self._rewarded(reward, batch, start)
+            entries[PREVIOUS_REWARD] = self._reward_entry(reward, batch, start)
         if ACTION_MASK in self._step.reads:
             mask = value_at(observation, self._converter.mask_path) if action_mask is None else action_mask
-            entries[ACTION_MASK] = self._masked(mask, batch)
+            entries[ACTION_MASK] = self._mask_entry(mask, batch)
         elif action_mask is not None:
             raise ArgumentError(f"action_mask= is for a policy that was trained with masks, and {self._name} was not.")
-        with self._drawing(deterministic):
+        with self._seeded_sampling(deterministic):
             action, after = self._step(entries, rows, deterministic=deterministic)
         if self._previous is not None:
             after[PREVIOUS_ACTION] = self._previous.encode(action, [rows])
@@ -110,60 +110,60 @@ class Policy:
         }
 
     def compiled(self) -> CompiledPolicy:
-        """Return the greedy policy of one environment as one call of the C++ library, arrays in and out.
+        """Return the greedy policy for one environment, compiled to one call of the C++ library.
 
         Raises:
-            UnsupportedError: it can't be; the message says why.
+            UnsupportedError: the policy can't be compiled; the message states the reason.
         """
         return CompiledPolicy(self._step, self._converter)
 
     def set_seed(self, seed: int) -> None:
-        """Seed the draws of ``deterministic=False``, which from now on leave torch's global generator alone.
+        """Seed the sampling of ``deterministic=False``, which afterwards no longer uses torch's global generator.
 
         Raises:
             ArgumentError: ``seed`` is negative or not an integer.
         """
-        self._random = torch.Generator().manual_seed(derive_seed(checked_seed(seed), "actions")).get_state()
+        self._rng_state = torch.Generator().manual_seed(derive_seed(checked_seed(seed), "actions")).get_state()
 
     @contextmanager
-    def _drawing(self, deterministic: bool) -> Generator[None]:
-        if deterministic or self._random is None:
+    def _seeded_sampling(self, deterministic: bool) -> Generator[None]:
+        if deterministic or self._rng_state is None:
             yield
             return
         outside = torch.get_rng_state()
-        torch.set_rng_state(self._random)
+        torch.set_rng_state(self._rng_state)
         try:
             yield
-            self._random = torch.get_rng_state()
+            self._rng_state = torch.get_rng_state()
         finally:
             torch.set_rng_state(outside)
 
-    def _stored(self, state: Mapping[str, NDArray[Any]] | None, batch: Batch, start: NDArray[np.bool_]) -> Tensors:
-        """Return the entries that the policy carries; the previous action is zero where an episode begins."""
+    def _carry(self, state: Mapping[str, NDArray[Any]] | None, batch: Batch, start: NDArray[np.bool_]) -> Tensors:
+        """Return the carried entries; the previous action is zero where an episode begins."""
         rows = len(start)
         if state is None:
             return {key: torch.zeros(rows, *entry.shape, dtype=entry.dtype) for key, entry in self._carried.values()}
         if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - users err
             raise ArgumentTypeError(
-                f"state must be what predict returned, or None where episodes begin, got {type(state).__name__}."
+                f"state must be a state returned by predict, or None where episodes begin, got {type(state).__name__}."
             )
         if state.keys() != self._carried.keys():
             raise ArgumentError(
-                f"state must be what predict of the same policy returned, with {list(self._carried) or 'no entries'}, "
-                f"got {list(state) or 'no entries'}."
+                f"state must be a state returned by predict of the same policy, with "
+                f"{list(self._carried) or 'no entries'}, got {list(state) or 'no entries'}."
             )
         entries = {key: _tensor(state[name], batch, entry, name) for name, (key, entry) in self._carried.items()}
         if PREVIOUS_ACTION in entries and start.any():
             entries[PREVIOUS_ACTION][torch.from_numpy(start)] = 0
         return entries
 
-    def _rewarded(self, reward: Any, batch: Batch, start: NDArray[np.bool_]) -> Tensor:
+    def _reward_entry(self, reward: Any, batch: Batch, start: NDArray[np.bool_]) -> Tensor:
         """Return the previous reward, zero where an episode begins."""
         entry = self._step.reads[PREVIOUS_REWARD]
         if reward is None:
             if not start.all():
                 raise MissingArgumentError(
-                    f"{self._name} reads the previous reward: give what env.step returned, predict(..., reward=reward)."
+                    f"{self._name} reads the previous reward: pass the one from env.step, predict(..., reward=reward)."
                 )
             return torch.zeros(len(start), *entry.shape, dtype=entry.dtype)
         found = np.asarray(reward)
@@ -175,25 +175,25 @@ class Policy:
             raise NonFiniteError(f"reward must be finite, got {found}.")
         return torch.from_numpy(found).to(entry.dtype).reshape(len(start), *entry.shape)
 
-    def _masked(self, mask: Any, batch: Batch) -> Tensor:
+    def _mask_entry(self, mask: Any, batch: Batch) -> Tensor:
         if mask is None:
             raise MissingArgumentError(
-                f"{self._name} was trained with action masks: give the one of this step, "
+                f"{self._name} was trained with action masks: pass the mask of this step, "
                 "predict(..., action_mask=info['action_mask'])."
             )
         allowed = self._converter.mask(mask, batch)
         empty = rows_without_choice(allowed, choice_counts(self._converter.action_spec)).nonzero()[:, 0].tolist()
         if empty:
             where = f" in rows {empty}" if batch else ""
-            raise UsageError(f"action_mask must allow an action wherever one is to be taken, but allows none{where}.")
+            raise UsageError(f"action_mask must allow at least one action, but allows none{where}.")
         return allowed
 
     def __repr__(self) -> str:
         return f"Policy({self._name}, {self.observation_space} -> {self.action_space})"
 
 
-def _starts(state: object, episode_start: Any, batch: Batch) -> NDArray[np.bool_]:
-    """Return where episodes begin, ``[n]``."""
+def _episode_starts(state: object, episode_start: Any, batch: Batch) -> NDArray[np.bool_]:
+    """Return the rows in which an episode begins, ``[n]``."""
     rows = batch[0] if batch else 1
     if state is None:
         return np.ones(rows, np.bool_)
@@ -215,7 +215,7 @@ def _tensor(value: Any, batch: Batch, entry: Entry, name: str) -> Tensor:
     if found.shape != expected:
         of = f"a batch of {batch[0]}" if batch else "one environment"
         raise ArgumentError(
-            f"The state of {of} must hold {name} of shape {list(expected)}, got {list(found.shape)}: give the state "
+            f"The state of {of} must hold {name} of shape {list(expected)}, got {list(found.shape)}: pass the state "
             "that belongs to these observations, or None where episodes begin."
         )
     tensor = torch.from_numpy(np.array(found)).to(entry.dtype)

@@ -1,1 +1,1 @@
-"""What a run reports: metrics, events, curves, and progress on the terminal."""
+"""Reporting of a run: metrics files, loggers, learning curves, and terminal progress."""

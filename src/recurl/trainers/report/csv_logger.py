@@ -1,4 +1,4 @@
-"""Rows of a run as CSV files: ``metrics.csv`` and ``evaluations.csv``."""
+"""CSV logger: ``metrics.csv`` and ``evaluations.csv``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from recurl.trainers.report.metrics import MetricsFile, Row
 
 
 class CsvLogger:
-    """Appends a row to a file after every update, and to another one after every evaluation.
+    """Callback that appends a row to one file after every update and to another after every evaluation.
 
     Args:
         metrics: file of the updates.
-        evaluations: file of the evaluations during training; None where there are none.
+        evaluations: file of the evaluations during training; None if there are none.
     """
 
     def __init__(self, metrics: MetricsFile, evaluations: MetricsFile | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: a bar where it can be drawn, lines elsewhere."""
+"""Terminal progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def make_display(console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> object:
-    """Return a live display on a terminal, plain lines otherwise: a callback."""
+    """Return a callback that shows progress: a live display on a terminal, plain lines otherwise."""
     if console.is_terminal:
-        # Imported where it is used: rich draws from Python's global random numbers when it is imported.
-        from recurl.trainers.report.live import LiveDisplay  # noqa: PLC0415 - as said above
+        # Lazy import: importing rich draws from Python's global random number generator.
+        from recurl.trainers.report.live import LiveDisplay  # noqa: PLC0415 - see above
 
         return LiveDisplay(console, total_steps=total_steps, live=live, done_steps=done_steps)
     return LineDisplay(console, total_steps=total_steps, live=live)

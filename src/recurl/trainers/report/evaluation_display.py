@@ -1,4 +1,4 @@
-"""Progress of an evaluation on the terminal."""
+"""Terminal progress of an evaluation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SECONDS_BETWEEN_PICTURES = 0.2
 
 
 class EvaluationDisplay:
-    """A progress bar on a terminal; elsewhere a line every few seconds.
+    """Progress of an evaluation: a status line on a terminal, a printed line every few seconds elsewhere.
 
     Args:
-        console: console to write to; None for none.
-        episodes: episodes of the evaluation.
+        console: console to write to; None to show nothing.
+        episodes: number of episodes of the evaluation.
         seconds: seconds before the first line and between lines; the default depends on the console.
 
     Example:
@@ -32,8 +32,8 @@ class EvaluationDisplay:
         self._episodes = episodes
         self._live: Any = None
         if console is not None and console.is_terminal:
-            # Imported where it is used: rich draws from Python's global random numbers when it is imported.
-            from rich.status import Status  # noqa: PLC0415 - as said above
+            # Lazy import: importing rich draws from Python's global random number generator.
+            from rich.status import Status  # noqa: PLC0415 - see above
 
             self._live = Status("", console=console)
         usual = _SECONDS_BETWEEN_LINES if self._live is None else _SECONDS_BETWEEN_PICTURES
@@ -42,7 +42,7 @@ class EvaluationDisplay:
         self._begun = False
 
     def update(self, done: int, steps: int) -> None:
-        """Show how many episodes have ended and how many steps were made, when it is time."""
+        """Show the number of finished episodes and of steps if enough time has passed."""
         if self._console is None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._seconds

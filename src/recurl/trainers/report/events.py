@@ -1,4 +1,4 @@
-"""TensorBoard events, written synchronously."""
+"""Synchronous writer of TensorBoard events."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BIN
 
 
 class Events:
-    """TensorBoard scalars over environment steps, handed to the operating system at every write.
+    """Writer of TensorBoard scalars over environment steps, unbuffered.
 
     Args:
         folder: folder of the event files.
-        purge_step: events at later steps that an earlier process left are hidden; None for a new run.
+        purge_step: hide events of earlier processes from this step on; None for a new run.
 
     Raises:
         StorageError: the file can't be written; also from :meth:`write`.
     """
 
     def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
-        # Imported where it is used. TensorBoard's own writers leave the work to a thread, and errors to its traceback.
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 - as said above
-        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415 - as said above
+        # Lazy import. TensorBoard's own writers write from a thread, whose errors only appear as its traceback.
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 - see above
+        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415 - see above
 
         self._record: Any = RecordWriter
         self._protos: Any = event_pb2
@@ -47,7 +47,7 @@ class Events:
             self._add(step=purge_step, session_log=log(status=log.START))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Add numbers, by their tags, at an environment step."""
+        """Write scalars, keyed by tag, at an environment step."""
         values = [self._summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
         self._add(step=step, summary=self._summaries.Summary(value=values))
 

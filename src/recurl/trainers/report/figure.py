@@ -1,4 +1,4 @@
-"""Figures of returns over environment steps, in one style."""
+"""Figures of returns over environment steps in a uniform style."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recurl.trainers.files.durable import write_whole
 
 COLORS = ("#3f51b5", "#ef6c00", "#00897b", "#c2185b", "#5d4037", "#7cb342", "#8e24aa", "#9e9e9e")
 FORMATS = ("png", "svg", "pdf")
-_LONGEST = 200  # characters of a text
+_MAX_TEXT = 200  # characters of a text
 
 
 class Line(NamedTuple):
@@ -23,9 +23,9 @@ class Line(NamedTuple):
     low: Sequence[float]
     high: Sequence[float]
     points: bool = False
-    """Mark every value."""
+    """Whether to mark every value."""
     color: int | None = None
-    """Number of the color; that of the line in its panel by default."""
+    """Index of the color; by default the index of the line in its panel."""
 
 
 class Panel(NamedTuple):
@@ -38,7 +38,7 @@ class Panel(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """Numbers of several groups, with intervals."""
+    """Values of several groups, with intervals."""
 
     title: str
     labels: Sequence[str]
@@ -59,12 +59,12 @@ def draw_returns(
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], *, ylabel: str) -> None:
-    """Draw curves, their bands and horizontal references, a panel for each task.
+    """Draw curves with bands and horizontal reference lines, one panel per task.
 
     Args:
-        path: file to write; its suffix decides the format.
-        panels: what to draw, two in a row.
-        ylabel: what the curves are.
+        path: file to write; its suffix determines the format.
+        panels: the panels, drawn two per row.
+        ylabel: label of the y axis.
 
     Raises:
         StorageError: the picture can't be written.
@@ -87,11 +87,11 @@ def draw_panels(path: Path, panels: Sequence[Panel], *, ylabel: str) -> None:
 
 
 def draw_intervals(path: Path, panels: Sequence[Bars]) -> None:
-    """Draw numbers of several groups as bars with intervals, a panel for each number.
+    """Draw values of several groups as interval bars, one panel per metric.
 
     Args:
-        path: file to write; its suffix decides the format.
-        panels: what to draw, two in a row, with the same groups in all.
+        path: file to write; its suffix determines the format.
+        panels: the panels, drawn two per row, all with the same groups.
 
     Raises:
         StorageError: the picture can't be written.
@@ -110,14 +110,14 @@ def draw_intervals(path: Path, panels: Sequence[Bars]) -> None:
 
 
 def _draw(path: Path, panels: Sequence[Any], draw: Callable[[Any, Any], None], *, height: float) -> None:
-    # Imported where it is used: it takes a quarter of the time that torch takes.
-    from matplotlib import rc_context  # noqa: PLC0415 - as said above
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as said above
-    from matplotlib.figure import Figure  # noqa: PLC0415 - as said above
+    # Lazy import: matplotlib takes a quarter of the import time of torch.
+    from matplotlib import rc_context  # noqa: PLC0415 - see above
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see above
+    from matplotlib.figure import Figure  # noqa: PLC0415 - see above
 
     drawn, columns = io.BytesIO(), min(len(panels), 2)
     rows = -(-len(panels) // columns)
-    with rc_context({"text.parse_math": False}):  # an option's value may hold a dollar sign
+    with rc_context({"text.parse_math": False}):  # option values may contain dollar signs
         figure = Figure(figsize=(7 * columns, height * rows), layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
         for place, panel in enumerate(panels, 1):
@@ -130,4 +130,4 @@ def _draw(path: Path, panels: Sequence[Any], draw: Callable[[Any, Any], None], *
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."

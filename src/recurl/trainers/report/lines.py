@@ -1,4 +1,4 @@
-"""Progress of a run as plain lines."""
+"""Plain-text progress of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from recurl.trainers.report.metrics import Row
-from recurl.trainers.report.shown import Shown
+from recurl.trainers.report.shown import ProgressText
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,12 +15,12 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class LineDisplay:
-    """A plain line every few seconds, for files and pipes; the first and the last row are always shown.
+    """Callback that prints a plain line every few seconds, for files and pipes. First and last row are always printed.
 
     Args:
         console: console to write to.
         total_steps: environment steps of the whole run.
-        live: format of the algorithm's own numbers.
+        live: format string of the algorithm's metrics.
         seconds: seconds between lines.
     """
 
@@ -28,35 +28,35 @@ class LineDisplay:
         self, console: Console, *, total_steps: int, live: str, seconds: float = _SECONDS_BETWEEN_LINES
     ) -> None:
         self._console = console
-        self._shown = Shown(live, total_steps)
+        self._latest = ProgressText(live, total_steps)
         self._total = total_steps
         self._seconds = seconds
         self._next = 0.0
         self._pending = False
 
     def on_update(self, row: Row) -> None:
-        """Print the row when it is time, otherwise keep it."""
-        self._shown.update(row)
+        """Print the row if enough time has passed, otherwise keep it."""
+        self._latest.update(row)
         self._pending = True
         if time.monotonic() >= self._next:
             self._print()
             self._next = time.monotonic() + self._seconds
 
     def on_evaluation(self, row: Row) -> None:
-        """Keep the row, for the lines that follow."""
-        self._shown.evaluate(row)
-        self._pending = self._shown.row is not None
+        """Keep the row for subsequent lines."""
+        self._latest.evaluate(row)
+        self._pending = self._latest.row is not None
 
     def on_end(self, outcome: object) -> None:
-        """Print the last row."""
+        """Print the last row if it is still pending."""
         if self._pending:
             self._print()
 
     def _print(self) -> None:
         self._pending = False
-        taken = 0 if self._shown.row is None else int(self._shown.row["env_steps"])
+        taken = 0 if self._latest.row is None else int(self._latest.row["env_steps"])
         self._console.print(
-            f"{taken:>9,}/{self._total:,} steps  {self._shown.text}  left {self._shown.left}",
+            f"{taken:>9,}/{self._total:,} steps  {self._latest.text}  left {self._latest.left}",
             soft_wrap=True,
             markup=False,
             highlight=False,

@@ -1,4 +1,4 @@
-"""The loggers to choose from, besides the CSV files and the terminal, which every run has."""
+"""Registry of optional loggers, in addition to the CSV files and the terminal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from recurl.trainers.report.wandb_logger import WandbLogger
 
 
 class Place(NamedTuple):
-    """What a logger is made of."""
+    """Arguments for constructing a logger."""
 
     folder: Path
-    """Folder of the run."""
+    """Run folder."""
     tensorboard: Path
     """Folder of the TensorBoard events."""
     options: Mapping[str, Any]
     """Options of the run."""
     since: int | None
-    """Environment step that a resumed run goes on from; None for a new run."""
+    """Environment step from which a run is resumed; None for a new run."""
 
 
 Maker: TypeAlias = Callable[[Place], object]
@@ -38,17 +38,17 @@ LOGGERS: dict[str, tuple[Maker, str, str] | None] = {
     "wandb": (lambda place: WandbLogger(place.folder, place.options), "wandb", "wandb"),
     "none": None,
 }
-"""By name: what makes it, the package that it needs, and the extra that has it."""
+"""Factory, required package, and extra that installs the package, by logger name."""
 
 
 def check_packages(logger: str) -> None:
-    """Refuse a run whose packages are not installed.
+    """Check that the packages of a logger and of the plots are installed.
 
     Args:
         logger: name of the logger.
 
     Raises:
-        MissingDependencyError: its package, or that of the plots, is not.
+        MissingDependencyError: one of the packages is not installed.
     """
     entry = LOGGERS[logger]
     needed = [("matplotlib", "train"), *([] if entry is None else [entry[1:]])]
@@ -58,6 +58,6 @@ def check_packages(logger: str) -> None:
 
 
 def make_loggers(logger: str, place: Place) -> list[object]:
-    """Return the logger of a name, or none for ``"none"``."""
+    """Return a list with the named logger, empty for ``"none"``."""
     entry = LOGGERS[logger]
     return [] if entry is None else [entry[0](place)]

@@ -1,4 +1,4 @@
-"""Rows of a run: ``metrics.csv``, one per update, and ``evaluations.csv``, one per evaluation."""
+"""Metrics files of a run: ``metrics.csv``, one row per update, and ``evaluations.csv``, one row per evaluation."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from recurl.untrusted import open_regular, open_regular_descriptor
 Row: TypeAlias = Mapping[str, float]
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 RETURN, SPREAD, EVALUATION = "return_mean_20", "return_std_20", "eval_return"
-"""Columns: mean and standard deviation of the returns of the last 20 episodes, and the mean return of an evaluation."""
-LARGEST = 1e100
-"""Returns up to there are drawn and averaged; beyond, their sums would be infinite."""
+"""Columns: mean and standard deviation of the last 20 episode returns, and mean return of an evaluation."""
+MAX_RETURN = 1e100
+"""Largest return that is drawn and averaged; sums of larger ones could overflow."""
 COLLECTION = ("lag_mean", "lag_max", "actors_replaced", "frames_lost")
-"""Columns of a run with actors: how many versions old the weights were that acted, and what was lost so far."""
+"""Columns of a run with actors: mean and maximum lag of the acting weights in versions, and cumulative losses."""
 _UPDATE, STEPS = "update", "env_steps"
 _GROUPS = {
     "episodes": ("episodes", RETURN, SPREAD, "length_mean_20"),
     "run": (_UPDATE, "wall_s", "cpu_s", "steps_per_s", "skipped", *COLLECTION),
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}
-_EVALUATED = "eval_"
-_LARGEST = 2**31  # bytes of a file: some ten million rows
-_LONGEST = 2**16  # bytes of a line
-_MOST = 2**20  # rows of a curve
-_MOST_STEPS = 10**15
+_EVALUATION_PREFIX = "eval_"
+_MAX_BYTES = 2**31  # file size, about ten million rows
+_MAX_LINE_BYTES = 2**16
+_MAX_POINTS = 2**20  # rows of a curve
+_MAX_STEPS = 10**15
 
 
 def tagged(row: Row) -> dict[str, float]:
-    """Return the numbers of a row by tags with a group, ``env_steps`` left out.
+    """Return the values of a row, without ``env_steps``, keyed by tags with group prefixes.
 
     Example:
         >>> tagged({"env_steps": 64, "return_mean_20": 1.0, "grad_norm": 0.5, "eval_return": 2.0})
@@ -49,28 +49,28 @@ def tagged(row: Row) -> dict[str, float]:
 
 
 def _tag(name: str) -> str:
-    if name.startswith(_EVALUATED):
-        return f"evaluation/{name.removeprefix(_EVALUATED)}"
+    if name.startswith(_EVALUATION_PREFIX):
+        return f"evaluation/{name.removeprefix(_EVALUATION_PREFIX)}"
     return f"{_GROUP_OF.get(name, 'learning')}/{name}"
 
 
 class MetricsFile:
-    """File of one row per update or evaluation, handed to the operating system at every write.
+    """Unbuffered CSV file with one row per update or evaluation.
 
-    The file only grows, or is replaced whole.
+    The file is only appended to, or replaced as a whole.
 
     Args:
         path: the file.
-        fields: names of the columns; those of an earlier version of recurl that a file has besides are kept.
-        updates: of the checkpoint that a run goes on from. Rows of later updates are dropped; so is what a crash left
-            of a row.
-        expected: rows up to there; one per update by default.
-        score: column that every such file has, besides ``update`` and ``env_steps``.
-        notify: called when rows before the checkpoint are missing: the run goes on without them.
+        fields: names of the columns. Other columns that the file has from an earlier version of recurl are kept.
+        updates: number of updates of the checkpoint from which a run is resumed. Rows of later updates and rows
+            truncated by a crash are dropped.
+        expected: expected number of rows up to the checkpoint; one per update by default.
+        score: column that must exist besides ``update`` and ``env_steps``.
+        notify: called if rows before the checkpoint are missing. The run continues without them.
 
     Raises:
-        ArgumentError: the file holds something else.
-        StorageError: it can't be written.
+        ArgumentError: the file isn't a metrics file.
+        StorageError: the file can't be written.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class MetricsFile:
         if len(kept) < expected:
             what = "updates" if score == RETURN else "evaluations"
             notify(
-                f"{path} holds the rows of {len(kept)} of the {expected} {what} before the checkpoint: the others are "
-                "lost, the run goes on without them."
+                f"{path} contains rows for {len(kept)} of the {expected} {what} before the checkpoint: the others are "
+                "lost, and the run continues without them."
             )
         text = self._text([dict(zip(self._fields, self._fields, strict=True)), *kept])
         with writing(path):
@@ -109,7 +109,7 @@ class MetricsFile:
         """Append a row.
 
         Raises:
-            StorageError: it can't be written; a part of it may be.
+            StorageError: the row can't be written completely.
         """
         with writing(self._path):
             write_all(self._descriptor, self._text([row]))
@@ -127,7 +127,7 @@ class MetricsFile:
 
 
 def _holds(path: Path, text: bytes) -> bool:
-    """Return whether a file holds ``text``, and has no other name (a hard link) whose file would grow with it."""
+    """Return whether a file contains exactly ``text`` and has no hard links, which would grow with it."""
     try:
         with open_regular(path) as file:
             about = os.fstat(file.fileno())
@@ -137,12 +137,12 @@ def _holds(path: Path, text: bytes) -> bool:
 
 
 def read_metrics(path: Path, score: str = RETURN) -> tuple[list[str], list[dict[str, str]]]:
-    """Return columns and whole rows of the metrics of a run; none if there is no such file, or it is empty.
+    """Return the columns and complete rows of a metrics file; both empty if the file is missing or empty.
 
-    Rows whose numbers can't be read, such as the last one of a run that died while it wrote it, are left out.
+    Unparsable rows are skipped, such as the last row of a run that was killed while writing it.
 
     Raises:
-        ArgumentError: the file holds something else.
+        ArgumentError: the file isn't a metrics file.
     """
     table = _table(path, score)
     fields = next(table, [])
@@ -150,18 +150,18 @@ def read_metrics(path: Path, score: str = RETURN) -> tuple[list[str], list[dict[
 
 
 def read_curve(path: Path, score: str = RETURN, *more: str) -> list[Array]:
-    """Return columns of the metrics of a run as numbers, ``[rows]`` each: environment steps, ``score``, and ``more``.
+    """Return numeric columns of a metrics file, ``[rows]`` each: environment steps, ``score``, and ``more``.
 
-    Rows in which ``score`` is NaN or infinite are left out. Of more than a million rows every second, fourth and so on
-    is kept, and the last one: the memory that this takes is bounded.
+    Rows in which ``score`` is NaN or infinite are skipped. To bound memory, files with more than a million rows are
+    subsampled to every second row, every fourth, and so on, keeping the last row.
 
     Args:
-        path: the file; without it all columns are empty.
+        path: the file; if it doesn't exist, all columns are empty.
         score: see :class:`MetricsFile`.
         more: other columns; NaN where a row has no such number.
 
     Raises:
-        ArgumentError: the file holds something else.
+        ArgumentError: the file isn't a metrics file.
     """
     table = _table(path, score)
     fields = next(table, [])
@@ -171,7 +171,7 @@ def read_curve(path: Path, score: str = RETURN, *more: str) -> list[Array]:
     for number, last in enumerate(rows):
         if number % every == 0:
             kept.extend(last)
-            if len(kept) == _MOST * len(places):
+            if len(kept) == _MAX_POINTS * len(places):
                 every *= 2
                 kept = array("d", np.asarray(kept).reshape(-1, len(places))[::2].tobytes())
     found = np.asarray(kept).reshape(-1, len(places))
@@ -181,13 +181,13 @@ def read_curve(path: Path, score: str = RETURN, *more: str) -> list[Array]:
 
 
 def _table(path: Path, score: str) -> Iterator[list[str]]:
-    """Yield the columns of a file, and then the cells of its whole rows; nothing if it isn't there, or is empty.
+    """Yield the column names of a file, then the cells of each complete row; nothing if it is missing or empty.
 
     Raises:
-        ArgumentError: the file holds something else.
+        ArgumentError: the file isn't a metrics file.
     """
     try:
-        with open_regular(path, most=_LARGEST) as file:
+        with open_regular(path, most=_MAX_BYTES) as file:
             lines = _lines(file)
             header = next(lines, None)
             if header is None:
@@ -196,7 +196,7 @@ def _table(path: Path, score: str) -> Iterator[list[str]]:
             if not set(needed) <= set(fields):
                 raise ArgumentError(
                     f"{path} must have the columns {', '.join(needed)} of a run's metrics, got {header[:80]!r}: move "
-                    "it away; the run goes on with a new one."
+                    "it away; the run then continues with a new file."
                 )
             yield fields
             places = [fields.index(name) for name in needed]
@@ -207,16 +207,18 @@ def _table(path: Path, score: str) -> Iterator[list[str]]:
     except FileNotFoundError:
         return
     except (OSError, UnicodeDecodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise ArgumentError(f"{path} can't be read ({said}): move it away; the run goes on with a new one.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ArgumentError(
+            f"{path} can't be read ({reason}): move it away; the run then continues with a new file."
+        ) from error
 
 
 def _lines(file: IO[bytes]) -> Iterator[str]:
-    """Yield the whole lines of a file, of a very long one the beginning; a last one without end is left out."""
-    while line := file.readline(_LONGEST):
+    """Yield the complete lines of a file, overlong ones truncated; an unterminated last line is skipped."""
+    while line := file.readline(_MAX_LINE_BYTES):
         rest = line
         while rest and not rest.endswith(b"\n"):
-            rest = file.readline(_LONGEST)
+            rest = file.readline(_MAX_LINE_BYTES)
         if rest:
             yield line.decode(errors="strict" if rest is line else "replace").rstrip("\r\n")
 
@@ -233,7 +235,7 @@ def _has_numbers(update: str, steps: str, score: str) -> bool:
         whole, _ = (int(update), int(steps)), float(score)
     except ValueError:
         return False
-    return all(0 < number <= _MOST_STEPS for number in whole)
+    return all(0 < number <= _MAX_STEPS for number in whole)
 
 
 def _numbers(row: Sequence[str], places: Sequence[int]) -> list[float]:
@@ -248,7 +250,7 @@ def _number(text: str) -> float:
 
 
 def _kept(rows: Sequence[dict[str, str]], updates: int) -> list[dict[str, str]]:
-    """Return the rows up to an update, each of which follows the one before."""
+    """Return the rows up to an update whose updates and steps increase strictly."""
     kept: list[dict[str, str]] = []
     update = steps = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""Learning curve of a run, drawn from its metrics."""
+"""Learning curve of a run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 
 from recurl.trainers.report.figure import Line, draw_returns
-from recurl.trainers.report.metrics import EVALUATION, LARGEST, RETURN, SPREAD, Array, read_curve
+from recurl.trainers.report.metrics import EVALUATION, MAX_RETURN, RETURN, SPREAD, Array, read_curve
 
-_SMOOTHED = 50  # of the width of the figure
-_POINTS = 2_000  # drawn at most
+_WINDOWS = 50  # smoothing windows across the figure
+_MAX_POINTS = 2_000  # points drawn per curve
 
 
 def plot_learning_curve(
     metrics: Path, picture: Path, *, title: str, evaluations: Path | None = None, references: Mapping[str, float]
 ) -> None:
-    """Draw returns over environment steps: of training episodes, smoothed, and of evaluations, each with its spread.
+    """Draw smoothed training returns and evaluation returns over environment steps, with standard deviations.
 
     Args:
         metrics: ``metrics.csv`` of a run.
-        picture: file to write; its suffix decides the format.
-        title: heading.
+        picture: file to write; its suffix determines the format.
+        title: title of the figure.
         evaluations: ``evaluations.csv``, if there is one.
         references: heights of dashed lines, by name.
 
@@ -38,16 +38,16 @@ def plot_learning_curve(
 
 def _line(label: str, file: Path, mean: str, spread: str, *, smooth: bool) -> Line:
     steps, *columns = read_curve(file, mean, spread)
-    means, spreads = (np.clip(column, -LARGEST, LARGEST) for column in columns)
-    window = max(1, len(steps) // _SMOOTHED) if smooth else 1
+    means, spreads = (np.clip(column, -MAX_RETURN, MAX_RETURN) for column in columns)
+    window = max(1, len(steps) // _WINDOWS) if smooth else 1
     means, bands = smoothed(means, window), smoothed(np.nan_to_num(spreads, nan=0.0), window)
-    shown = np.unique(np.linspace(0, max(len(steps) - 1, 0), min(len(steps), _POINTS), dtype=int))
+    shown = np.unique(np.linspace(0, max(len(steps) - 1, 0), min(len(steps), _MAX_POINTS), dtype=int))
     low, high = ((means + sign * bands)[shown].tolist() for sign in (-1, 1))
     return Line(label, steps[shown].tolist(), means[shown].tolist(), low, high, points=not smooth)
 
 
 def smoothed(values: Array, window: int) -> Array:
-    """Return means over the last ``window`` values, ``[rows]`` like the values.
+    """Return the moving average over the last ``window`` values, ``[rows]`` like the values.
 
     Example:
         >>> smoothed(np.array([0.0, 2.0, 4.0, 6.0]), 2).tolist()

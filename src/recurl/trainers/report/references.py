@@ -1,4 +1,4 @@
-"""Returns to hold a learning curve against: those of the best policies with and without memory."""
+"""Reference returns for learning curves: those of the best policies with and without memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from recurl.envs.tasks import TASKS
 from recurl.errors import UnsupportedError
 
 OPTIMUM, MEMORYLESS = "optimum", "best without memory"
-"""Names of the returns that tasks declare."""
+"""Names of the reference returns that tasks declare."""
 
 
 def reference_returns(env: str, arguments: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is known of a task, by name; nothing where it isn't one of recurl's, or doesn't take the arguments.
+    """Return the known reference returns of a task by name; empty for other tasks or unsupported arguments.
 
     Example:
         >>> reference_returns("recurl/RepeatPrevious-v0", {"k": 8})

@@ -1,4 +1,4 @@
-"""Text of the latest numbers of a run, for the terminal."""
+"""Text of the latest metrics of a run, for the terminal."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _SPEED = "{steps_per_s:.0f} steps/s"
 
 
 class _Dashes(Formatter):
-    """Formats nan, a number that isn't there yet, as a dash."""
+    """Formatter that shows NaN, which marks values not available yet, as a dash."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         return "-" if isinstance(value, float) and math.isnan(value) else super().format_field(value, format_spec)
 
 
-class Shown:
-    """The numbers that a run shows while it trains: those of the last update and of the last evaluation.
+class ProgressText:
+    """Progress text of a run: metrics of the last update and the last evaluation.
 
     Args:
-        live: format of the algorithm's own numbers.
+        live: format string of the algorithm's metrics.
         total_steps: environment steps of the whole run.
 
     Example:
-        >>> shown = Shown("loss {loss:.2f}", 1000)
+        >>> latest = ProgressText("loss {loss:.2f}", 1000)
         >>> numbers = {"length_mean_20": math.nan, "steps_per_s": 50.0, "wall_s": 2.0, "loss": math.nan}
-        >>> shown.update({"env_steps": 100, "return_mean_20": math.nan, **numbers})
-        >>> shown.text, shown.left
+        >>> latest.update({"env_steps": 100, "return_mean_20": math.nan, **numbers})
+        >>> latest.text, latest.left
         ('no episode has ended yet  50 steps/s  loss -', '18 s')
     """
 
@@ -42,17 +42,17 @@ class Shown:
         self.row: Row | None = None
 
     def update(self, row: Row) -> None:
-        """Take the row of an update."""
+        """Set the row of the last update."""
         self._first = self._first or row
         self.row = row
 
     def evaluate(self, row: Row) -> None:
-        """Take the row of an evaluation."""
+        """Set the row of the last evaluation."""
         self._evaluated = row
 
     @property
     def text(self) -> str:
-        """The numbers in one line."""
+        """The metrics in one line."""
         if self.row is None:
             return "collecting"
         episodes = "no episode has ended yet" if math.isnan(self.row[RETURN]) else _EPISODES
@@ -63,7 +63,7 @@ class Shown:
 
     @property
     def left(self) -> str:
-        """Time until all steps are taken, at the mean speed of this process."""
+        """Remaining time at the mean speed of this process."""
         if self.row is None or self._first is None:
             return "-"
         speed, seconds = self.row["steps_per_s"], self.row["wall_s"] - self._first["wall_s"]
@@ -73,7 +73,7 @@ class Shown:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words.
+    """Format a duration for display.
 
     Example:
         >>> duration(45.2), duration(150.0), duration(12_000.0)

@@ -1,4 +1,4 @@
-"""Rows of a run as TensorBoard scalars, their tags in groups."""
+"""TensorBoard logger."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from recurl.trainers.report.metrics import Row, tagged
 
 
 class TensorBoardLogger:
-    """Writes the numbers of updates and evaluations under grouped tags, such as ``episodes/return_mean_20``.
+    """Callback that writes update and evaluation metrics under grouped tags, such as ``episodes/return_mean_20``.
 
     Args:
-        events: where they go.
+        events: writer of the events.
     """
 
     def __init__(self, events: Events) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a run on Weights & Biases, online or, with ``WANDB_MODE=offline``, in a folder."""
+"""Weights & Biases logger; with ``WANDB_MODE=offline`` it writes to a folder."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from recurl.trainers.files.durable import make_folder, write_whole
 from recurl.trainers.report.metrics import Row, tagged
 from recurl.untrusted import read_bytes
 
-_LONGEST = 1_000  # bytes of an id
+_MAX_ID_BYTES = 1_000  # bytes of an id
 
 
 class WandbLogger:
-    """Logs the numbers of updates and evaluations over environment steps.
+    """Callback that logs update and evaluation metrics over environment steps.
 
-    A resumed run goes on under its id, which stands in ``<folder>/wandb/run_id``.
+    A resumed run keeps its id, which is stored in ``<folder>/wandb/run_id``.
 
     Args:
-        folder: folder of the run.
+        folder: run folder.
         options: options of the run.
     """
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
-        wandb: Any = importlib.import_module("wandb")  # where it is used: it takes a second, and is an extra
+        wandb: Any = importlib.import_module("wandb")  # lazy: an optional extra, and the import takes a second
         place = folder / "wandb"
         make_folder(place)
         known = place / "run_id"
@@ -52,16 +52,16 @@ class WandbLogger:
         self._run.log({"env_steps": int(row["env_steps"]), **tagged(row)})
 
     def on_end(self, outcome: object) -> None:
-        """Finish; Weights & Biases lists a run that failed as such."""
+        """Finish the Weights & Biases run, marking it as failed if the run failed."""
         self._run.finish(exit_code=int(getattr(outcome, "status", "") == "failed"))
 
 
 def _read_id(path: Path) -> str | None:
     try:
-        return read_bytes(path, _LONGEST).decode()
+        return read_bytes(path, _MAX_ID_BYTES).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(
-            f"{path} holds no id of Weights & Biases ({error}): remove it; the run gets another id."
+            f"{path} doesn't contain a Weights & Biases id ({error}): remove it; the run gets a new id."
         ) from error

@@ -1,4 +1,4 @@
-"""Several runs together: sweeps over seeds and options, and comparisons."""
+"""Studies of several runs: sweeps over seeds and options, and comparisons."""
 
 from recurl.trainers.study.comparison import Comparison, Group, compare
 

@@ -1,4 +1,4 @@
-"""Comparison of runs: scores and learning curves of groups of seeds, with intervals."""
+"""Comparison of runs: scores and learning curves of groups of seeds with confidence intervals."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from recurl.trainers.study.statistics import (
 )
 
 _POINTS = 200
-_WHAT = {"training": "mean of the last 20 episodes", "evaluation": "last evaluation"}
-_COLUMNS = ("runs", "steps", "IQM", "95 % interval", "least", "most")
+_SCORE_NAMES = {"training": "mean of the last 20 episodes", "evaluation": "last evaluation"}
+_COLUMNS = ("runs", "steps", "IQM", "95% interval", "min", "max")
 
 
 class Group(NamedTuple):
-    """Runs that differ in the seed only.
+    """Runs that differ only in the seed.
 
-    Each curve has 2 to 200 steps. A run that ended earlier than others counts with its last return from there on.
+    Each curve has 2 to 200 steps. The curve of a run that ended earlier than others is extended with its last return.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Group(NamedTuple):
     """Last return of each run."""
     iqm: float
     interval: tuple[float, float] | None
-    """None for one run."""
+    """95% interval of the interquartile mean; None for a single run."""
     steps: Array
     curve: Array
     """Interquartile means at ``steps``."""
@@ -48,7 +48,7 @@ class Group(NamedTuple):
 
 
 class TaskComparison(NamedTuple):
-    """Groups of runs of one task."""
+    """Comparison of groups of runs on one task."""
 
     task: str
     metric: Metric
@@ -58,11 +58,11 @@ class TaskComparison(NamedTuple):
     def table(self) -> str:
         """Return the scores as text, one line per group."""
         known = "".join(f"; {name} {value:.4g}" for name, value in self.references.items())
-        title = f"{self.task}: {self.metric} return, {_WHAT[self.metric]}{known}"
+        title = f"{self.task}: {self.metric} return, {_SCORE_NAMES[self.metric]}{known}"
         return "\n".join([title, *_table(("", *_COLUMNS), [_row(group) for group in self.groups])])
 
     def panel(self, labels: Sequence[str]) -> Panel:
-        """Return the learning curves, to draw; a group has the color of its place among ``labels``."""
+        """Return the panel of learning curves; a group's color is determined by its index in ``labels``."""
         lines = [
             Line(
                 f"{g.label} ({len(g.scores)})",
@@ -75,7 +75,7 @@ class TaskComparison(NamedTuple):
         return Panel(self.task, lines, self.references)
 
     def normalized(self, group: Group) -> Array | None:
-        """Return a group's scores as 0 for the best policy without memory and 1 for the optimum; None if unknown."""
+        """Return a group's scores normalized to 0 for the best memoryless policy and 1 for the optimum, or None."""
         if not self.references:
             return None
         one, zero = (self.references[name] for name in (OPTIMUM, MEMORYLESS))
@@ -90,17 +90,18 @@ class Aggregate(NamedTuple):
     values: Array
     """``[4]``: see :func:`~recurl.trainers.study.statistics.aggregates`."""
     intervals: tuple[Array, Array] | None
-    """None where each task has one run only."""
+    """None if every task has a single run."""
 
 
 class Comparison(NamedTuple):
-    """Groups of runs of one or several tasks.
+    """Comparison of groups of runs on one or several tasks.
 
     Attributes:
-        metric: what the scores are.
-        tasks: the comparisons of each task.
-        aggregates: of the groups that have runs of all tasks whose references are known, if these are several.
-        notes: what to know about the numbers, a line each.
+        metric: the return that is scored.
+        tasks: comparisons per task.
+        aggregates: aggregates over the tasks with reference returns, if there are several, for groups with runs on all
+            of them.
+        notes: remarks on the scores, one line each.
     """
 
     metric: Metric
@@ -109,11 +110,11 @@ class Comparison(NamedTuple):
     notes: list[str]
 
     def table(self) -> str:
-        """Return the scores as text: those of each task, aggregates over tasks, and notes."""
+        """Return the scores of each task, aggregates over tasks, and notes as text."""
         parts = [task.table() for task in self.tasks]
         if self.aggregates:
             title = (
-                f"Over tasks: normalized {self.metric} return (0 best without memory, 1 optimum), 95 % stratified "
+                f"Over tasks: normalized {self.metric} return (0 best without memory, 1 optimum), 95% stratified "
                 "bootstrap intervals"
             )
             rows = [_aggregate_row(one) for one in self.aggregates]
@@ -121,19 +122,19 @@ class Comparison(NamedTuple):
         return "\n\n".join([*parts, *(["\n".join(self.notes)] if self.notes else [])])
 
     def write(self, picture: Path) -> list[Path]:
-        """Write the learning curves as a picture and as CSV beside it, and the scores of all runs as another CSV.
+        """Write the learning curves as a picture and a CSV file next to it, and the scores of all runs as CSV.
 
-        Of several tasks the aggregates are another picture and CSV.
+        For several tasks, the aggregates are written to another picture and CSV file.
 
         Raises:
-            ArgumentError: the name of the picture has another ending.
+            ArgumentError: the picture has an unsupported suffix.
             StorageError: a file can't be written.
         """
         if picture.suffix[1:] not in FORMATS:
             raise ArgumentError(f"A picture's name must end with .{', .'.join(FORMATS)}, got {picture}.")
         labels = list(dict.fromkeys(g.label for task in self.tasks for g in task.groups))
         panels = [task.panel(labels) for task in self.tasks]
-        draw_panels(picture, panels, ylabel=f"{self.metric} return, IQM and 95 % interval")
+        draw_panels(picture, panels, ylabel=f"{self.metric} return, IQM and 95% interval")
         several = len(self.tasks) > 1
         curves, scores = picture.with_suffix(".csv"), picture.with_name(f"{picture.stem}_scores.csv")
         groups = [((task.task, g.label) if several else (g.label,), g) for task in self.tasks for g in task.groups]
@@ -164,14 +165,14 @@ class Comparison(NamedTuple):
 
 
 def compare(paths: Sequence[Path], metric: Metric | None = None) -> Comparison:
-    """Compare runs, and those of sweeps.
+    """Compare individual runs and runs of sweeps.
 
     Args:
         paths: folders of runs or sweeps, of one or several tasks.
         metric: see :func:`~recurl.trainers.study.curves.read_curves`.
 
     Raises:
-        ArgumentError: a folder holds no run, or a run has no return.
+        ArgumentError: a folder contains no run, or a run has no return.
     """
     metric, curves = read_curves(find_runs(paths), metric)
     found = by_task(curves, metric)
@@ -194,7 +195,7 @@ def _task(name: str, metric: Metric, groups: Mapping[str, Sequence[Curve]]) -> T
 
 
 def _aggregate(tasks: Sequence[TaskComparison]) -> tuple[list[Aggregate], list[str]]:
-    """Return the aggregates over tasks, and what is left out of them."""
+    """Return the aggregates over tasks and notes on excluded tasks and groups."""
     notes: list[str] = []
     known: dict[str, dict[str, Array]] = {}
     for task in tasks:
@@ -203,14 +204,14 @@ def _aggregate(tasks: Sequence[TaskComparison]) -> tuple[list[Aggregate], list[s
         if normalized:
             known[task.task] = normalized
         else:
-            notes.append(f"{task.task} declares no reference returns: it is left out of aggregates over tasks")
+            notes.append(f"{task.task} declares no reference returns: it is excluded from aggregates over tasks")
     if len(known) < 2:
         return [], notes
     found: list[Aggregate] = []
     for label in dict.fromkeys(one.label for task in tasks for one in task.groups):
         lacking = [name for name, scores in known.items() if label not in scores]
         if lacking:
-            notes.append(f"{label} has no run of {', '.join(lacking)}: it is left out of aggregates over tasks")
+            notes.append(f"{label} has no run on {', '.join(lacking)}: it is excluded from aggregates over tasks")
             continue
         scores = [one[label] for one in known.values()]
         several = any(len(one) > 1 for one in scores)
@@ -233,8 +234,8 @@ def _group(label: str, curves: Sequence[Curve]) -> Group:
 def _row(group: Group) -> tuple[str, ...]:
     interval = "-" if group.interval is None else "{:.4g} to {:.4g}".format(*group.interval)
     numbers = (group.iqm, min(group.scores), max(group.scores))
-    iqm, least, most = (f"{number:.4g}" for number in numbers)
-    return group.label, str(len(group.scores)), f"{int(group.steps[-1]):,}", iqm, interval, least, most
+    iqm, low, high = (f"{number:.4g}" for number in numbers)
+    return group.label, str(len(group.scores)), f"{int(group.steps[-1]):,}", iqm, interval, low, high
 
 
 def _aggregate_row(one: Aggregate) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Learning curves of runs that exist: read, and put side by side."""
+"""Reading and grouping of learning curves of existing runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from recurl.errors import ArgumentError
 from recurl.trainers.algorithms.written import WrittenOptions
-from recurl.trainers.report.metrics import EVALUATION, LARGEST, RETURN, STEPS, read_curve
+from recurl.trainers.report.metrics import EVALUATION, MAX_RETURN, RETURN, STEPS, read_curve
 from recurl.trainers.run.folder import RunFolder
 
 Metric: TypeAlias = Literal["training", "evaluation"]
-_ASIDE = {
+_IGNORED_OPTIONS = {
     *("seed", "threads", "device", "backend", "checkpoint_every", "logger", "callback", "env", "env_kwargs"),
     *("keep_best", "eval_every", "eval_episodes", "eval_max_steps", "eval_env", "eval_env_kwargs"),
 }
@@ -29,14 +29,14 @@ class Curve(NamedTuple):
     steps: list[int]
     values: list[float]
     trained: int = 0
-    """Environment steps of the training so far."""
+    """Environment steps trained so far."""
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
-    """Return the runs that folders are, or hold as sweeps.
+    """Return the runs in folders, each a run or a sweep.
 
     Raises:
-        ArgumentError: a folder is neither, or a sweep holds no run.
+        ArgumentError: a folder is neither a run nor a sweep, or a sweep contains no run.
     """
     return [run for path in paths for run in _runs_in(path)]
 
@@ -48,10 +48,10 @@ def _runs_in(path: Path) -> list[RunFolder]:
             if run.path.is_symlink():
                 raise ArgumentError(f"{run.path} is a symbolic link: name the run that it points to, not the sweep.")
         if not runs:
-            raise ArgumentError(f"The sweep {path} holds no run yet.")
+            raise ArgumentError(f"The sweep {path} contains no run yet.")
         return runs
     if not (path / "config.json").exists():
-        raise ArgumentError(f"{path} is neither a run nor a sweep: name folders that recurl train or sweep wrote.")
+        raise ArgumentError(f"{path} is neither a run nor a sweep: name folders written by recurl train or sweep.")
     return [RunFolder(path)]
 
 
@@ -60,8 +60,8 @@ def read_curves(folders: Iterable[RunFolder], metric: Metric | None = None) -> t
 
     Args:
         folders: the runs.
-        metric: returns of training episodes, or of evaluations during training; by default these where all runs have
-            some.
+        metric: returns of training episodes, or of evaluations during training. By default evaluations if all runs have
+            some, training returns otherwise.
 
     Raises:
         ArgumentError: a run has no such return.
@@ -77,18 +77,18 @@ def _curve(folder: RunFolder, config: WrittenOptions, metric: Metric) -> Curve:
     file, column = (folder.metrics, RETURN) if metric == "training" else (folder.evaluations, EVALUATION)
     steps, values = read_curve(file, column)
     if not len(steps):
-        lacking = "has no episode that ended" if metric == "training" else "has no evaluation (--eval-every)"
+        lacking = "has no finished episode" if metric == "training" else "has no evaluation (--eval-every)"
         raise ArgumentError(f"The run {folder.path} {lacking}: leave it out, or train it for longer.")
-    if np.abs(values).max() > LARGEST:
+    if np.abs(values).max() > MAX_RETURN:
         raise ArgumentError(
-            f"The run {folder.path} has returns beyond {LARGEST:g}, whose means can't be computed: leave it out."
+            f"The run {folder.path} has returns beyond {MAX_RETURN:g}, whose means can't be computed: leave it out."
         )
     trained = [int(step) for step in read_curve(folder.metrics, STEPS)[0][-1:]]
     return Curve(folder.path, config, [int(step) for step in steps], values.tolist(), *trained)
 
 
 def by_task(curves: Sequence[Curve], metric: Metric) -> dict[str, list[Curve]]:
-    """Return curves by the task in which their returns were made, in the order of the first curve of each."""
+    """Group curves by the task on which their returns were measured, in order of first appearance."""
     tasks: dict[str, list[Curve]] = {}
     for curve in curves:
         config = curve.config if metric == "training" else curve.config.for_evaluation()
@@ -97,11 +97,11 @@ def by_task(curves: Sequence[Curve], metric: Metric) -> dict[str, list[Curve]]:
 
 
 def group(tasks: Sequence[Sequence[Curve]]) -> list[dict[str, list[Curve]]]:
-    """Return the curves of each task in groups: runs that differ in the seed only are together.
+    """Group the curves of each task so that runs in a group differ only in the seed.
 
-    A group's name holds the options in which runs of its algorithm differ on one task, and the algorithm where there
-    are several; the same name means the same on all tasks. Groups are in the order of their options: numbers by size,
-    others as they come.
+    A group's label lists the options in which runs of its algorithm differ on any task, and the algorithm if there are
+    several. Labels have the same meaning on all tasks. Groups are sorted by their options: numbers by value, others in
+    order of appearance.
     """
     curves = [curve for task in tasks for curve in task]
     algorithms = list(dict.fromkeys(curve.config.algorithm for curve in curves))
@@ -111,25 +111,25 @@ def group(tasks: Sequence[Sequence[Curve]]) -> list[dict[str, list[Curve]]]:
     for groups, task in zip(found, tasks, strict=True):
         for curve in task:
             name, options = curve.config.algorithm, _options(curve)
-            parts = [f"{option}={_shown(options.get(option))}" for option in varied[name]]
+            parts = [f"{option}={_format(options.get(option))}" for option in varied[name]]
             if len(algorithms) > 1 or not parts:
                 parts.insert(0, name if parts else f"{name}, {curve.config.cell}")
             label = ", ".join(parts)
             labels.setdefault(label, (name, *(options.get(option) for option in varied[name])))
             groups.setdefault(label, []).append(curve)
-    places = [_places(column) for column in zip_longest(*labels.values())]
+    ranks = [_ranks(column) for column in zip_longest(*labels.values())]
     order = {
-        label: [place[str(value)] for place, value in zip(places, key, strict=False)] for label, key in labels.items()
+        label: [rank[str(value)] for rank, value in zip(ranks, key, strict=False)] for label, key in labels.items()
     }
     return [dict(sorted(groups.items(), key=lambda item: order[item[0]])) for groups in found]
 
 
 def _options(curve: Curve) -> dict[str, Any]:
-    return {name: value for name, value in curve.config.to_dict().items() if name not in _ASIDE}
+    return {name: value for name, value in curve.config.to_dict().items() if name not in _IGNORED_OPTIONS}
 
 
 def _varied(tasks: Sequence[Sequence[Curve]], algorithm: str) -> list[str]:
-    """Return the options in which runs of an algorithm differ on a task."""
+    """Return the options in which runs of an algorithm differ within a task."""
     found: dict[str, None] = {}
     for task in tasks:
         first, *others = [_options(curve) for curve in task if curve.config.algorithm == algorithm] or [{}]
@@ -137,13 +137,13 @@ def _varied(tasks: Sequence[Sequence[Curve]], algorithm: str) -> list[str]:
     return list(found)
 
 
-def _places(values: Iterable[Any]) -> dict[str, int]:
-    """Return the place of each value, by its text: numbers by size, after all others, which keep their order."""
+def _ranks(values: Iterable[Any]) -> dict[str, int]:
+    """Return the sort rank of each value by its text: non-numbers in their order, then numbers by value."""
     known = {str(value): value for value in values}
     numbers = {text for text, value in known.items() if isinstance(value, int | float)}
     ordered = [text for text in known if text not in numbers] + sorted(numbers, key=lambda text: known[text])
-    return {text: place for place, text in enumerate(ordered)}
+    return {text: rank for rank, text in enumerate(ordered)}
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return (" ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: every combination of options, with every seed."""
+"""Grid of a sweep: every combination of options with every seed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Job(NamedTuple):
     """One run of a sweep."""
 
     name: str
-    """Name of its folder, such as ``cell=lstm,seed=0``."""
+    """Folder name, such as ``cell=lstm,seed=0``."""
     settings: dict[str, str]
-    """What the sweep set, as written."""
+    """Options set by the sweep, as written."""
     config: RunConfig
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return options and the values that they take, from ``field=a,b``.
+    """Parse options and their values from texts of the form ``field=a,b``.
 
     Raises:
-        ArgumentError: one is written otherwise, comes twice, or has a value twice.
+        ArgumentError: a text is malformed, or an option or one of its values is repeated.
 
     Example:
         >>> parse_settings(["cell=lstm,gru", "learning_rate=1e-3"])
@@ -48,11 +48,11 @@ def parse_settings(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def check_names(kind: type[RunConfig], settings: Mapping[str, Sequence[str]]) -> None:
-    """Refuse options that an algorithm doesn't have, and the seed, which ``--seeds`` sets.
+def check_option_names(kind: type[RunConfig], settings: Mapping[str, Sequence[str]]) -> None:
+    """Check that an algorithm has all options and that the seed, which ``--seeds`` sets, is not among them.
 
     Raises:
-        ArgumentError: there is one.
+        ArgumentError: an option is unknown or the seed.
     """
     names = [field.name for field in fields_of(kind) if field.name != "seed"]
     for name in settings:
@@ -62,11 +62,11 @@ def check_names(kind: type[RunConfig], settings: Mapping[str, Sequence[str]]) ->
             raise ArgumentError(f"--set: {kind.algorithm} has no option {name!r}.{nearest(name, names)}")
 
 
-def words(field: Field, value: str) -> list[str]:
-    """Return a value of an option as it stands on a command line.
+def arguments(field: Field, value: str) -> list[str]:
+    """Return the command line arguments that set an option to a value.
 
     Raises:
-        ArgumentError: the option is true or false, and the value neither.
+        ArgumentError: the option is boolean and the value is neither ``true`` nor ``false``.
     """
     if field.kind is not bool:
         return [flag(field.name), value]
@@ -78,22 +78,22 @@ def words(field: Field, value: str) -> list[str]:
 def make_jobs(
     kind: type[RunConfig], settings: Mapping[str, Sequence[str]], seeds: int, read: Callable[[list[str]], RunConfig]
 ) -> list[Job]:
-    """Return the jobs of a sweep, those of the first seed first.
+    """Return the jobs of a sweep, ordered by seed first.
 
     Args:
-        kind: options of the algorithm.
+        kind: option class of the algorithm.
         settings: options and their values; see :func:`parse_settings`.
-        seeds: how many seeds.
-        read: returns the options of a run, from what a combination adds to its command line.
+        seeds: number of seeds.
+        read: parses the options of a run, given the arguments that a combination adds to the command line.
 
     Raises:
-        ArgumentError: an option or a combination of them can't be used.
+        ArgumentError: an option or a combination of options can't be used.
     """
-    check_names(kind, settings)
+    check_option_names(kind, settings)
     fields = {field.name: field for field in fields_of(kind)}
     combinations = [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
     configs = [
-        read([word for name, value in one.items() for word in words(fields[name], value)]) for one in combinations
+        read([word for name, value in one.items() for word in arguments(fields[name], value)]) for one in combinations
     ]
     jobs = [
         Job(_name(one, config.seed + seed), one, replace(config, seed=config.seed + seed))
@@ -103,7 +103,7 @@ def make_jobs(
     names = [job.name for job in jobs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ArgumentError(f"--set has values that make two folders of the name {twice!r}: write them otherwise.")
+        raise ArgumentError(f"--set has values that give two runs the folder name {twice!r}: write them differently.")
     return jobs
 
 

@@ -1,4 +1,4 @@
-"""Interquartile means of runs, aggregates over tasks, and their bootstrap intervals.
+"""Interquartile means of runs, aggregates over tasks, and bootstrap confidence intervals.
 
 Source: Agarwal et al., "Deep reinforcement learning at the edge of the statistical precipice" (2021).
 """
@@ -19,7 +19,7 @@ _PERCENTILES = (2.5, 97.5)
 
 
 def interquartile_mean(values: Array) -> Array:
-    """Return the mean of the middle half of the runs: a quarter of them, rounded down, is left out at each end.
+    """Return the mean of the middle half of the runs; a quarter of the runs, rounded down, is discarded at each end.
 
     Args:
         values: ``[*B, runs]``.
@@ -34,12 +34,12 @@ def interquartile_mean(values: Array) -> Array:
 
 
 def bootstrap_interval(values: Array) -> tuple[Array, Array]:
-    """Return the ends of a 95 % interval of the interquartile mean: percentiles over runs drawn with replacement.
+    """Return the bounds of a 95% percentile bootstrap interval of the interquartile mean.
 
-    The same values give the same interval. That of one run has no width.
+    The same values give the same interval. The interval of a single run has zero width.
 
     Args:
-        values: ``[*B, runs]``; the same draws of runs are taken everywhere.
+        values: ``[*B, runs]``; all batch elements use the same resampled runs.
 
     Example:
         >>> low, high = bootstrap_interval(np.array([1.0, 2.0, 3.0, 4.0]))
@@ -56,12 +56,11 @@ def bootstrap_interval(values: Array) -> tuple[Array, Array]:
 def aggregates(scores: Sequence[Array]) -> Array:
     """Return the :data:`AGGREGATES` of normalized scores over several tasks, ``[*B, 4]``.
 
-    They are those of the rliable library: the interquartile mean over all runs of all tasks; median and mean over tasks
-    of the mean over runs; and the optimality gap, by how much runs fall short of 1 on average. Tasks count equally in
-    the last three.
+    They match the rliable library: the interquartile mean over all runs of all tasks; median and mean over tasks of the
+    mean over runs; and the optimality gap, the average shortfall of runs below 1. The last three weight tasks equally.
 
     Args:
-        scores: ``[*B, runs]`` of each task, whose numbers of runs may differ.
+        scores: ``[*B, runs]`` per task; tasks may have different numbers of runs.
 
     Example:
         >>> aggregates([np.array([0.5, 0.7]), np.array([1.2, 1.0])]).round(3).tolist()
@@ -74,12 +73,12 @@ def aggregates(scores: Sequence[Array]) -> Array:
 
 
 def stratified_intervals(scores: Sequence[Array]) -> tuple[Array, Array]:
-    """Return the ends of 95 % intervals of :func:`aggregates`, ``[4]`` each, by a stratified bootstrap.
+    """Return the bounds of 95% stratified bootstrap intervals of :func:`aggregates`, ``[4]`` each.
 
-    The runs of each task are drawn with replacement among themselves. The same scores give the same intervals.
+    Runs are resampled with replacement within each task. The same scores give the same intervals.
 
     Args:
-        scores: ``[runs]`` of each task.
+        scores: ``[runs]`` per task.
 
     Example:
         >>> low, high = stratified_intervals([np.array([0.0, 1.0]), np.array([0.5, 0.5])])

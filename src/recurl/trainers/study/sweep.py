@@ -1,4 +1,4 @@
-"""A sweep: its folder, and the processes that train its runs."""
+"""Sweep folder and the processes that train its runs."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from recurl.trainers.study.grid import Job
 from recurl.untrusted import check_folder, open_regular_descriptor, read_bytes, read_json
 
 FINISHED = 64
-"""Exit code of a run that came to its end: 0 would also be that of an environment which ends the process."""
-_SECONDS = 0.1
+"""Exit code of a finished run. Not 0, which an environment that exits the process may produce."""
+_POLL_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
-_STOPPED = (*(-number for number in _SIGNALS), *(128 + number for number in _SIGNALS))  # before training, and then
-_LARGEST = 2**26  # bytes of the results
+_STOPPED = (*(-number for number in _SIGNALS), *(128 + number for number in _SIGNALS))  # before and during training
+_MAX_BYTES = 2**26  # size of results.csv
 _COLUMNS = ("job", "status", "env_steps", "wall_s", RETURN, EVALUATION)
 
 
 class Sweep:
-    """The runs of a sweep, each in a folder of its own, trained by as many processes at once as it is told.
+    """Sweep whose runs are trained in separate folders by several processes at once.
 
-    The same sweep in the same folder continues: runs that are finished stay, others are resumed or started over. More
-    seeds may be added. If this process dies, its runs stop by themselves, each with a checkpoint; a run that is still
-    being trained, by them or by another command, is waited for.
+    Starting the same sweep in the same folder again continues it: finished runs are kept, others are resumed or
+    restarted, and seeds may be added. If this process dies, its runs write a checkpoint and stop by themselves. The
+    sweep waits for runs that another process is still training.
 
     Args:
-        folder: where the runs go.
+        folder: parent folder of the run folders.
         jobs: the runs; see :func:`~recurl.trainers.study.grid.make_jobs`.
         notify: called with notices.
     """
@@ -53,7 +53,7 @@ class Sweep:
         self._lock = FolderLock(folder, notify)
         self._status: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._awaited: set[str] = set()
+        self._announced: set[str] = set()
 
     @property
     def failed(self) -> list[str]:
@@ -62,12 +62,12 @@ class Sweep:
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Make the folder, or check that it holds this sweep, and keep other processes from it inside the block.
+        """Create the folder, or check that it contains this sweep, and lock it for the duration of the block.
 
         Raises:
-            ArgumentError: the folder holds another sweep, or something else.
-            LockedError: another process works there.
-            StorageError: it can't be written.
+            ArgumentError: the folder contains another sweep or other files.
+            LockedError: another process holds the lock.
+            StorageError: the folder can't be written to.
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise ArgumentError(f"{self.folder} is not a folder: name another with --run-dir.")
@@ -82,7 +82,7 @@ class Sweep:
             yield
 
     def _check_folders(self) -> None:
-        """Refuse links in place of the folders of runs."""
+        """Raise if a run folder is a symbolic link or not a folder."""
         for job in self._jobs:
             try:
                 check_folder(self.folder / job.name)
@@ -91,7 +91,7 @@ class Sweep:
             except OSError as error:
                 raise ArgumentError(
                     f"{self.folder / job.name} can't be used ({error.strerror}): the runs of a sweep must be folders "
-                    "in it; move the run there, or remove what is there."
+                    "in it; move the run there, or remove this entry."
                 ) from error
 
     def _check_or_write(self) -> None:
@@ -109,7 +109,7 @@ class Sweep:
                 raise ArgumentError(f"{path} is not JSON: {error}. Name another folder with --run-dir.") from error
             if found != json.loads(json.dumps(wanted)):
                 raise ArgumentError(
-                    f"{self.folder} holds another sweep ({_difference(found, wanted)}): go on with that one, or name "
+                    f"{self.folder} holds another sweep ({_difference(found, wanted)}): continue that sweep, or name "
                     "another folder with --run-dir."
                 )
         elif any(file.name not in LOCK_FILES and not is_partial(file) for file in self.folder.iterdir()):
@@ -117,57 +117,57 @@ class Sweep:
         else:
             write_whole(path, json.dumps(wanted, indent=2).encode() + b"\n")
 
-    def run(self, processes: int, *, say: Callable[[str], None], should_stop: Callable[[], bool]) -> None:
-        """Train all runs that aren't finished.
+    def run(self, processes: int, *, report: Callable[[str], None], should_stop: Callable[[], bool]) -> None:
+        """Train all unfinished runs.
 
         Args:
-            processes: how many at once.
-            say: called with what happens.
-            should_stop: True stops all runs, each with a checkpoint, and returns.
+            processes: maximum number of concurrent processes.
+            report: called with progress messages.
+            should_stop: if it returns True, all runs are stopped with a checkpoint, and the method returns.
         """
         waiting = [job for job in self._jobs if self._status[job.name] != "finished"]
-        say(f"{len(self._jobs)} runs, {len(self._jobs) - len(waiting)} of them finished before, into {self.folder}")
+        report(f"{len(self._jobs)} runs, {len(self._jobs) - len(waiting)} already finished, in {self.folder}")
         by_name, stopping = {job.name: job for job in self._jobs}, False
         try:
             while self._processes or (waiting and not stopping):
                 while len(self._processes) < processes and not stopping:
-                    free = next((job for job in waiting if self._is_free(job, say)), None)
+                    free = next((job for job in waiting if self._is_free(job, report)), None)
                     if free is None:
                         break
                     waiting.remove(free)
-                    self._start(free, say)
-                time.sleep(_SECONDS)
+                    self._start(free, report)
+                time.sleep(_POLL_SECONDS)
                 if should_stop() and not stopping:
                     stopping = True
                     self._terminate()
                 for name in [name for name, process in self._processes.items() if process.poll() is not None]:
-                    self._end(by_name[name], self._wait(name), say)
+                    self._end(by_name[name], self._wait(name), report)
         finally:
             self._terminate()
             for name in list(self._processes):
                 self._wait(name)
 
-    def _is_free(self, job: Job, say: Callable[[str], None]) -> bool:
-        """Return whether no process trains the run; say once that one does."""
+    def _is_free(self, job: Job, report: Callable[[str], None]) -> bool:
+        """Return whether no process is training the run; report once if one is."""
         folder = RunFolder(self.folder / job.name)
         try:
             if folder.path.is_dir():
                 with folder.hold():
                     pass
         except LockedError as error:
-            if job.name not in self._awaited:
-                self._awaited.add(job.name)
-                say(f"waiting for {job.name}: {error}")
+            if job.name not in self._announced:
+                self._announced.add(job.name)
+                report(f"waiting for {job.name}: {error}")
             return False
         return True
 
-    def _start(self, job: Job, say: Callable[[str], None]) -> None:
+    def _start(self, job: Job, report: Callable[[str], None]) -> None:
         folder = RunFolder(self.folder / job.name)
         if any(folder.checkpoints.glob("*.pt")):
-            own = False
-            with contextlib.suppress(ArgumentError):  # the process says it
-                own = folder.holds(job.config)  # then what it names is named by this sweep's command too
-            words, what = ["--resume", str(folder.path), *["--trust-run"] * own], "resumed"
+            same_options = False
+            with contextlib.suppress(ArgumentError):  # the run's process reports the error
+                same_options = folder.holds(job.config)  # if so, the sweep's command names the same code
+            words, what = ["--resume", str(folder.path), *["--trust-run"] * same_options], "resumed"
         else:
             file = self.folder / f"{job.name}.toml"
             write_options_file(file, job.config)
@@ -180,31 +180,31 @@ class Sweep:
             descriptor = open_regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         with os.fdopen(descriptor, "ab") as log:
             command = [sys.executable, "-m", "recurl.cli.job", "train", *words]
-            # In a session of its own: Ctrl-C in the terminal would reach it too, and be the first of two signals.
+            # In a separate session: otherwise Ctrl-C in the terminal would also reach it, as the first of two signals.
             self._processes[job.name] = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.PIPE, start_new_session=True
             )
-        say(f"{what} {job.name}")
+        report(f"{what} {job.name}")
 
     def _wait(self, name: str) -> int:
-        """Return the exit code of a run's process once it has ended."""
+        """Wait for a run's process and return its exit code."""
         with self._processes.pop(name) as process:  # closes the pipe
             return process.wait()
 
-    def _end(self, job: Job, code: int, say: Callable[[str], None]) -> None:
+    def _end(self, job: Job, code: int, report: Callable[[str], None]) -> None:
         stopped = code in _STOPPED
-        numbers = self._numbers(job.name)
+        numbers = self._last_metrics(job.name)
         finished = code == FINISHED
         self._status[job.name] = "finished" if finished else "stopped" if stopped else "failed"
         if finished:
             scores = (("training", numbers[RETURN]), ("evaluation", numbers[EVALUATION]))
-            said = ", ".join(f"{what} return {float(value):.4g}" for what, value in scores if value)
-            said = said or "without a return in metrics.csv"
-            say(f"finished {job.name}: {said} after {numbers['env_steps'] or 'unknown'} steps")
+            text = ", ".join(f"{what} return {float(value):.4g}" for what, value in scores if value)
+            text = text or "no return in metrics.csv"
+            report(f"finished {job.name}: {text} after {numbers['env_steps'] or 'unknown'} steps")
         else:
-            said = (self.folder / f"{job.name}.log").read_text(errors="replace").strip().splitlines()
-            last = "" if stopped else said[-1] if said else f"it ended with status {code}"
-            say(f"{self._status[job.name]} {job.name}{last and f': {last}'} ({self.folder / job.name}.log)")
+            lines = (self.folder / f"{job.name}.log").read_text(errors="replace").strip().splitlines()
+            last = "" if stopped else lines[-1] if lines else f"it exited with status {code}"
+            report(f"{self._status[job.name]} {job.name}{last and f': {last}'} ({self.folder / job.name}.log)")
         self._write_results()
 
     def _terminate(self) -> None:
@@ -212,8 +212,8 @@ class Sweep:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
 
-    def _numbers(self, name: str) -> dict[str, Any]:
-        """Return the last numbers of a run, as text; empty where there are none."""
+    def _last_metrics(self, name: str) -> dict[str, Any]:
+        """Return the last metrics of a run as text; empty where there are none."""
         folder = RunFolder(self.folder / name)
         with contextlib.suppress(ArgumentError):
             rows, evaluations = read_metrics(folder.metrics)[1], read_metrics(folder.evaluations, EVALUATION)[1]
@@ -225,15 +225,14 @@ class Sweep:
     def _read_results(self) -> list[dict[str, str]]:
         path = self.folder / "results.csv"
         try:
-            text = read_bytes(path, _LARGEST).decode()
+            text = read_bytes(path, _MAX_BYTES).decode()
             rows = list(csv.DictReader(io.StringIO(text, newline="")))
         except FileNotFoundError:
             return []
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            said = error.strerror if isinstance(error, OSError) else error
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ArgumentError(
-                f"{path} can't be read ({said}): move it away; runs that are finished are then resumed, which ends at "
-                "once."
+                f"{path} can't be read ({reason}): move it away; finished runs are then resumed and end immediately."
             ) from error
         return [row for row in rows if {"job", "status"} <= row.keys() and row["job"] in self._status]
 
@@ -244,18 +243,18 @@ class Sweep:
         writer.writeheader()
         for job in self._jobs:
             about = {"job": job.name, **job.settings, "seed": job.config.seed, "status": self._status[job.name]}
-            writer.writerow({**about, **self._numbers(job.name)})
+            writer.writerow({**about, **self._last_metrics(job.name)})
         write_whole(self.folder / "results.csv", text.getvalue().encode())
 
 
 def _difference(found: Any, wanted: dict[str, Any]) -> str:
-    """Return the first option in which two sweeps differ."""
+    """Describe the first option in which two sweeps differ."""
     if not isinstance(found, dict):
-        return "its sweep.json holds none"
+        return "its sweep.json is invalid"
     for part in ("set", "options"):
         one, other = found.get(part), wanted[part]
         if not isinstance(one, dict):
-            return "its sweep.json holds none"
+            return "its sweep.json is invalid"
         for name in sorted({*one, *other}):
             if one.get(name) != other.get(name):
                 return f"{name}: {one.get(name)}, not {other.get(name)}"

@@ -64,8 +64,8 @@ def test_results_of_another_setting_are_refused(tmp_path, change, message):
             lambda text: text.replace("RepeatFirst", "RepeatLast"),
             r"can't be read \(there is no task 'RepeatLastEasy'\)",
         ),
-        (lambda text: text + text.splitlines()[1], "one row for each run, but holds two of RepeatFirstEasy gru seed 0"),
-        (lambda text: text + '"', "is no table in UTF-8 .*unexpected end of data"),
+        (lambda text: text + text.splitlines()[1], "one row per run, but holds two of RepeatFirstEasy gru seed 0"),
+        (lambda text: text + '"', "is not a UTF-8 table .*unexpected end of data"),
         (lambda text: "", "must hold results"),
     ],
 )
@@ -81,7 +81,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     path = tmp_path / "popgym.csv"
     Results(path).add(FIRST)
     path.write_bytes(path.read_bytes() + b"\xff\xfe\0")
-    with pytest.raises(ArgumentError, match=r"is no table in UTF-8 .*mend or remove it"):
+    with pytest.raises(ArgumentError, match=r"is not a UTF-8 table .*fix or remove it"):
         Results(path)
 
 
@@ -137,7 +137,7 @@ def test_no_cell_hides_another():
 
 
 def test_a_task_without_a_score_is_not_common():
-    """No episode of a run has ended: the other tasks have a mean all the same."""
+    """If no episode of a run has ended, there still is a mean over the other tasks."""
     scores = {("RepeatFirstHard", "gru"): [math.nan], ("HigherLowerEasy", "gru"): [0.5]}
     summary = Summary(scored(scores | {("RepeatFirstHard", "none"): [0.3], ("HigherLowerEasy", "none"): [0.1]}))
     assert summary.common == ["HigherLowerEasy"]

@@ -17,7 +17,7 @@ def batch(rewards, dones):
 
 
 def by_hand(rewards, dones, window, fewest):
-    """The definition, episode by episode: ``[B, T]`` of a whole run."""
+    """Reference implementation of the score, episode by episode, for ``[B, T]`` of a whole run."""
     rows, steps = rewards.shape
     running, means, ended, inside = [0.0] * rows, [], [], []
     for step in range(steps):
@@ -39,7 +39,7 @@ def by_hand(rewards, dones, window, fewest):
 @pytest.mark.parametrize("layout", [1, 7, 32, 96])
 def test_is_the_largest_mean_of_a_window_whatever_the_batches(monkeypatch, chance, layout):
     monkeypatch.setattr(score, "WINDOW", 128)
-    monkeypatch.setattr(score, "FEWEST", 10)
+    monkeypatch.setattr(score, "MIN_EPISODES", 10)
     generator = torch.Generator().manual_seed(1)
     rewards = torch.randn(4, 672, generator=generator)
     dones = torch.rand(4, 672, generator=generator) < chance
@@ -56,7 +56,7 @@ def test_is_the_largest_mean_of_a_window_whatever_the_batches(monkeypatch, chanc
 
 
 def test_windows_have_65536_steps_and_100_episodes():
-    assert (score.WINDOW, score.FEWEST) == (65_536, 100)
+    assert (score.WINDOW, score.MIN_EPISODES) == (65_536, 100)
     found = MaxMeanReturn(64)
     assert math.isnan(found.value)
     ends = torch.zeros(64, 1024, dtype=torch.bool)

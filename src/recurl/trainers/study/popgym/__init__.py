@@ -1,1 +1,1 @@
-"""The benchmark on the tasks of POPGym: settings, score, results."""
+"""POPGym benchmark: settings, score, and results."""

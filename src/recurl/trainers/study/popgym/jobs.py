@@ -1,4 +1,4 @@
-"""The runs of the benchmark on POPGym: one after the other, or side by side in processes of their own."""
+"""Execution of the POPGym benchmark's runs, sequentially or in parallel processes."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from recurl.trainers.study.popgym.results import Result
 from recurl.trainers.study.popgym.settings import Run
 from recurl.trainers.study.popgym.training import OnSpeed, Work, train
 
-_MOST = 3  # on a GPU, which one run keeps busy but while it is prepared; with six they took nearly as long as alone
-_CORES = 2  # of each: one runs Python, one compiles
+_MAX_JOBS = 3  # on a GPU, which a run keeps busy except during setup; six took nearly as long as sequential runs
+_CORES_PER_JOB = 2  # one runs Python, one compiles
 
 
 class Failed(NamedTuple):
-    """Why a run failed."""
+    """Failure of a run."""
 
     text: str
     trace: str | None
-    """Its traceback; None for what is foreseen."""
+    """Traceback; None for expected errors."""
 
 
 Ended = tuple[Run, Result | Failed]
 
 
-def usual_jobs(device: str, cores: int) -> int:
-    """Return how many runs go on side by side unless told otherwise.
+def default_jobs(device: str, cores: int) -> int:
+    """Return the default number of parallel runs.
 
-    On a CPU one. On a GPU one for every two cores, at most three, so that one computes while others are prepared (the
-    host traces and compiles).
+    One on a CPU. On a GPU one per two cores, at most three, so that one run computes while the host traces and compiles
+    others.
 
     Example:
-        >>> usual_jobs("cpu", 16), usual_jobs("cuda", 16), usual_jobs("cuda", 4), usual_jobs("cuda", 1)
+        >>> default_jobs("cpu", 16), default_jobs("cuda", 16), default_jobs("cuda", 4), default_jobs("cuda", 1)
         (1, 3, 2, 1)
     """
-    return max(1, min(_MOST, cores // _CORES)) if device.startswith("cuda") else 1
+    return max(1, min(_MAX_JOBS, cores // _CORES_PER_JOB)) if device.startswith("cuda") else 1
 
 
 def train_all(
@@ -52,29 +52,30 @@ def train_all(
     on_speed: OnSpeed,
     should_stop: Callable[[], bool],
 ) -> Generator[Ended]:
-    """Train runs, and yield each one's result, or why it failed, as soon as it ends. The others go on.
+    """Train runs and yield the result or failure of each as soon as it ends. A failure doesn't stop other runs.
 
     Args:
-        runs: what is trained; they begin in this order.
-        work: see there.
-        jobs: how many at once: for one, in this process; for several, in as many others, which end with this one.
-        cores: of the machine, shared by the jobs where they compile.
-        on_speed: called with the environment steps a second of a run, after its second update.
-        should_stop: asked all the time; True ends it, and what goes on is lost.
+        runs: the runs, started in this order.
+        work: shared settings of the runs.
+        jobs: number of parallel runs. One run at a time is trained in this process, several in worker processes, which
+            end with this process.
+        cores: cores of the machine, divided among the jobs for compilation.
+        on_speed: called with the environment steps per second of a run after its second update.
+        should_stop: polled continuously. If it returns True, training ends and unfinished runs are lost.
 
     Raises:
-        UnsupportedError: several jobs need a POSIX system.
+        UnsupportedError: ``jobs`` is more than one on a system that is not POSIX.
         WorkerError: a process couldn't be started.
     """
     jobs = min(jobs, len(runs))
     if jobs > 1:
         tasks = [Task(_serve, (work, max(1, cores // jobs)))] * jobs
-        yield from _SideBySide(WorkerGroup(tasks, None), runs, on_speed).run(should_stop)
+        yield from _ParallelRuns(WorkerGroup(tasks, None), runs, on_speed).run(should_stop)
         return
     for run in runs:
         try:
             result = train(run, work, on_speed=on_speed, should_stop=should_stop)
-        except Exception as error:  # noqa: BLE001 - whatever a run fails with, a cell of the user's included
+        except Exception as error:  # noqa: BLE001 - any failure of a run, including user-defined cells
             failure = Failure.of(error)
             yield run, Failed(failure.summary, failure.traceback if failure.kind is None else None)
             continue
@@ -83,13 +84,13 @@ def train_all(
         yield run, result
 
 
-class _SideBySide:
-    """Hands runs to workers, each of which trains one at a time; one that fails, or dies, is replaced."""
+class _ParallelRuns:
+    """Distribute runs to workers, which train one run at a time; workers that fail or die are replaced."""
 
     def __init__(self, group: WorkerGroup, runs: Sequence[Run], on_speed: OnSpeed) -> None:
         self._group = group
         self._waiting = deque(runs)
-        self._going: dict[int, Run] = {}
+        self._running: dict[int, Run] = {}
         self._starting: set[int] = set()
         self._on_speed = on_speed
 
@@ -97,23 +98,23 @@ class _SideBySide:
         try:
             for worker in range(len(self._group.workers)):
                 self._begin(worker)
-            while self._going or self._starting:
-                replies = self._group.replies({*self._going, *self._starting}, should_stop)
+            while self._running or self._starting:
+                replies = self._group.replies({*self._running, *self._starting}, should_stop)
                 if not replies:
                     return
                 for reply in replies:
-                    yield from self._take(reply)
+                    yield from self._handle(reply)
         finally:
             self._group.kill()
 
     def _begin(self, worker: int) -> None:
         if self._waiting:
-            self._going[worker] = self._waiting.popleft()
-            self._group.ask(worker, pickle.dumps(self._going[worker]))
+            self._running[worker] = self._waiting.popleft()
+            self._group.ask(worker, pickle.dumps(self._running[worker]))
         else:
             self._group.end(worker)
 
-    def _take(self, reply: Reply) -> Generator[Ended]:
+    def _handle(self, reply: Reply) -> Generator[Ended]:
         worker = reply.worker
         if worker in self._starting:
             if reply.error is not None:
@@ -123,10 +124,10 @@ class _SideBySide:
         elif isinstance(reply.value, float):
             self._on_speed(reply.value)
         elif reply.error is None:
-            yield self._going.pop(worker), reply.value
+            yield self._running.pop(worker), reply.value
             self._begin(worker)
         else:
-            yield self._going.pop(worker), _failed(reply.error)
+            yield self._running.pop(worker), _failed(reply.error)
             if self._waiting:
                 self._group.restart(worker)
                 self._starting.add(worker)
@@ -141,7 +142,7 @@ def _failed(error: Exception) -> Failed:
 
 
 def _serve(channel: Channel, work: Work, compile_threads: int) -> None:
-    """Train the runs that the parent sends, one after the other: the work of a worker."""
+    """Train the runs sent by the parent, one after another; main function of a worker."""
     limit_compile_threads(compile_threads)
     channel.send()
     try:

@@ -1,4 +1,4 @@
-"""File of the results on POPGym: one row for each finished run, all of one setting."""
+"""Results file of the POPGym benchmark: one row per finished run, all with the same setting."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recurl.trainers.files.durable import write_whole
 from recurl.trainers.study.popgym.settings import MAZES
 from recurl.untrusted import read_bytes
 
-_LARGEST = 2**26  # bytes of a table
-_SAME = ("setting", "budget", "options")
+_MAX_BYTES = 2**26  # size of the file
+_SETTING_FIELDS = ("setting", "budget", "options")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished run."""
+    """Result of a finished run."""
 
     task: str
     cell: str
@@ -32,32 +32,32 @@ class Result:
     episodes: int
     env_steps: int
     wall_s: float
-    """Seconds that the run took, set-up included."""
+    """Wall-clock seconds of the run, including setup."""
     setting: str
     budget: int
     options: str
-    """Options of PPO that aren't its defaults."""
+    """PPO options that differ from the defaults."""
     device: str
     versions: str
     date: str
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from others of its setting."""
+        """Unique key within a setting."""
         return self.task, self.cell, self.seed
 
 
 class Results:
-    """The results in a file.
+    """Results stored in a CSV file.
 
     Args:
         path: the CSV file; it need not exist.
 
     Attributes:
-        rows: the results in the order of the file.
+        rows: the results in file order.
 
     Raises:
-        ArgumentError: the file holds something else.
+        ArgumentError: the file isn't a valid results file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,25 +65,25 @@ class Results:
         self.rows: list[Result] = _read(path) if path.exists() else []
 
     def check_setting(self, **wanted: Any) -> None:
-        """Refuse results of another setting: they aren't to be mixed.
+        """Check that existing results have the same setting as new ones.
 
         Args:
-            **wanted: ``setting``, ``budget`` and ``options`` of the results to come.
+            **wanted: ``setting``, ``budget`` and ``options`` of the new results.
 
         Raises:
-            ArgumentError: the file holds others.
+            ArgumentError: the file contains results of another setting.
         """
         for row in self.rows:
-            for name in _SAME:
+            for name in _SETTING_FIELDS:
                 if getattr(row, name) != wanted[name]:
                     raise ArgumentError(
-                        f"{self.path} holds results of another setting, and is not to be mixed: its {name} is "
-                        f"{getattr(row, name)}, not {wanted[name]}. Go on with that one, or name another folder "
+                        f"{self.path} holds results of another setting, and settings must not be mixed: its {name} is "
+                        f"{getattr(row, name)}, not {wanted[name]}. Continue with that setting, or name another folder "
                         "(--out)."
                     )
 
     def add(self, result: Result) -> None:
-        """Add a result; the file is replaced as a whole.
+        """Add a result and rewrite the whole file.
 
         Raises:
             StorageError: the file can't be written.
@@ -99,12 +99,12 @@ class Results:
 def _read(path: Path) -> list[Result]:
     names = [field.name for field in fields(Result)]
     try:
-        text = read_bytes(path, _LARGEST).decode("utf-8-sig")  # spreadsheets begin a file with a mark
+        text = read_bytes(path, _MAX_BYTES).decode("utf-8-sig")  # spreadsheets write a byte order mark
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except OSError as error:
         raise ArgumentError(f"{path} can't be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ArgumentError(f"{path} is no table in UTF-8 ({error}): mend or remove it.") from error
+        raise ArgumentError(f"{path} is not a UTF-8 table ({error}): fix or remove it.") from error
     if not lines or lines[0] != names:
         raise ArgumentError(f"{path} must hold results of recurl bench popgym, with the columns {', '.join(names)}.")
     rows: dict[tuple[str, str, int], Result] = {}
@@ -113,12 +113,11 @@ def _read(path: Path) -> list[Result]:
             row = _result(names, line)
         except ValueError as error:
             raise ArgumentError(
-                f"{path} holds a row that can't be read ({error}): mend or remove it. It is {','.join(line)}"
+                f"{path} holds a row that can't be read ({error}): fix or remove it. It is {','.join(line)}"
             ) from error
         if row.key in rows:
             raise ArgumentError(
-                f"{path} must hold one row for each run, but holds two of {row.task} {row.cell} seed {row.seed}: "
-                "remove one."
+                f"{path} must hold one row per run, but holds two of {row.task} {row.cell} seed {row.seed}: remove one."
             )
         rows[row.key] = row
     return list(rows.values())

@@ -1,4 +1,4 @@
-"""The score of a run on POPGym: the largest mean return of a window of training."""
+"""POPGym score of a run: the maximum mean return over windows of training."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from recurl.trainers.run.running import RunningEpisodes
 
 WINDOW = 65_536
 """Environment steps of a window."""
-FEWEST = 100
-"""Episodes of a window's mean at least: earlier ones are added to fewer."""
+MIN_EPISODES = 100
+"""Minimum number of episodes in a window's mean; earlier episodes are included if fewer end in the window."""
 
 
 class MaxMeanReturn:
-    """The MMER of a run: a callback that takes the mean return of the episodes of every window, and keeps the largest.
+    """Callback that computes the MMER of a run, the maximum over windows of the mean episodic return.
 
-    Windows are those of 65,536 environment steps one after the other, whatever the layout of the batches. Returns are
-    those of the training, whose policy draws its actions. A window counts when 100 episodes have ended; in a window in
-    which fewer end, the last 100 count. Windows that aren't complete at the end of the run are left out.
+    Windows are consecutive blocks of 65,536 environment steps, independent of the layout of the batches. Returns are
+    those of training episodes with sampled actions. Windows count once 100 episodes have ended in total; if fewer end
+    within a window, its mean is over the last 100 episodes. An incomplete window at the end of the run is ignored.
 
     Source: the score of Morad et al., "POPGym: Benchmarking Partially Observable Reinforcement Learning" (2023), whose
-    epochs have 65,536 steps, and whose library takes the last 100 episodes where fewer end.
+    epochs have 65,536 steps, and whose library averages the last 100 episodes if fewer end.
 
     Args:
-        num_envs: rows of a batch.
+        num_envs: number of rows of a batch.
 
     Attributes:
-        episodes: how many have ended.
-        last: mean return of the latest window, NaN before there is one.
+        episodes: number of finished episodes.
+        last: mean return of the latest window; NaN before the first one.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -41,22 +41,22 @@ class MaxMeanReturn:
         self._largest = math.nan
         self._running = RunningEpisodes(num_envs)
         self._steps = 0
-        self._window: list[Any] = []  # returns of the episodes of the window that goes on
+        self._window: list[Any] = []  # returns of episodes in the current window
         self._latest = np.zeros(0)  # returns of the last episodes
 
     @property
     def value(self) -> float:
-        """The largest mean; that of all episodes, if no window counts; NaN, if none has ended."""
+        """The maximum mean return; the mean of the last episodes if no window counts, NaN if no episode has ended."""
         if math.isnan(self._largest) and len(self._latest):
             return float(self._latest.mean())
         return self._largest
 
     def on_batch(self, batch: TensorDictBase) -> None:
-        """Add a batch ``[B, T]``."""
+        """Process a batch ``[B, T]``."""
         rewards, dones = (batch[NEXT, key][..., 0].cpu().numpy() for key in (REWARD, DONE))
         ended = self._running.add(rewards, dones)
         rows, steps = dones.shape
-        after = self._steps + (ended.steps + 1) * rows  # environment steps at each one's end
+        after = self._steps + (ended.steps + 1) * rows  # environment steps at the end of each episode
         first, self._steps = self._steps // WINDOW, self._steps + rows * steps
         complete = self._steps // WINDOW
         for window in range(first, complete + 1):
@@ -67,10 +67,10 @@ class MaxMeanReturn:
     def _add(self, returns: Any) -> None:
         self.episodes += len(returns)
         self._window.append(returns)
-        self._latest = np.concatenate((self._latest, returns))[-FEWEST:]
+        self._latest = np.concatenate((self._latest, returns))[-MIN_EPISODES:]
 
     def _close(self) -> None:
         returns, self._window = np.concatenate(self._window), []
-        if self.episodes >= FEWEST:
-            self.last = float((returns if len(returns) >= FEWEST else self._latest).mean())
+        if self.episodes >= MIN_EPISODES:
+            self.last = float((returns if len(returns) >= MIN_EPISODES else self._latest).mean())
             self._largest = self.last if math.isnan(self._largest) else max(self._largest, self.last)

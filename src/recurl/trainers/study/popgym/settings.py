@@ -1,4 +1,4 @@
-"""What is run on POPGym: tasks, cells, and two settings of PPO."""
+"""Tasks, cells and PPO settings of the POPGym benchmark."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from recurl.nearest import nearest
 from recurl.recurrence import CELLS as KNOWN
 from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.config import NO_CELL
-from recurl.trainers.study.grid import check_names
+from recurl.trainers.study.grid import check_option_names
 
 CELLS = (*(name for name in ("gru", "lstm", "mingru", "s5") if name in KNOWN), NO_CELL)
-"""The cells that are compared unless others are named."""
+"""Cells compared by default."""
 
 MAZES = tuple(f"{maze}{level}" for maze in ("LabyrinthEscape", "LabyrinthExplore") for level in DIFFICULTIES)
-"""Tasks that aren't native: the package ``popgym`` plays them, on the host."""
+"""Non-native tasks, which the package ``popgym`` runs on the host."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fast": {
@@ -53,39 +53,49 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "head_width": 128,
     },
 }
-"""Options of PPO in each setting, besides those of both."""
-_BOTH = {"hidden_size": 256, "gamma": 0.99, "clip_epsilon": 0.2, "previous_action": True, "logger": "none"}
-_OWN = ("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps", "device", "cuda_graph", "compile")
-"""Options that the benchmark sets itself."""
-_ASIDE = (*_OWN, "algorithm", "backend", "vectorization", "threads", "logger", "checkpoint_every", "callback")
-"""Options that don't belong to a setting: what differs between runs, and what a machine decides."""
+"""PPO options of each setting, in addition to the common ones."""
+_COMMON = {"hidden_size": 256, "gamma": 0.99, "clip_epsilon": 0.2, "previous_action": True, "logger": "none"}
+_FIXED = ("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps", "device", "cuda_graph", "compile")
+"""Options fixed by the benchmark."""
+_VARYING = (
+    *_FIXED,
+    "algorithm",
+    "backend",
+    "vectorization",
+    "threads",
+    "logger",
+    "checkpoint_every",
+    "callback",
+)
+"""Options that are not part of a setting because they vary between runs or depend on the machine."""
 _LAYERS = re.compile(r"(.*)\*(\d+)")
 
 
 class Run(NamedTuple):
-    """A run: what a row of the results is of."""
+    """One run of the benchmark, corresponding to a row of the results."""
 
     task: str
     cell: str
-    """As it was named; with ``*4`` behind for 4 layers."""
+    """Name of the cell, with the suffix ``*4`` for four layers."""
     seed: int
     config: PPOConfig
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from the others of its setting."""
+        """Unique key within a setting."""
         return self.task, self.cell, self.seed
 
 
 def find_tasks(names: Sequence[str]) -> list[str]:
-    """Return tasks by their names, or those of their families, in the order of the table; all native ones for none.
+    """Return the named tasks in table order, or all native tasks if no names are given.
 
     Args:
-        names: such as ``RepeatPreviousEasy``, or ``RepeatPrevious`` for its three difficulties.
+        names: names of tasks such as ``RepeatPreviousEasy``, or of families such as ``RepeatPrevious`` for all three
+            difficulties.
 
     Raises:
-        ArgumentError: there is no such task.
-        MissingDependencyError: a maze needs a package that is missing.
+        ArgumentError: a name is unknown.
+        MissingDependencyError: a maze needs a package that is not installed.
 
     Example:
         >>> find_tasks(["HigherLowerHard", "Autoencode"])
@@ -110,19 +120,19 @@ def _family(name: str) -> str:
 def make_runs(
     tasks: Sequence[str], cells: Sequence[str], seeds: int, settings: Mapping[str, Any], *, budget: int, device: str
 ) -> list[Run]:
-    """Return the runs of a benchmark: all tasks of a cell, then of the next one; then the next seed.
+    """Return the runs of the benchmark, ordered by seed, then cell, then task.
 
     Args:
-        tasks: their names.
-        cells: names of cells, ``none`` for no memory; ``s5*4`` has four layers.
-        seeds: how many seeds, from 0 on.
-        settings: options of PPO; see :func:`setting`.
+        tasks: names of tasks.
+        cells: names of cells; ``none`` for no memory, ``s5*4`` for four layers of S5.
+        seeds: number of seeds, starting at 0.
+        settings: PPO options; see :func:`setting`.
         budget: environment steps of each run.
         device: device of environments and networks.
 
     Raises:
-        ArgumentError: a cell is unknown, layers are asked for where there is none, an option can't be used, or the
-            budget is less than a batch.
+        ArgumentError: a cell is unknown, layers are requested for ``none``, an option can't be used, or the budget is
+            smaller than a batch.
     """
     _check_budget(budget, settings["num_envs"], settings["rollout_steps"])
     graph = device.startswith("cuda") and settings.get("cuda_graph", True)
@@ -138,7 +148,7 @@ def make_runs(
 
 
 def _check_budget(budget: int, num_envs: Any, rollout_steps: Any) -> None:
-    """Refuse less than a batch, in the words of this command; what is no number is refused by PPO."""
+    """Raise if the budget is smaller than a batch; PPO reports values that are not integers."""
     if isinstance(num_envs, int) and isinstance(rollout_steps, int) and budget < num_envs * rollout_steps:
         raise ArgumentError(
             f"--budget must cover one batch of {num_envs * rollout_steps} steps ({num_envs} environments x "
@@ -147,7 +157,7 @@ def _check_budget(budget: int, num_envs: Any, rollout_steps: Any) -> None:
 
 
 def _layers(cell: str) -> tuple[str, int]:
-    """Return the name of a cell and how many layers of it there are."""
+    """Split a cell such as ``s5*4`` into its name and number of layers."""
     match = _LAYERS.fullmatch(cell)
     name, depth = (match[1], int(match[2])) if match else (cell, 1)
     if name == NO_CELL and depth != 1:
@@ -160,32 +170,32 @@ def _env(task: str) -> str:
 
 
 def setting(name: str, changes: Mapping[str, Any], *, cuda_graph: bool = True) -> dict[str, Any]:
-    """Return the options of PPO of a setting.
+    """Return the PPO options of a setting.
 
     Args:
         name: ``fast`` or ``paper``.
-        changes: options that differ from it.
+        changes: options to override.
         cuda_graph: on a GPU, compile steps and capture them as CUDA graphs.
 
     Raises:
-        ArgumentError: there is no such option, or the benchmark sets it itself.
+        ArgumentError: an option is unknown or fixed by the benchmark.
     """
-    taken = sorted(set(changes) & set(_OWN))
-    if taken:
+    fixed = sorted(set(changes) & set(_FIXED))
+    if fixed:
         raise ArgumentError(
-            f"--set can't set {taken[0]}, which the benchmark sets itself (recurl bench popgym --help)."
+            f"--set can't set {fixed[0]}, which the benchmark sets itself (recurl bench popgym --help)."
         )
-    check_names(PPOConfig, dict.fromkeys(changes, ()))
-    return {**_BOTH, **SETTINGS[name], **changes, "cuda_graph": cuda_graph}
+    check_option_names(PPOConfig, dict.fromkeys(changes, ()))
+    return {**_COMMON, **SETTINGS[name], **changes, "cuda_graph": cuda_graph}
 
 
 def options_text(config: PPOConfig) -> str:
-    """Return the options of a setting as text, those that have their defaults left out.
+    """Return the non-default options of a setting as text.
 
     Example:
         >>> options_text(PPOConfig(env="TMaze-v0", gamma=0.9, num_envs=64, seed=3))
         'gamma=0.9 num_envs=64'
     """
-    usual = PPOConfig(env="none").to_dict()
-    chosen = {name: value for name, value in config.to_dict().items() if name not in _ASIDE and value != usual[name]}
-    return " ".join(f"{name}={value}" for name, value in sorted(chosen.items()))
+    defaults = PPOConfig(env="none").to_dict()
+    options = {name: value for name, value in config.to_dict().items() if name not in _VARYING}
+    return " ".join(f"{name}={value}" for name, value in sorted(options.items()) if value != defaults[name])

@@ -1,4 +1,4 @@
-"""Table and picture of results on POPGym."""
+"""Table and figure of POPGym results."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from recurl.trainers.study.popgym.results import Result
 from recurl.trainers.study.popgym.settings import MAZES
 
 PUBLISHED = {"gru": 0.349, "lstm": 0.255, NO_CELL: 0.067}
-"""Mean scores of the paper over all its tasks, mazes included; quoted, not checked against it."""
+"""Mean scores of the paper over all its tasks, including mazes; quoted, not verified against the paper."""
 
 
 class Summary:
-    """Scores of tasks and cells: means over seeds.
+    """Scores per task and cell, averaged over seeds.
 
     Args:
         rows: the results.
 
     Attributes:
-        tasks: those that have a result, in the order of the table.
-        cells: those that have a result, in the order in which they came.
-        common: tasks that have a score of every cell, over which means are taken.
+        tasks: tasks with a result, in table order.
+        cells: cells with a result, in order of appearance.
+        common: tasks with a score for every cell; means are over these.
     """
 
     def __init__(self, rows: Sequence[Result]) -> None:
@@ -44,11 +44,11 @@ class Summary:
         self.common = [t for t in self.tasks if not any(math.isnan(self.score(t, cell)) for cell in self.cells)]
 
     def score(self, task: str, cell: str) -> float:
-        """Return the mean score over seeds; NaN without a result, or where no episode of one has ended."""
+        """Return the mean score over seeds; NaN without a result, or if no episode of a run has ended."""
         return fmean(self._scores.get((task, cell), [math.nan]))
 
     def mean(self, cell: str) -> tuple[float, float, float]:
-        """Return a cell's mean over the common tasks and the 95 % bootstrap interval over these; NaN without any."""
+        """Return a cell's mean over the common tasks and its 95% bootstrap interval; NaN if there are none."""
         scores = [self.score(task, cell) for task in self.common]
         if not scores:
             return math.nan, math.nan, math.nan
@@ -56,20 +56,20 @@ class Summary:
 
     @property
     def unbeaten(self) -> list[str]:
-        """Common tasks on which no cell scores more than no memory."""
+        """Common tasks on which no cell scores higher than the network without memory."""
         others = [cell for cell in self.cells if cell != NO_CELL]
         if NO_CELL not in self.cells or not others:
             return []
         return [t for t in self.common if max(self.score(t, cell) for cell in others) <= self.score(t, NO_CELL)]
 
     def table(self) -> str:
-        """Return the scores as text: a line for each task, then means, intervals and the paper's means."""
+        """Return the scores as text: one line per task, then means, intervals and the means of the paper."""
         means = [self.mean(cell) for cell in self.cells]
         rows = [
             ("MMER", *self.cells),
             *((task, *(_number(self.score(task, cell)) for cell in self.cells)) for task in self.tasks),
             (f"mean of {len(self.common)} common tasks", *(_number(mean) for mean, _, _ in means)),
-            ("95 % interval", *(f"{_number(low)} to {_number(high)}" for _, low, high in means)),
+            ("95% interval", *(f"{_number(low)} to {_number(high)}" for _, low, high in means)),
             ("the paper, all its tasks (unverified)", *(_number(PUBLISHED.get(cell, math.nan)) for cell in self.cells)),
             ("runs", *(str(sum(len(v) for (_, c), v in self._scores.items() if c == cell)) for cell in self.cells)),
         ]
@@ -83,22 +83,22 @@ class Summary:
         return "\n".join(lines)
 
     def offsets(self) -> list[float]:
-        """Return how far the points of each cell lie below the middle of a task's row, in rows."""
+        """Return the vertical offset of each cell's points from the center of a task's row, in rows."""
         count = len(self.cells)
         return [0.8 * ((place + 0.5) / count - 0.5) for place in range(count)]
 
     def draw(self, path: Path) -> None:
-        """Write a picture: a row for each task, in it a point for each cell, one below the other.
+        """Write the figure: one row per task with one point per cell, offset vertically.
 
         Raises:
             StorageError: the picture can't be written.
         """
-        # Imported where it is used: it takes a quarter of the time that torch takes.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as said above
-        from matplotlib.figure import Figure  # noqa: PLC0415 - as said above
+        # Lazy import: matplotlib takes a quarter of the import time of torch.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see above
+        from matplotlib.figure import Figure  # noqa: PLC0415 - see above
 
         names = [*self.tasks, f"mean of {len(self.common)} common tasks"]
-        height = max(0.22, 0.064 * len(self.cells))  # of a row, in inches
+        height = max(0.22, 0.064 * len(self.cells))  # row height in inches
         figure = Figure(figsize=(8, 1.5 + height * len(names)), layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
         axes: Any = figure.add_subplot()
@@ -112,7 +112,7 @@ class Summary:
             axes.plot([low, high], places[-1:] * 2, color=color, lw=1)
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set(xlabel="MMER: largest mean return of 65,536 steps of training; mean over seeds")
+        axes.set(xlabel="MMER: maximum mean return over 65,536 training steps; mean over seeds")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(visible=True, axis="x", alpha=0.3)
         if self.cells:

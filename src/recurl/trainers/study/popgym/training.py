@@ -1,4 +1,4 @@
-"""Training of one run on POPGym."""
+"""Training of one run of the POPGym benchmark."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ OnSpeed = Callable[[float], None]
 
 
 class Work(NamedTuple):
-    """What the runs of a benchmark have in common."""
+    """Settings shared by the runs of a benchmark."""
 
     folder: Path
-    """Where their folders are made."""
+    """Parent folder of the run folders."""
     setting: str
     budget: int
     device: str
     """Name of the device, for the results."""
     keep_runs: bool
-    """Keep the folders of the runs."""
+    """Whether to keep the run folders."""
     notify: Callable[[str], None]
-    """Called with notices; a function of a module, as workers get it too."""
+    """Called with notices; must be a module-level function, since it is sent to workers."""
 
 
 class _Speed:
-    """Reports the environment steps a second of the second update: a callback."""
+    """Callback that reports the environment steps per second of the second update."""
 
     def __init__(self, report: OnSpeed) -> None:
         self._report = report
@@ -51,13 +51,13 @@ class _Speed:
 
 
 def train(run: Run, work: Work, *, on_speed: OnSpeed, should_stop: Callable[[], bool] = lambda: False) -> Result | None:
-    """Train a run; None when it was stopped.
+    """Train a run and return its result, or None if it was stopped.
 
     Args:
-        run: what is trained.
-        work: see there.
-        on_speed: called with environment steps a second, after two updates.
-        should_stop: called after every update; True stops the run.
+        run: the run.
+        work: shared settings of the runs.
+        on_speed: called with the environment steps per second of the second update.
+        should_stop: called after every update; returning True stops the run.
     """
     begin = time.perf_counter()
     folder = RunFolder(work.folder / _slug(run), work.notify)

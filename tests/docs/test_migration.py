@@ -166,12 +166,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "`is_init` of floats": lambda: memory()(steps(is_init=torch.zeros(4, 1))),
     "a batch without `is_init`": lambda: memory()(steps().exclude("is_init")),
     "one of two states": lambda: memory()(steps(rs_h=torch.zeros(4, 1, 8))),
-    "options beside a wrapped `lstm=`": lambda: LSTMModule(
+    "options together with a wrapped `lstm=`": lambda: LSTMModule(
         lstm=nn.LSTM(3, 8, batch_first=True), num_layers=2, in_key="observation", out_key="memory"
     ),
     '`recurrent_recompute="full"` with `"pad"`': lambda: memory(recurrent_recompute="full"),
     'tensors on the CPU with `"triton"`': lambda: sequences(memory(recurrent_backend="triton"), steps()),
-    "`end_key` beside `traj_key` in `SliceSampler`": lambda: SliceSampler(
+    "`end_key` together with `traj_key` in `SliceSampler`": lambda: SliceSampler(
         slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done")
     ),
     "`from recurl.collectors import SyncDataCollector`": lambda: from_import("recurl.collectors", "SyncDataCollector"),

@@ -1,4 +1,4 @@
-"""Draws the figures of the documentation from results/*.csv into docs/figures: ``python benchmarks/plots.py``."""
+"""Draw the figures of the documentation from results/*.csv into docs/figures: ``python benchmarks/plots.py``."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def weak_scaling() -> Figure:
             lines[what][int(row["ranks"])] = float(row["ratio"])
     figure, axes = new_figure()
     most = max(max(line) for line in lines.values())
-    axes.plot([1, most], [1, most], color="#bdbdbd", linestyle="--", label="as many times one")
+    axes.plot([1, most], [1, most], color="#bdbdbd", linestyle="--", label="ideal")
     for what, line in lines.items():
         counts = sorted(line)
         axes.plot(counts, [line[count] for count in counts], marker="o", markersize=4, label=what)
-    axes.set(xlabel="actors or ranks", ylabel="times the rate of one", title="Weak scaling: the same work for each")
+    axes.set(xlabel="actors or ranks", ylabel="speedup over one", title="Weak scaling: the same work for each")
     axes.legend(frameon=False)
     return figure
 

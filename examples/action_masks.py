@@ -33,8 +33,8 @@ class Keys(gymnasium.Env):
 
     def step(self, action):
         """Compare the color of the key with the one shown before."""
-        place, colour = divmod(int(action), 2)
-        over, right = place != self.place, self.steps > 0 and (place, colour) == (self.place, self.before)
+        place, color = divmod(int(action), 2)
+        over, right = place != self.place, self.steps > 0 and (place, color) == (self.place, self.before)
         self.steps += 1
         observation, info = self._observe()
         return observation, right / 19, over, self.steps == 20, info

@@ -272,13 +272,15 @@ def report(path: Path, row: dict[str, object]) -> None:
 
 
 def newest() -> list[dict[str, str]]:
-    """Return the newest row of every system: masked CartPole, 8 environments, one thread; the slowest first."""
-    found: dict[str, dict[str, str]] = {}
+    """Return the newest run with every system: masked CartPole, 8 environments, one thread; the slowest first."""
+    runs: dict[str, dict[str, dict[str, str]]] = {}
     with SPEED.open(newline="") as file:
         for row in csv.DictReader(file):
             if (row["task"], row["num_envs"], row["threads"]) == ("masked-cartpole", "8", "1"):
-                found[row["system"]] = row
-    return sorted(found.values(), key=lambda row: -float(row["train_us"]))
+                runs.setdefault(row["commit"], {})[row["system"]] = row
+    most = max(map(len, runs.values()), default=0)
+    complete = [run for run in runs.values() if len(run) == most]
+    return sorted(complete[-1].values(), key=lambda row: -float(row["train_us"])) if complete else []
 
 
 def drawn(rows: list[dict[str, str]]) -> str:
@@ -287,7 +289,7 @@ def drawn(rows: list[dict[str, str]]) -> str:
 
 
 def draw() -> None:
-    """Draw the newest row of every system."""
+    """Draw the newest run with every system."""
     rows = newest()
     if not rows:
         return

@@ -1,4 +1,4 @@
-"""Writes tables of docs/scale.md and docs/reliability.md from results/*.csv, between their marks.
+"""Write the tables of docs/scale.md and docs/reliability.md from results/*.csv, between their marks.
 
 Of several rows for the same thing the last one counts. Usage: ``python benchmarks/scale_tables.py``, with
 ``python benchmarks/plots.py`` for the figure.
@@ -43,7 +43,7 @@ def ranks(name: str) -> str:
     if not rows:
         return ""
     first = rows[0]
-    head = ["ranks", "an update, ms", "million steps/s", "times one rank", "all-reduce, µs", "in a CUDA graph, µs"]
+    head = ["ranks", "update, ms", "million steps/s", "times one rank", "all-reduce, µs", "in a CUDA graph, µs"]
     one = [["1", first["update_ms_alone"], first["M_steps_per_s_alone"], "1", "", ""]]
     names = ("ranks", "update_ms", "M_steps_per_s", "ratio", "all_reduce_us", "all_reduce_captured_us")
     found = one + [[row[each] for each in names] for row in rows if row["ranks"] != "1"]
@@ -59,7 +59,7 @@ def actors() -> str:
     scaled = [row for row in rows if row["steps_per_s"]]
     if not scaled:
         return ""
-    head = ["", "actors", "steps/s", "of as many times one", "CPU of a step, ms"]
+    head = ["", "actors", "steps/s", "fraction of N times one", "CPU per step, ms"]
     names = ("what", "actors", "steps_per_s", "efficiency", "cpu_ms_per_step")
     return table(head, [[row[each] for each in names] for row in scaled]) + under(scaled, f"Ray {scaled[-1]['ray']}")
 
@@ -74,7 +74,7 @@ def overhead() -> str:
 
 def figure() -> str:
     """The figure that plots.py draws of all these."""
-    text = "Rates of several ranks and actors in multiples of that of one, over their number"
+    text = "Speedup over one rank or actor, by the number of ranks and actors"
     return f"![{text}](figures/weak_scaling.svg)" if (RESULTS / "scale_ray.csv").exists() else ""
 
 
@@ -87,23 +87,23 @@ def faults_of_actors() -> str:
         "kills": "actors killed",
         "nodes_removed": "nodes removed",
         "delivered": "steps delivered",
-        "asked": "asked for",
-        "doubled": "doubled",
+        "asked": "steps requested",
+        "doubled": "delivered twice",
         "out_of_order": "out of order",
         "never_executed": "never executed",
         "undelivered": "executed, not delivered",
-        "undelivered_reported": "reported as such, at most",
-        "orphans": "processes left",
-        "shared_files_left": "files of shared memory left",
+        "undelivered_reported": "reported as such, upper bound",
+        "orphans": "processes left over",
+        "shared_files_left": "shared memory files left over",
     }
     said = {
         ("False", ""): "one actor at a time",
         ("True", "0"): "all actors together",
-        ("True", "1"): "all together, an update ahead",
+        ("True", "1"): "all actors together, one update ahead",
     }
     ways = [said[row["sync"], row["max_lag"]] for row in rows]
     found = [[what, *(row[name] for row in rows)] for name, what in names.items()]
-    return table(["a batch is of", *ways], found) + under(rows, f"Ray {rows[-1]['ray']}")
+    return table(["source of a batch", *ways], found) + under(rows, f"Ray {rows[-1]['ray']}")
 
 
 def faults_of_ranks() -> str:
@@ -113,16 +113,16 @@ def faults_of_ranks() -> str:
         return ""
     names = {
         "kills": "ranks killed",
-        "kills_while_starting": "of these while they started",
-        "others_ended_s_max": "seconds until the others had ended, at most",
+        "kills_while_starting": "of these during startup",
+        "others_ended_s_max": "seconds until the others had ended, maximum",
         "updates": "updates",
         "updates_missing": "missing",
-        "updates_doubled": "doubled",
-        "rows_that_differ": "with other numbers than without kills",
+        "updates_doubled": "logged twice",
+        "rows_that_differ": "with numbers that differ from the run without kills",
         "weights_that_differ": "tensors of weights that differ in a bit",
         "files_left": "files left in the run's folder",
-        "orphans": "processes left",
-        "shared_files_left": "files of shared memory left",
+        "orphans": "processes left over",
+        "shared_files_left": "shared memory files left over",
     }
     found = [[said, *(row[name] for row in rows)] for name, said in names.items()]
     return table(["", *(f"{row['ranks']} ranks" for row in rows)], found) + under(rows)

@@ -1,4 +1,4 @@
-"""A trained policy in the loop of gymnasium.
+"""Run a trained policy in a Gymnasium loop.
 
 recurl train ppo --env recurl/MaskedCartPole-v1 --run-dir runs/cartpole && python examples/act.py runs/cartpole
 """
@@ -9,7 +9,7 @@ import gymnasium
 
 import recurl
 
-policy = recurl.load(sys.argv[1])  # a run, or a file that recurl export wrote
+policy = recurl.load(sys.argv[1])  # a run, or a file written by recurl export
 env = gymnasium.make("recurl/MaskedCartPole-v1")
 observation, _ = env.reset(seed=0)
 state, done, total = None, False, 0.0

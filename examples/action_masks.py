@@ -1,4 +1,4 @@
-"""Action masks: a game whose legal moves change at every step, with the mask and without it.
+"""Action masks: a game whose legal moves change at every step, trained with its mask and without.
 
 python examples/action_masks.py [ENVIRONMENT STEPS]
 """
@@ -16,25 +16,25 @@ from recurl.trainers import PPOConfig, RunFolder, Trainer, evaluate_run
 
 
 class Keys(gymnasium.Env):
-    """Press a key of the colour shown one step ago; two of 16 are there, one of each colour, others at every step.
+    """Press a key of the color shown one step ago. Two of 16 keys are legal, one per color, others at every step.
 
-    Only the mask says which. Any other key ends the episode. The best return is 1; half of it without memory, and at
-    most 0.01 by a policy that ignores the mask.
+    Only the mask shows which. Any other key ends the episode. The best return is 1, without memory 0.5, and at most
+    0.01 for a policy that ignores the mask.
     """
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(16)
 
     def reset(self, *, seed=None, options=None):
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self.steps, self.shown = 0, 0
         return self._observe()
 
     def step(self, action):
-        """Score the colour of the key against what was shown before."""
-        place, colour = divmod(int(action), 2)
-        over, right = place != self.place, self.steps > 0 and (place, colour) == (self.place, self.before)
+        """Compare the color of the key with the one shown before."""
+        place, color = divmod(int(action), 2)
+        over, right = place != self.place, self.steps > 0 and (place, color) == (self.place, self.before)
         self.steps += 1
         observation, info = self._observe()
         return observation, right / 19, over, self.steps == 20, info

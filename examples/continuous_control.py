@@ -1,4 +1,4 @@
-"""Continuous control from memory: a GRU swings up a pendulum whose velocity is hidden, by PPO.
+"""Continuous control from memory: PPO with a GRU swings up a pendulum whose velocity is hidden.
 
 python examples/continuous_control.py [ENVIRONMENT STEPS]
 """
@@ -34,7 +34,7 @@ spec = env.action_spec_unbatched
 encoder = Mod(MLP(2, 64, num_cells=[]), in_keys=["observation"], out_keys=["encoded"])
 gru = GRUModule(input_size=64, hidden_size=64, in_key="encoded", out_key="memory", recurrent_backend="fastest")
 head = Mod(nn.Sequential(nn.Linear(64, 2), NormalParamExtractor()), in_keys=["memory"], out_keys=["loc", "scale"])
-bounds = {"low": spec.low, "high": spec.high}  # actions are squashed into them
+bounds = {"low": spec.low, "high": spec.high}  # actions are squashed to these bounds
 actor_head = ProbabilisticActor(
     head, ["loc", "scale"], distribution_class=TanhNormal, distribution_kwargs=bounds, return_log_prob=True
 )

@@ -1,4 +1,4 @@
-"""A PPO loop of your own over several processes: torchrun --nproc-per-node 2 examples/ddp.py [frames]."""
+"""Your own PPO loop over several processes: torchrun --nproc-per-node 2 examples/ddp.py [frames]."""
 
 import sys
 
@@ -19,7 +19,7 @@ from recurl.seeding import derive_seed
 torch.set_num_threads(1)
 frames = int(sys.argv[1]) if len(sys.argv) > 1 else 8192  # of each rank
 
-with joined():  # without torchrun: one process
+with joined():  # without torchrun a single process
     torch.manual_seed(0)  # the same networks on every rank
     trunk = LSTMModule(input_size=2, hidden_size=64, in_key="observation", out_key="memory")
     head = Mod(nn.Linear(64, 2), in_keys=["memory"], out_keys=["logits"])
@@ -31,12 +31,12 @@ with joined():  # without torchrun: one process
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
 
     env = GymEnv("recurl/MaskedCartPole-v1", num_envs=8, categorical_action_encoding=True)
-    env.set_seed(8 * rank())  # other episodes, other actions on every rank
+    env.set_seed(8 * rank())  # different episodes and actions on every rank
     torch.manual_seed(derive_seed(0, "actions", rank()))
     shuffle = torch.Generator().manual_seed(derive_seed(0, "minibatches"))  # the same on every rank
     for batch in Collector(env, actor, frames_per_batch=512, total_frames=frames):
         for minibatch in SequenceMinibatches(gae(batch), 4, 32, shuffle, rank=rank(), ranks=world_size()):
-            with global_statistics():  # advantages are normalised over the minibatches of all ranks
+            with global_statistics():  # advantages are normalized over the minibatches of all ranks
                 losses = learner(minibatch)
             optimizer.zero_grad()
             (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()

@@ -1,4 +1,4 @@
-"""A GPU: the whole PPO step, Adam included, recorded as one CUDA graph; on a machine without one, the eager step.
+"""A GPU: the whole PPO step, Adam included, captured as one CUDA graph. Without a GPU the step runs eagerly.
 
 python examples/gpu.py [ENVIRONMENT STEPS]
 """
@@ -30,12 +30,12 @@ model = ActorValueOperator(trunk, actor_head, ValueOperator(nn.Linear(64, 1, dev
 actor, critic = model.get_policy_operator(), model.get_value_operator()
 gae = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
 loss = ClipPPOLoss(actor, critic, normalize_advantage=True)
-rate = torch.tensor(1e-3, device=device)  # what changes from step to step is a tensor that is filled
+rate = torch.tensor(1e-3, device=device)  # values that change between steps are tensors, filled in place
 optimizer = torch.optim.Adam(loss.parameters(), lr=rate, capturable=on_gpu, fused=True)
 
 
 def step(minibatch):
-    """One gradient step; minibatches always have the same shapes."""
+    """Take one gradient step; minibatches always have the same shapes."""
     losses = loss(minibatch)
     optimizer.zero_grad()
     (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()

@@ -1,4 +1,4 @@
-"""An exported policy at work, without recurl (but for its own tasks): only gymnasium, numpy and onnxruntime.
+"""Run an exported policy without recurl (except for its own tasks): only gymnasium, numpy and onnxruntime.
 
 recurl train ppo --env CartPole-v1 --run-dir runs/cartpole && recurl export runs/cartpole
 python examples/onnx_inference.py runs/cartpole/policy.onnx
@@ -26,7 +26,7 @@ states = {
 }
 observation, _ = env.reset(seed=0)
 done, total = False, 0.0
-is_init = np.array([True])  # one flag per row: this row begins an episode, its states count as zeros
+is_init = np.array([True])  # one flag per row: this row starts an episode, so its states are replaced by zeros
 while not done:
     inputs = {"observation": observation[None].astype(np.float32), "is_init": is_init, **states}
     action, *after = session.run(None, inputs)

@@ -1,4 +1,4 @@
-"""Search for good options with Optuna, which also ends runs whose evaluations fall behind."""
+"""Search for good options with Optuna, which stops runs whose evaluations fall behind."""
 
 import sys
 from pathlib import Path
@@ -12,17 +12,17 @@ STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 60_000
 
 
 class Report:
-    """Reports every evaluation to a trial, and ends the run when Optuna says so."""
+    """Report every evaluation to a trial, and stop the run if Optuna prunes it."""
 
     def __init__(self, trial):
         self.trial, self.last, self.pruned = trial, float("-inf"), False
 
     def on_start(self, trainer):
-        """Keep the trainer, to stop it."""
+        """Keep the trainer, to stop it later."""
         self.trainer = trainer
 
     def on_evaluation(self, row):
-        """Report, and stop where Optuna says so."""
+        """Report the evaluation, and stop a pruned run."""
         self.last = row["eval_return"]
         self.trial.report(self.last, int(row["env_steps"]))
         if self.trial.should_prune():
@@ -31,7 +31,7 @@ class Report:
 
 
 def objective(trial):
-    """Train with the options that Optuna proposes, and return the last evaluation."""
+    """Train with options suggested by Optuna, and return the last evaluation."""
     rate = trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
     cell = trial.suggest_categorical("cell", ["lstm", "gru"])
     evaluated = {"eval_every": STEPS // 4, "eval_episodes": 20}

@@ -1,4 +1,4 @@
-"""A loop and a loss of your own: REINFORCE with an LSTM, on rollouts, without recurl's collectors, losses and trainers.
+"""Your own loop and loss: REINFORCE with an LSTM on rollouts, without recurl's collectors, losses and trainers.
 
 python examples/own_loop.py [UPDATES]
 """
@@ -23,14 +23,14 @@ actor = ProbabilisticActor(head, ["logits"], distribution_class=Categorical)
 policy = Seq(lstm, actor)
 env = GymEnv(
     "recurl/RepeatPrevious-v0", num_envs=32, categorical_action_encoding=True, policy=policy, k=1, episode_length=16
-)  # policy=: the environment shows is_init and carries the hidden states
+)  # policy=: the environment writes is_init and carries the hidden states
 optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
 
 for update in range(updates):
     with torch.no_grad():
-        batch = env.rollout(16, policy)  # [32, 16]: one episode a row
+        batch = env.rollout(16, policy)  # [32, 16]: one episode per row
     reward = batch["next", "reward"].squeeze(-1)
-    advantage = reward - reward.mean(0)  # an action matters for its own reward only
+    advantage = reward - reward.mean(0)  # an action only affects its own reward
     with set_recurrent_mode(True):  # whole sequences, each from the state stored at its first step
         distribution = actor.get_dist(lstm(batch))
     loss = -(distribution.log_prob(batch["action"]) * advantage).mean()

@@ -1,4 +1,4 @@
-"""Your own task, written once: stepped by NumPy on a CPU, as tensors on a GPU, and learnt by the trainer.
+"""Your own task, written once: stepped by NumPy on a CPU, or as tensors on a GPU, and trained on.
 
 python examples/own_task.py [ENVIRONMENT STEPS] [DEVICE]
 """
@@ -17,7 +17,7 @@ from recurl.trainers import PPOConfig, RunFolder, Trainer, evaluate_run
 
 
 class Catch(Dynamics):
-    """Catch a ball that falls down a board of n x n fields and is seen in its first row only: 1 or 0."""
+    """Catch a ball that falls down a board of n x n fields and is only visible in the first row: 1 or 0."""
 
     def __init__(self, n=7):
         super().__init__(observation_space=Box(0.0, 1.0, (2, n), np.float32), actions=3, step_limit=n)
@@ -25,11 +25,11 @@ class Catch(Dynamics):
         self.fields = np.eye(n, dtype=np.float32)
 
     def begin(self, xp, draw):
-        """Drop a ball; the paddle is anywhere."""
+        """Drop a ball; the paddle starts anywhere."""
         return {"ball": draw.integers(self.n), "paddle": draw.integers(self.n)}
 
     def advance(self, xp, state, steps, actions):
-        """Move the paddle by -1, 0 or 1; the last step is scored."""
+        """Move the paddle by -1, 0 or 1; the last step is rewarded."""
         paddle = xp.clip(state["paddle"] + actions - 1, 0, self.n - 1)
         landed = steps == self.n - 1
         reward = xp.where(landed & (paddle == state["ball"]), 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""The thirty lines of the README: PPO with an LSTM on masked CartPole."""
+"""The training loop of the README: PPO with an LSTM on masked CartPole."""
 
 import torch
 from tensordict.nn import TensorDictModule as Mod
@@ -11,7 +11,7 @@ from recurl.modules import ActorValueOperator, Categorical, LSTMModule, Probabil
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
 
-torch.set_num_threads(1)  # at this size a second thread only costs
+torch.set_num_threads(1)  # at this size a second thread slows it down
 env = GymEnv("recurl/MaskedCartPole-v1", num_envs=8, categorical_action_encoding=True)
 
 trunk = LSTMModule(input_size=2, hidden_size=64, in_key="observation", out_key="memory", recurrent_backend="fastest")

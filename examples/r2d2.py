@@ -1,4 +1,4 @@
-"""R2D2 on a T-maze: Q-learning with a GRU from prioritised slices of a replay buffer, with burn-in.
+"""R2D2 on a T-maze: Q-learning with a GRU from prioritized slices of a replay buffer, with burn-in.
 
 python examples/r2d2.py [ENVIRONMENT STEPS]
 """
@@ -39,15 +39,15 @@ for number, batch in enumerate(collector):
     for _ in range(8):
         sample = buffer.sample()
         # The first steps of a slice only bring its stored state up to date, for each of the two networks.
-        learnt, slow = burn_in(sample), target_burn_in(sample)
+        data, slow = burn_in(sample), target_burn_in(sample)
         for key, at in loss.target_states.items():
-            learnt.set(at, slow.get(key))
-        losses = loss(learnt)
+            data.set(at, slow.get(key))
+        losses = loss(data)
         optimizer.zero_grad()
         losses["loss"].backward()
         optimizer.step()
         targets.step()
-        priorities = slice_priorities(sample, losses["td_error"], learnt)
+        priorities = slice_priorities(sample, losses["td_error"], data)
         buffer.update_priority(sample["index"], priorities, sample["collector", "write_step"])
     if number % 10 == 0:
         ended = batch["next", "reward"][batch["next", "done"]]

@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline: an algorithm of one's own, ``recurl train examples.reinforce:reinforce``."""
+"""REINFORCE with a baseline, a custom algorithm: ``recurl train examples.reinforce:reinforce``."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,12 +14,12 @@ from recurl.trainers import ActorCritic, GradientStep, Learner, RunConfig, regis
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforceConfig(RunConfig):
-    """Options of REINFORCE: one gradient step per batch, on returns less the critic's values."""
+    """Options of REINFORCE: one gradient step per batch, on returns minus the critic's values."""
 
     algorithm: ClassVar[str] = "reinforce"
 
     gae_lambda: Fraction = 1.0
-    """Decay of generalised advantage estimation; 1 takes whole returns."""
+    """Decay of generalized advantage estimation; 1 uses full returns."""
 
 
 class Reinforce(Learner[ReinforceConfig, ActorCritic]):
@@ -40,11 +40,11 @@ class Reinforce(Learner[ReinforceConfig, ActorCritic]):
         return ActorCritic(config, observations, actions)
 
     def parts(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
+        """Return the parts that are saved in a checkpoint."""
         return {**super().parts(), "optimizer": self.optimizer}
 
     def learn(self, batch: TensorDict) -> dict[str, float]:
-        """Make one gradient step."""
+        """Take one gradient step."""
         self.gae(batch)
         with set_recurrent_mode(True):
             log_prob = self.agent.actor.get_dist(batch).log_prob(batch["action"])

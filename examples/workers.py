@@ -1,4 +1,4 @@
-"""Workers: two processes collect, each with its own environments and hidden states, and this one learns by PPO.
+"""Workers: two processes collect, each with its own environments and hidden states, and the main one learns by PPO.
 
 python examples/workers.py [ENVIRONMENT STEPS]
 """
@@ -22,7 +22,7 @@ torch.manual_seed(0)
 
 
 def make_env():
-    """Run in each worker; what needs gymnasium.register does it here."""
+    """Create the environments of a worker; runs in each worker, so call gymnasium.register here if needed."""
     return GymEnv("recurl/MaskedCartPole-v1", num_envs=4, categorical_action_encoding=True)
 
 
@@ -47,6 +47,6 @@ with MultiSyncCollector(
                 optimizer.zero_grad()
                 (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
                 optimizer.step()
-        collector.update_policy_weights_()  # the workers go on with what was learnt
+        collector.update_policy_weights_()  # the workers continue with the new weights
         ends = int(batch["next", "done"].sum())
         print(f"{collector.frames:6d} steps: {batch.numel() / max(ends, 1):.0f} steps per episode")

@@ -97,8 +97,8 @@ def test_nothing_runs(stranger, option, capsys):
 
 
 def test_the_users_word(stranger):
-    """What names code or a Ray cluster needs the user's word: `--trust-run`, `trust=True`, or the same name given by
-    the user.
+    """Names of code or of a Ray cluster require the user's consent: `--trust-run`, `trust=True`, or the same name given
+    by the user.
     """
     given = ["--config", "RUN/config.json", "--run-dir", "new", "--cell", f"{MODULE}:Cell"]
     for words in (*(f"{command} --trust-run".split() for command in COMMANDS), ["train", *given], ["sweep", *given]):
@@ -131,7 +131,7 @@ def test_numbers_are_read_as_data(stranger):
 
 @pytest.mark.parametrize("package", ["memory_maze", "minigrid", "popgym", "ale_py"])
 def test_the_working_directory(stranger, package, capsys, monkeypatch):
-    """A module in the working directory is never imported on a folder's behalf without that word."""
+    """A module in the working directory is never imported on a folder's behalf without that consent."""
     Path(f"{MODULE}.py").rename(f"{package}.py")
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
@@ -145,7 +145,7 @@ def test_the_working_directory(stranger, package, capsys, monkeypatch):
     "command", ["compare RUN", "evaluate RUN", "train --resume RUN", "doctor RUN", "train ppo --help"]
 )
 def test_the_path(stranger, command, monkeypatch):
-    """A module in the working directory is never imported on a folder's behalf without that word."""
+    """A module in the working directory is never imported on a folder's behalf without that consent."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     load(command.split())
     assert ("" in sys.path) == command.endswith("--help")  # which takes names of the command line
@@ -158,7 +158,7 @@ def function(*arguments, **options):
 
 
 def test_what_is_called():
-    """Only what is a cell, a wrapper, a callback or a registered environment or algorithm is called."""
+    """Only cells, wrappers, callbacks and registered environments and algorithms are called."""
     here = f"{__name__}:function"
     for options in ({"cell": here}, {"cell": f"{here}(a=1)"}, {"wrapper": (here,)}, {"wrapper": (f"{here}(a=1)",)}):
         with pytest.raises(ArgumentError, match="must be a subclass of"):
@@ -247,7 +247,7 @@ def test_regular_files(stranger, name, kind):
 
 @pytest.mark.parametrize("name", READERS)
 def test_bounds_of_files(stranger, name, capsys):
-    """Options, metrics and results of sweeps are read within bounds of size and depth, and refused in one line beyond
+    """Options, metrics and results of sweeps are read within limits on size and depth, and refused in one line beyond
     them.
     """
     path = Path("RUN") / name
@@ -267,7 +267,7 @@ VALUES += [True, "", "s5(state_size=" + "-" * 5000 + "1)", "lstm(" * 5000, "$\\f
 
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_options_of_any_value(stranger, value, capsys):
-    """Options of any value are checked, or refused in one line, within a second."""
+    """Options of any value are accepted, or refused in one line, within a second."""
     options = list(PPOConfig(env="recurl/TMaze-v0").to_dict())
     with within(seconds=len(options)):
         for option in options:
@@ -282,7 +282,7 @@ def test_options_of_any_value(stranger, value, capsys):
 
 @pytest.mark.parametrize("name", ["checkpoints", "best", "tensorboard", "wandb", ".lock", "metrics.csv", "config.json"])
 def test_links_inside_a_run_folder(stranger, name):
-    """Links inside a run folder are not followed: nothing that they point to is read, written or removed."""
+    """Links inside a run folder are not followed: their targets are not read, written or removed."""
     path, outside = Path("RUN") / name, Path("outside")
     if path.is_dir():
         path.rename(outside)
@@ -372,8 +372,8 @@ def test_buffers_are_mapped_privately(tmp_path):
     ],
 )
 def test_what_is_written(stranger, kind, command):
-    """Files that recurl writes, where the user says or in a folder, never go through a link and never replace a FIFO or
-    a device.
+    """Files that recurl writes, in a run folder or where the user specifies, never go through a link and never replace
+    a FIFO or a device.
     """
     path = Path(command.split()[-1])
     Path("mine").write_text("mine")

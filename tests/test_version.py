@@ -26,11 +26,21 @@ def test_pyproject_reads_it_from_the_leaf_module() -> None:
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def test_the_changelog_begins_with_it() -> None:
-    versions = re.findall(r"^## (\S+)", CHANGELOG, re.MULTILINE)
-    assert versions[0] == __version__
+def test_the_changelog_begins_with_it_or_with_the_next_one() -> None:
+    headings = re.findall(r"^## (\S+)(?: \((.+)\))?$", CHANGELOG, re.MULTILINE)
+    versions = [version for version, _ in headings]
+    released = [version for version, note in headings if note != "in progress"]
+    assert __version__ in (versions[0], released[0])
+    assert versions[1:] == released[len(released) - len(versions) + 1 :]  # only the first one may be in progress
     numbers = [tuple(map(int, version.split("."))) for version in versions]
     assert numbers == sorted(set(numbers), reverse=True)
+
+
+def test_a_version_has_at_most_twenty_changes_to_act_on() -> None:
+    for release in CHANGELOG.split("\n## ")[1:]:
+        breaking = release.partition("### Breaking")[2].partition("\n###")[0]
+        assert len(re.findall(r"^- ", breaking, re.MULTILINE)) <= 20
+        assert len(re.findall(r"^- ", release, re.MULTILINE)) <= 36
 
 
 def test_changes_are_breaking_new_or_fixes() -> None:

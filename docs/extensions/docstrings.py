@@ -1,4 +1,4 @@
-"""Shows the project's docstrings, which are plain text with Sphinx roles, as the Markdown that the site understands."""
+"""Convert the project's docstrings, plain text with Sphinx roles, to the Markdown of the site."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ROLE = re.compile(r":(?:class|func|meth|attr|data|mod):`(~?)([\w.]+)`")
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites every docstring before it is parsed."""
+    """Extension that converts every docstring before it is parsed."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Rewrite the docstring of a module, class, function or attribute."""
+        """Convert the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
             obj.docstring.value = _markdown(obj.docstring.value)
 

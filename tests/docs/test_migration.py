@@ -1,4 +1,4 @@
-"""What docs/migrating_from_torchrl.md says of names, arguments and errors is so."""
+"""The claims of docs/migrating_from_torchrl.md on names, arguments and errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_import_paths(row: list[str]) -> None:
 
 @pytest.mark.parametrize("function", [GAE, SliceSampler, DQNLoss, Collector])
 def test_absent_arguments_are_absent(function: Callable[..., Any]) -> None:
-    absent = {name for row in rows("Absent") if f"`{function.__name__}`" in row[0] for name in quoted(row[0])}
+    absent = {name for row in rows("Missing") if f"`{function.__name__}`" in row[0] for name in quoted(row[0])}
     assert absent.isdisjoint(inspect.signature(function).parameters)
 
 
@@ -166,12 +166,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "`is_init` of floats": lambda: memory()(steps(is_init=torch.zeros(4, 1))),
     "a batch without `is_init`": lambda: memory()(steps().exclude("is_init")),
     "one of two states": lambda: memory()(steps(rs_h=torch.zeros(4, 1, 8))),
-    "options beside a wrapped `lstm=`": lambda: LSTMModule(
+    "options together with a wrapped `lstm=`": lambda: LSTMModule(
         lstm=nn.LSTM(3, 8, batch_first=True), num_layers=2, in_key="observation", out_key="memory"
     ),
     '`recurrent_recompute="full"` with `"pad"`': lambda: memory(recurrent_recompute="full"),
     'tensors on the CPU with `"triton"`': lambda: sequences(memory(recurrent_backend="triton"), steps()),
-    "`end_key` beside `traj_key` in `SliceSampler`": lambda: SliceSampler(
+    "`end_key` together with `traj_key` in `SliceSampler`": lambda: SliceSampler(
         slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done")
     ),
     "`from recurl.collectors import SyncDataCollector`": lambda: from_import("recurl.collectors", "SyncDataCollector"),
@@ -185,7 +185,7 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("row", rows("What raises"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", rows("Calls that raise errors"), ids=lambda row: row[0])
 def test_what_raises(row: list[str]) -> None:
     (text,) = quoted(row[1])
     with pytest.raises(RecurlError, match=re.escape(text)):
@@ -193,7 +193,7 @@ def test_what_raises(row: list[str]) -> None:
 
 
 def test_every_case_is_on_the_page() -> None:
-    assert [row[0] for row in rows("What raises")] == list(CASES)
+    assert [row[0] for row in rows("Calls that raise errors")] == list(CASES)
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module in ABSENT for name in ABSENT[module]])
@@ -230,7 +230,7 @@ def test_the_names_of_the_page_are_absent_or_there() -> None:
 
 
 def test_pixels_come_from_a_wrapper_of_gymnasium() -> None:
-    (row,) = (row for row in rows("Absent") if "from_pixels" in row[0])
+    (row,) = (row for row in rows("Missing") if "from_pixels" in row[0])
     with closing(eval(quoted(row[1])[0], {"GymEnv": GymEnv, "gymnasium": gymnasium, "name": "CartPole-v1"})) as env:
         assert env.reset()["observation"].shape == (400, 600, 3)
 

@@ -113,7 +113,7 @@ def test_environments_are_made_as_by_gymnasium() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_named_and_all_are_ended(monkeypatch):
-    monkeypatch.setattr("recurl.envs.gym_vector._SECONDS", 1.0)
+    monkeypatch.setattr("recurl.envs.gym_vector._TIMEOUT_SECONDS", 1.0)
     env = make_vector("CartPole-v1", 2, "async")
     env.reset(seed=0)
     pids = [process.pid for process in env.processes]

@@ -348,7 +348,7 @@ class Quits(Holder):
     ],
 )
 def test_a_trial_says_what_a_state_lacks(kind, words, monkeypatch):
-    monkeypatch.setattr(state_trial, "_SECONDS", 0.1 if kind is Slow else 60.0)
+    monkeypatch.setattr(state_trial, "_TIMEOUT_SECONDS", 0.1 if kind is Slow else 60.0)
     random.seed(1)
     state = random.getstate(), torch.get_rng_state()
     env = GymWrapper(kind(), create_env=kind)

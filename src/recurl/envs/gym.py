@@ -16,7 +16,7 @@ from recurl._torch import edits_of
 from recurl.envs import gym_state, state_trial
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
-from recurl.envs.gym_masks import MaskReader, no_mask, path_in, paths_of, value_at, without
+from recurl.envs.gym_masks import MaskReader, candidate_paths, find_path, missing_mask_error, value_at, without
 from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_spaces import brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
@@ -36,9 +36,9 @@ _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
 _FLAGS = (np.dtype(np.bool_),)
-_AS_USUAL = {"reward": (np.dtype(np.float64), np.dtype(np.float32)), "terminated": _FLAGS, "truncated": _FLAGS}
+_EXPECTED_DTYPES = {"reward": (np.dtype(np.float64), np.dtype(np.float32)), "terminated": _FLAGS, "truncated": _FLAGS}
 _UNKNOWN: Any = object()
-_KINDS = {"reward": "fiub", "terminated": "biu", "truncated": "biu"}  # of numpy, that are taken
+_ACCEPTED_KINDS = {"reward": "fiub", "terminated": "biu", "truncated": "biu"}  # of numpy, that are taken
 
 
 def _parts(result: object, method: str, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -126,8 +126,8 @@ class GymWrapper(EnvBase):
             raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is needed, got {type(env)}.")
         self._env: Any = env
         self._create, self._obstacle = create_env, _UNKNOWN
-        self._reading: dict[str, Any] = {"drop_observations": drop_observations, "action_mask": action_mask}
-        self._begun: tuple[Any, Any] | None = None  # what a reset at the beginning returned, for the first reset
+        self._reader_options: dict[str, Any] = {"drop_observations": drop_observations, "action_mask": action_mask}
+        self._first_reset: tuple[Any, Any] | None = None  # what a reset at the beginning returned, for the first reset
         self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
         self._mask = None if action_mask is None else self._find_mask(action_mask, observation_space, batch_size)
         if self._mask is not None and self._mask.source == "observation":
@@ -136,9 +136,12 @@ class GymWrapper(EnvBase):
         if self._mask is not None:
             self._observations.spec.set(ACTION_MASK, self._mask.spec)
         self._rows_shape = tuple(batch_size)
-        self._closed_rows = self._open_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
-        self._any_closed, self._all_open = False, self._open_rows.tobytes()
-        self._ended: tuple[torch.Tensor | None, bool] = None, False  # flags of the last step, and whether one is set
+        self._done_rows = self._no_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
+        self._any_done, self._no_rows_bytes = False, self._no_rows.tobytes()
+        self._last_done: tuple[torch.Tensor | None, bool] = (
+            None,
+            False,
+        )  # flags of the last step, and whether one is set
         self._seed: int | None = None
         super().__init__(
             observation_spec=self._observations.spec,
@@ -147,12 +150,12 @@ class GymWrapper(EnvBase):
             device=device,
         )
         nested = any(isinstance(key, tuple) for key in self._observations.spec.keys(True, True))
-        self._takes_entries_as_they_are = not nested and (self.device is None or self.device.type == "cpu")
+        self._skips_conversion = not nested and (self.device is None or self.device.type == "cpu")
 
     def _find_mask(self, name: NestedKey, space: gym.Space[Any], batch_size: list[int]) -> MaskReader | None:
         """Return the reader of the action mask, or None if there is none."""
         key, action = normalize_key(name), self._actions.spec
-        path, discrete = path_in(space, key), bool(choice_counts(action))
+        path, discrete = find_path(space, key), bool(choice_counts(action))
         if path is not None and discrete:
             return MaskReader(path, "observation", action, batch_size, self._env)
         if path is not None:
@@ -163,14 +166,14 @@ class GymWrapper(EnvBase):
             )
         info: Any = {}
         if discrete:
-            self._begun = _parts(self._call("reset"), "reset", _RESET)
-            info = self._begun[1]
-            path = next((path for path in paths_of(key) if value_at(info, path) is not None), None)
+            self._first_reset = _parts(self._call("reset"), "reset", _RESET)
+            info = self._first_reset[1]
+            path = next((path for path in candidate_paths(key) if value_at(info, path) is not None), None)
             if path is not None:
                 return MaskReader(path, "info", action, batch_size, self._env)
         if key == ACTION_MASK:
             return None
-        raise no_mask(key, space, info, action, self._env)
+        raise missing_mask_error(key, space, info, action, self._env)
 
     @property
     def gym_env(self) -> Any:
@@ -200,19 +203,19 @@ class GymWrapper(EnvBase):
     def _reset(self, tensordict: Step | None) -> Step:
         mask = None if tensordict is None else tensordict.get(RESET, None)
         rows = None if mask is None or not self.batch_size else mask.cpu().numpy().reshape(self.batch_size)
-        return self._given_as(tensordict, self._read(*self._restart(rows), rows))
+        return self._in_type_of(tensordict, self._read(*self._restart(rows), rows))
 
     def _restart(self, rows: np.ndarray[Any, Any] | None) -> tuple[Any, Any]:
         """Reset some rows, or all, and return observations and info."""
-        begun, self._begun = self._begun, None
+        begun, self._first_reset = self._first_reset, None
         if rows is not None:
             found = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
-            self._close_rows(self._closed_rows & ~rows[:, None])
+            self._set_done_rows(self._done_rows & ~rows[:, None])
             return found
         if begun is None or self._seed is not None:
             begun = _parts(self._call("reset", seed=self._seed), "reset", _RESET)
         self._seed = None
-        self._close_rows(self._open_rows)
+        self._set_done_rows(self._no_rows)
         return begun
 
     def _read(self, observation: Any, info: Any, needed: np.ndarray[Any, Any] | None) -> dict[NestedKey, torch.Tensor]:
@@ -226,34 +229,34 @@ class GymWrapper(EnvBase):
     @takes_entries
     @makes_memory
     def _step(self, tensordict: Step) -> Step:
-        flags = np.empty((3, *self._closed_rows.shape), dtype=np.bool_)
+        flags = np.empty((3, *self._done_rows.shape), dtype=np.bool_)
         observation, reward, info, any_done = self._advance(tensordict[ACTION], *flags.reshape(3, -1))
         entries: dict[Any, torch.Tensor] = self._read(
             observation, info, None if self._mask is None else ~flags[0, ..., 0]
         )
         rewards = np.array(self._one_per_row("reward", reward), dtype=np.float32)
-        entries[REWARD] = torch.from_numpy(rewards.reshape(self._closed_rows.shape))
+        entries[REWARD] = torch.from_numpy(rewards.reshape(self._done_rows.shape))
         entries[TERMINATED], entries[TRUNCATED], entries[DONE] = ended = [torch.from_numpy(flag) for flag in flags]
-        self._ended = ended[2], any_done
-        return self._given_as(tensordict, entries)
+        self._last_done = ended[2], any_done
+        return self._in_type_of(tensordict, entries)
 
     def _advance(self, action: Any, terminated: _Flags, truncated: _Flags, done: _Flags) -> tuple[Any, Any, Any, bool]:
         """Make a step, write its flags, ``[rows]`` each, and return observation, reward, info, and if one is done."""
-        if self._any_closed:
+        if self._any_done:
             raise UsageError(
-                f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
+                f"Rows {np.flatnonzero(self._done_rows)} are done: reset them before the next step "
                 "(env.maybe_reset, or env.step_and_maybe_reset)."
             )
-        self._begun = None
+        self._first_reset = None
         outcome = self._call("step", self._actions.read(action))
         observation, reward, ended, cut, info = _parts(outcome, "step", _STEP)
         terminated[...] = ended = self._one_per_row("terminated", ended)
         truncated[...] = cut = self._one_per_row("truncated", cut)
-        if ended.tobytes() == cut.tobytes() == self._all_open:  # less than a sum, or any()
+        if ended.tobytes() == cut.tobytes() == self._no_rows_bytes:  # less than a sum, or any()
             done[...] = False
         else:
-            self._close_rows(np.logical_or(terminated, truncated, out=done))
-        return observation, reward, info, self._any_closed
+            self._set_done_rows(np.logical_or(terminated, truncated, out=done))
+        return observation, reward, info, self._any_done
 
     def in_place(self) -> InPlace | str:
         """Return what steps this environment in the memory of a batch, or the reason why nothing does."""
@@ -263,30 +266,30 @@ class GymWrapper(EnvBase):
             return f"actions are masked, or {self} isn't on the CPU"
         return InPlace(self._advance, self._one_per_row, self._restart, self._observations, bool(self.batch_size))
 
-    def _given_as(self, tensordict: Step | None, entries: dict[NestedKey, torch.Tensor]) -> Any:
+    def _in_type_of(self, tensordict: Step | None, entries: dict[NestedKey, torch.Tensor]) -> Any:
         """Return entries, which lie on the host, on the device and in the type of ``tensordict``."""
-        if type(tensordict) is Entries and self._takes_entries_as_they_are:
+        if type(tensordict) is Entries and self._skips_conversion:
             return Entries(entries, self.batch_size, self.device)
         return like(tensordict, entries, self.batch_size, self.device)
 
     def has_any(self, rows: torch.Tensor) -> bool:
         """Return whether there is a row in the mask; of the flags of the last step it is known."""
-        done, any_done = self._ended
+        done, any_done = self._last_done
         if rows is done and not rows.is_inference() and not edits_of(rows):
             return any_done
         return super().has_any(rows)
 
     def _one_per_row(self, name: str, value: Any) -> np.ndarray[Any, Any]:
         """Return rewards or flags, ``[rows]`` or ``[]``."""
-        if type(value) is np.ndarray and value.shape == self._rows_shape and value.dtype in _AS_USUAL[name]:
+        if type(value) is np.ndarray and value.shape == self._rows_shape and value.dtype in _EXPECTED_DTYPES[name]:
             return value
         found = np.asarray(value)
-        fits = found.dtype.kind in _KINDS[name] and found.size == self._closed_rows.size
+        fits = found.dtype.kind in _ACCEPTED_KINDS[name] and found.size == self._done_rows.size
         if fits and name != "reward" and found.dtype.kind != "b":
             fits = bool(np.isin(found, (0, 1)).all())
         if not fits:
             kind = "number" if name == "reward" else "bool"
-            count = f"{self._closed_rows.size} {kind}s, one per environment" if self.batch_size else f"a {kind}"
+            count = f"{self._done_rows.size} {kind}s, one per environment" if self.batch_size else f"a {kind}"
             raise UsageError(f"step() of {self._env} must return as {name} {count}, got {brief(value)}.")
         return found if found.ndim < 2 else found.ravel()
 
@@ -302,10 +305,10 @@ class GymWrapper(EnvBase):
                 f"{self._env}, or what its reset() and step() return."
             ) from error
 
-    def _close_rows(self, rows: np.ndarray[Any, Any]) -> None:
+    def _set_done_rows(self, rows: np.ndarray[Any, Any]) -> None:
         """Take note of the rows that are done, as many flags; that memory may be changed afterwards."""
-        self._any_closed = bool(np.count_nonzero(rows))
-        self._closed_rows = rows.copy().reshape(self._open_rows.shape) if self._any_closed else self._open_rows
+        self._any_done = bool(np.count_nonzero(rows))
+        self._done_rows = rows.copy().reshape(self._no_rows.shape) if self._any_done else self._no_rows
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed
@@ -326,10 +329,10 @@ class GymWrapper(EnvBase):
     def state_obstacle(self) -> str | None:
         """The reason why the state can't be saved, None if it can."""
         if self._obstacle is _UNKNOWN:
-            self._obstacle = None if gym_state.saves_itself(self._env) else self._found_obstacle()
+            self._obstacle = None if gym_state.implements_state(self._env) else self._find_obstacle()
         return self._obstacle
 
-    def _found_obstacle(self) -> str | None:
+    def _find_obstacle(self) -> str | None:
         create = self._create or gym_state.creator_of(self._env)
         if create is None:
             return "it was given as an object, and a trial needs a function that makes such environments"
@@ -339,7 +342,7 @@ class GymWrapper(EnvBase):
             env = create()
             if not mine.isdisjoint(id(core) for core in gym_state.cores(env)):
                 raise UsageError("the function that makes it must make a new one at every call")
-            return GymWrapper(env, **self._reading)
+            return GymWrapper(env, **self._reader_options)
 
         return state_trial.obstacle(make)
 
@@ -354,7 +357,7 @@ class GymWrapper(EnvBase):
                 saved = gym_state.save(self._env)
             except UnsavableError as error:
                 raise UnsupportedError(f"{self!r} can't save its state: {error}.") from error
-            done = torch.from_numpy(self._closed_rows.copy())
+            done = torch.from_numpy(self._done_rows.copy())
             return {"gym": saved, "done": done, "seed": self._seed}
         return super().get_state()
 
@@ -362,9 +365,9 @@ class GymWrapper(EnvBase):
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way."""
         if "gym" not in state:
             raise ArgumentError(f"{self} restores only states that it, or one like it, has saved; got {sorted(state)}.")
-        self._begun = None
+        self._first_reset = None
         gym_state.restore(self._env, state["gym"])
-        self._close_rows(state["done"].cpu().numpy())
+        self._set_done_rows(state["done"].cpu().numpy())
         self._seed = state["seed"]
 
     def __repr__(self) -> str:

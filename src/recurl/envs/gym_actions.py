@@ -18,7 +18,7 @@ from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHo
 __all__ = ["ActionReader"]
 
 spaces = gym.spaces
-_FEW = 32
+_SMALL_BATCH = 32
 _INT64 = np.dtype(np.int64)
 
 
@@ -54,7 +54,7 @@ class ActionReader:
         self.spec: TensorSpec
         self.read = self._box
         if isinstance(space, spaces.Dict | spaces.Tuple):
-            self._parts(space, categorical)
+            self._set_parts(space, categorical)
             return
         if isinstance(space, spaces.Discrete):
             self._n, self._start = int(space.n), int(space.start)
@@ -92,7 +92,7 @@ class ActionReader:
         """Build a reader of what :meth:`to_json` returned."""
         return cls(space_from_json(values["space"]), batch_size, values["categorical"])
 
-    def _parts(self, space: spaces.Dict | spaces.Tuple, categorical: bool) -> None:
+    def _set_parts(self, space: spaces.Dict | spaces.Tuple, categorical: bool) -> None:
         named = isinstance(space, spaces.Dict)
         children = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
         if not children:
@@ -117,7 +117,7 @@ class ActionReader:
         values = action if type(action) is np.ndarray else self._numpy(action)
         if values.shape == self._batch and values.dtype.kind in "iu":
             index = values
-            if values.size < _FEW:
+            if values.size < _SMALL_BATCH:
                 listed = sorted(values.tolist()) if self._batch else [values.item()]  # faster than numpy
                 valid = listed[0] >= 0 and listed[-1] < self._n
             else:

@@ -62,7 +62,7 @@ def with_clear_errors(name: str, build: Callable[[], _T]) -> _T:
     except gym.error.DependencyNotInstalled as error:
         raise MissingDependencyError(f"The environment {name!r} needs a package that is missing: {error}") from error
     except ModuleNotFoundError as error:
-        raise _lacking(name, error) from error
+        raise _missing_module(name, error) from error
     except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
         hint = "" if "Did you mean" in str(error) else _MODULE_HINT
         raise ArgumentError(f"Gymnasium can't create {name!r}: {error}{hint}") from error
@@ -70,7 +70,7 @@ def with_clear_errors(name: str, build: Callable[[], _T]) -> _T:
         raise ArgumentError(f"Gymnasium can't create {name!r}: {error}") from error
 
 
-def _lacking(name: str, error: ModuleNotFoundError) -> Exception:
+def _missing_module(name: str, error: ModuleNotFoundError) -> Exception:
     module = name.rpartition(":")[0]
     if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
         return MissingDependencyError(

@@ -15,7 +15,7 @@ from recurl.errors import ArgumentError
 from recurl.keys import NestedKey, normalize_key
 from recurl.specs import Binary, Composite, TensorSpec, choice_counts
 
-__all__ = ["MaskReader", "no_mask", "path_in", "paths_of", "value_at", "without"]
+__all__ = ["MaskReader", "candidate_paths", "find_path", "missing_mask_error", "value_at", "without"]
 
 spaces = gym.spaces
 
@@ -131,23 +131,25 @@ def _numbered(values: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(str(index), value) for index, value in enumerate(values)]
 
 
-def path_in(space: gym.Space[Any], key: NestedKey) -> tuple[str, ...] | None:
+def find_path(space: gym.Space[Any], key: NestedKey) -> tuple[str, ...] | None:
     """Return the path of an entry of a ``Dict`` space, or None; the parts of a nested key may be joined by a dot.
 
     Example:
-        >>> path_in(spaces.Dict({"game": spaces.Dict({"legal": spaces.MultiBinary(2)})}), "game.legal")
+        >>> find_path(spaces.Dict({"game": spaces.Dict({"legal": spaces.MultiBinary(2)})}), "game.legal")
         ('game', 'legal')
     """
-    return next((path for path in paths_of(key) if _space_at(space, path) is not None), None)
+    return next((path for path in candidate_paths(key) if _space_at(space, path) is not None), None)
 
 
-def paths_of(key: NestedKey) -> list[tuple[str, ...]]:
+def candidate_paths(key: NestedKey) -> list[tuple[str, ...]]:
     """Return the paths that ``key`` may mean."""
     key = normalize_key(key)
     return [(key,), tuple(key.split("."))] if isinstance(key, str) else [key]
 
 
-def no_mask(key: NestedKey, space: gym.Space[Any], info: Any, action: TensorSpec, owner: object) -> ArgumentError:
+def missing_mask_error(
+    key: NestedKey, space: gym.Space[Any], info: Any, action: TensorSpec, owner: object
+) -> ArgumentError:
     """Return the error about a mask that is neither in the observation nor in ``info``."""
     names = [*(space.spaces if isinstance(space, spaces.Dict) else ()), *map(str, info)]
     close = get_close_matches(str(key), [name for name in names if not name.startswith("_")], 1)

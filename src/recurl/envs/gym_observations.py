@@ -19,8 +19,8 @@ from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHo
 __all__ = ["ObservationReader"]
 
 spaces = gym.spaces
-_ONE_HOT_MOST = 512  # values of a Discrete space; more are read as an index
-_TENSORS = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+_MAX_ONE_HOT = 512  # values of a Discrete space; more are read as an index
+_SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
 _Path = tuple[str | int, ...]
 
 
@@ -63,16 +63,16 @@ class ObservationReader:
         self._owner = owner
         self._drop = list(map(dotted, drop))
         self._leaves: list[_Leaf] = []
-        self._copied: tuple[object, object] = None, None  # dtype and shape of arrays that are read by copying them
+        self._direct_copy: tuple[object, object] = None, None  # dtype and shape of arrays that are read by copying them
         self.spec = Composite()
-        for path, leaf in _kept(space, drop):
+        for path, leaf in _kept_leaves(space, drop):
             key = normalize_key(tuple(map(str, path))) if path else OBSERVATION
             spec = _spec(leaf, key)
             self.spec.set(key, spec)
             shape = (*batch_size, *spec.shape)
             self._leaves.append(_Leaf(key, path, shape, _reader(leaf, len(batch_size))))
             if not path and isinstance(leaf, spaces.Box | spaces.MultiBinary):
-                self._copied = numpy_dtype(leaf), shape
+                self._direct_copy = numpy_dtype(leaf), shape
 
     def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
         """Return the same reader for another batch size."""
@@ -101,7 +101,7 @@ class ObservationReader:
         Raises:
             ArgumentError: ``observation`` is not in the space.
         """
-        dtype, shape = self._copied
+        dtype, shape = self._direct_copy
         if type(observation) is np.ndarray and observation.dtype is dtype and observation.shape == shape:
             memory[0][step] = observation
             return
@@ -116,12 +116,12 @@ class ObservationReader:
                 value = value[name]
             found = read(value)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise self._misfit(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
+            raise self._mismatch(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
         if found.shape != shape:
-            raise self._misfit(key, shape, f"{found.dtype} of shape {list(found.shape)}")
+            raise self._mismatch(key, shape, f"{found.dtype} of shape {list(found.shape)}")
         return found
 
-    def _misfit(self, key: NestedKey, shape: tuple[int, ...], got: str) -> ArgumentError:
+    def _mismatch(self, key: NestedKey, shape: tuple[int, ...], got: str) -> ArgumentError:
         spec = cast(TensorSpec, self.spec[key])
         return ArgumentError(
             f"An observation must fit the observation space: {key!r} must be {spec.dtype} of shape {list(shape)}, got "
@@ -140,7 +140,7 @@ def _leaves(space: gym.Space[Any], path: _Path = ()) -> Iterator[tuple[_Path, gy
         yield path, space
 
 
-def _kept(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
+def _kept_leaves(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
     """Return the leaves of ``space`` without those that ``drop`` names."""
     leaves = list(_leaves(space))
     named = [".".join(map(str, path)) for path, _ in leaves]
@@ -162,7 +162,7 @@ def _kept(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path,
 def _spec(space: gym.Space[Any], key: NestedKey) -> TensorSpec:
     if isinstance(space, spaces.Discrete):
         n = int(space.n)
-        return OneHot(n, dtype=torch.float32) if n <= _ONE_HOT_MOST else Categorical(n)
+        return OneHot(n, dtype=torch.float32) if n <= _MAX_ONE_HOT else Categorical(n)
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical(space.nvec.ravel().tolist())
     if isinstance(space, spaces.MultiBinary):
@@ -177,7 +177,7 @@ def _spec(space: gym.Space[Any], key: NestedKey) -> TensorSpec:
     )
     raise UnsupportedError(
         f"The observation {name!r} is {brief(space)}, which has no tensor equivalent: {advice}wrap the environment "
-        f"to give {_TENSORS}."
+        f"to give {_SUPPORTED}."
     )
 
 
@@ -187,7 +187,7 @@ def _reader(space: gym.Space[Any], batch_dims: int) -> Callable[[Any], torch.Ten
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_reader(space, batch_dims)
     dtype = numpy_dtype(space)
-    allowed = _FROM[dtype.kind]
+    allowed = _CONVERTIBLE_KINDS[dtype.kind]
 
     def read(value: Any) -> torch.Tensor:
         found = np.asarray(value)
@@ -203,11 +203,11 @@ def _reader(space: gym.Space[Any], batch_dims: int) -> Callable[[Any], torch.Ten
     return read
 
 
-_FROM = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+_CONVERTIBLE_KINDS = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
 """Kinds of numpy dtypes that may be converted to a kind (the key)."""
 
 
-def _whole(value: Any) -> np.ndarray[Any, Any]:
+def _integers(value: Any) -> np.ndarray[Any, Any]:
     found = np.asarray(value)
     if found.dtype.kind not in "iu":
         raise TypeError("not a whole number")
@@ -215,13 +215,13 @@ def _whole(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _discrete_reader(n: int, start: int) -> Callable[[Any], torch.Tensor]:
-    if n > _ONE_HOT_MOST:
-        return lambda value: torch.from_numpy(_from_zero(_whole(value), np.int64(start), np.int64(n)))
+    if n > _MAX_ONE_HOT:
+        return lambda value: torch.from_numpy(_zero_based(_integers(value), np.int64(start), np.int64(n)))
     rows = np.eye(n, dtype=np.float32)
 
     def read_index(value: Any) -> torch.Tensor:
         # As unsigned numbers, indices below the start are too large, like those above the end.
-        return torch.from_numpy(np.array(rows[(_whole(value) - start).astype(np.uintp)]))
+        return torch.from_numpy(np.array(rows[(_integers(value) - start).astype(np.uintp)]))
 
     return read_index
 
@@ -230,15 +230,15 @@ def _multi_discrete_reader(space: spaces.MultiDiscrete, batch_dims: int) -> Call
     shape, start, limits = space.shape, space.start.astype(np.int64), space.nvec.astype(np.int64)
 
     def read_indices(value: Any) -> torch.Tensor:
-        found = _whole(value)
+        found = _integers(value)
         if found.shape[batch_dims:] != shape:
             return torch.from_numpy(found.astype(np.int64))  # refused by its shape
-        return torch.from_numpy(_from_zero(found, start, limits).reshape(*found.shape[:batch_dims], -1))
+        return torch.from_numpy(_zero_based(found, start, limits).reshape(*found.shape[:batch_dims], -1))
 
     return read_indices
 
 
-def _from_zero(found: np.ndarray[Any, Any], start: Any, limits: Any) -> np.ndarray[Any, Any]:
+def _zero_based(found: np.ndarray[Any, Any], start: Any, limits: Any) -> np.ndarray[Any, Any]:
     """Return integers of a space as new ones that count from 0, or refuse those outside."""
     out = np.asarray(found.astype(np.int64) - start)
     if (out < 0).any() or (out >= limits).any():

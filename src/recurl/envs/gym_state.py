@@ -11,14 +11,14 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
-from recurl.envs.state_plain import MOST_BYTES
+from recurl.envs.state_plain import MAX_BYTES
 from recurl.errors import ArgumentError, UnfitStateError
 
-__all__ = ["Gym", "SavedState", "cores", "creator_of", "restore", "save", "saves_itself"]
+__all__ = ["Gym", "SavedState", "cores", "creator_of", "implements_state", "restore", "save"]
 
 Gym: TypeAlias = gym.Env[Any, Any] | VectorEnv[Any, Any, Any]
 
-_KNOWN = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.TimeLimit)
+_KNOWN_WRAPPERS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.TimeLimit)
 
 
 class SavedState(gym.Wrapper[Any, Any, Any, Any]):
@@ -39,11 +39,11 @@ def _state(objects: str, data: bytes) -> dict[str, Any]:
     return {"objects": objects, "bytes": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
 
 
-def saves_itself(env: Any) -> bool:
+def implements_state(env: Any) -> bool:
     """Return whether an environment has ``get_state()`` and ``set_state(state)``, and no wrapper but Gymnasium's."""
     if isinstance(env, SyncVectorEnv):
-        return all(saves_itself(child) for child in env.envs)
-    while isinstance(env, _KNOWN):
+        return all(implements_state(child) for child in env.envs)
+    while isinstance(env, _KNOWN_WRAPPERS):
         env = env.env
     return has_own_state(env)
 
@@ -56,7 +56,7 @@ def save(env: Any) -> dict[str, Any]:
     """
     if isinstance(env, AsyncVectorEnv):
         return {"envs": [_state(*state) for state in env.get_attr("saved_state")]}
-    return GraphWriter(MOST_BYTES * getattr(env, "num_envs", 1)).written(env)
+    return GraphWriter(MAX_BYTES * getattr(env, "num_envs", 1)).written(env)
 
 
 def restore(env: Any, state: dict[str, Any]) -> None:
@@ -74,17 +74,17 @@ def restore(env: Any, state: dict[str, Any]) -> None:
         elif "objects" in state:
             GraphReader(state).restore(env)
         else:
-            _restore_old(env, state)
+            _restore_legacy(env, state)
     except ArgumentError as error:
         raise UnfitStateError(str(error)) from error
 
 
-def _restore_old(env: Any, state: dict[str, Any]) -> None:
+def _restore_legacy(env: Any, state: dict[str, Any]) -> None:
     """Restore a state as earlier versions saved it: that of ``get_state()``, and the steps that limits had counted."""
     if isinstance(env, SyncVectorEnv):
         for child, saved in zip(env.envs, state["envs"], strict=True):
             child.reset()
-            _restore_old(child, saved)
+            _restore_legacy(child, saved)
         return
     if not has_own_state(env.unwrapped):
         raise ArgumentError(f"The state is of another environment than {env}.")

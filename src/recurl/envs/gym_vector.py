@@ -35,7 +35,7 @@ __all__ = [
 
 _MODES = (None, "sync", "async", "vector_entry_point")
 _CONTEXT = "spawn"  # how processes of Gymnasium begin
-_SECONDS = 60.0  # that a reset or step may take in one
+_TIMEOUT_SECONDS = 60.0  # that a reset or step may take in one
 
 
 def make(name: str, wrappers: Sequence[Wrap], /, **kwargs: Any) -> gym.Env[Any, Any]:
@@ -108,7 +108,7 @@ def _make_vector(
         env = SyncVectorEnv([lambda: wrapped(gym.make(name, **kwargs), wrappers)] * num_envs, **_settings(mode))
         env.spec = spec
         return env
-    create = partial(_saved, lambda: wrapped(gym.make(spec, **kwargs), wrappers))
+    create = partial(_with_saved_state, lambda: wrapped(gym.make(spec, **kwargs), wrappers))
     env = AsyncVectorEnv([create] * num_envs, **_settings(mode, shared_memory))
     env.spec = spec
     return env
@@ -133,14 +133,16 @@ def vector_of(
         ArgumentError: two functions return the same environment.
     """
     if mode == "async":
-        return AsyncVectorEnv([partial(_saved, create) for create in creators], **_settings(mode, shared_memory))
+        return AsyncVectorEnv(
+            [partial(_with_saved_state, create) for create in creators], **_settings(mode, shared_memory)
+        )
     env = SyncVectorEnv(creators, **_settings("sync"))
     if len({id(single.unwrapped) for single in env.envs}) < len(creators):
         raise ArgumentError("A function that makes an environment must make a new one at every call.")
     return env
 
 
-def _saved(create: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
+def _with_saved_state(create: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
     return SavedState(create())
 
 
@@ -267,7 +269,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
         return super().step_wait(timeout)
 
     def _check_answers(self, timeout: float | None) -> None:
-        if timeout is not None or self._poll_pipe_envs(_SECONDS):  # else Gymnasium's own limit
+        if timeout is not None or self._poll_pipe_envs(_TIMEOUT_SECONDS):  # else Gymnasium's own limit
             return
         silent = [index for index, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
         named = ", ".join(f"{index} (process {self.processes[index].pid})" for index in silent)
@@ -275,7 +277,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
             process.kill()  # one that is stopped ignores anything else
         self._state = AsyncState.DEFAULT
         self.close(terminate=True)
-        raise WorkerError(f"Environment {named} hangs: no answer for {_SECONDS:g} s. All processes were ended.")
+        raise WorkerError(f"Environment {named} hangs: no answer for {_TIMEOUT_SECONDS:g} s. All processes were ended.")
 
 
 class SameStepVectorEnv(gym.vector.VectorWrapper):
@@ -361,16 +363,16 @@ def _final_info(info: dict[str, Any], final: dict[str, Any], done: Any) -> dict[
         if isinstance(now, dict) or isinstance(value, dict):
             out[name] = _final_info(now or {}, value or {}, done)
             continue
-        out[name] = now if value is None else _with_rows(now, value, done)
+        out[name] = now if value is None else _merge_rows(now, value, done)
         if not name.startswith("_"):
             there = np.asarray(info.get(f"_{name}", np.full(len(done), now is not None)))
-            out[f"_{name}"] = _with_rows(
+            out[f"_{name}"] = _merge_rows(
                 there, np.asarray(final.get(f"_{name}", np.full(len(done), value is not None))), done
             )
     return out
 
 
-def _with_rows(now: Any, value: Any, done: Any) -> Any:
+def _merge_rows(now: Any, value: Any, done: Any) -> Any:
     out = np.zeros_like(value) if now is None else np.array(now)
     out[done] = value[done]
     return out

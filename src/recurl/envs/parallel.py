@@ -15,7 +15,7 @@ from recurl.envs.batched import BatchedEnv, CreateEnv
 from recurl.envs.grouped import GroupedEnv
 from recurl.envs.transfers import Download, Upload
 from recurl.envs.workers import Task, WorkerGroup
-from recurl.envs.workers_env import EnvInfo, Plan, creators, firsts, layout, serve_envs
+from recurl.envs.workers_env import EnvInfo, Plan, creators, first_indices, layout, serve_envs
 from recurl.envs.workers_memory import SharedTensors
 from recurl.envs.workers_requests import Requests
 from recurl.errors import ArgumentError, RecurlError, UsageError
@@ -26,7 +26,7 @@ from recurl.transforms.base import makes_memory, reset_mask
 __all__ = ["ParallelEnv", "parallel_groups"]
 
 
-class _OnHost:
+class _HostCopy:
     """A tensor that came from the host, and what it held there.
 
     Args:
@@ -44,7 +44,7 @@ class _OnHost:
         return tensor is self._tensor and self._edits is not None and edits_of(tensor) == self._edits
 
 
-class _RowsInWorkers(BatchedEnv):
+class _WorkerRows(BatchedEnv):
     """Environments that worker processes serve, one of each worker.
 
     Args:
@@ -75,20 +75,20 @@ class _RowsInWorkers(BatchedEnv):
         given, result, fresh = memory
         self._action_bytes = given.tensors.get(ACTION)
         self._action_slots: dict[torch.dtype, Tensor] = {}
-        self._given = {key: self._in_batch(value) for key, value in given.tensors.items() if key != ACTION}
-        self._ended = self._in_batch(result.tensors[DONE])
+        self._inputs = {key: self._batched_view(value) for key, value in given.tensors.items() if key != ACTION}
+        self._done_flags = self._batched_view(result.tensors[DONE])
         self._results, self._roots = (
-            Upload(shared, {key: self._in_batch(value).shape for key, value in shared.tensors.items()}, self.device)
+            Upload(shared, {key: self._batched_view(value).shape for key, value in shared.tensors.items()}, self.device)
             for shared in (result, fresh)
         )
         self._download = Download(self.device)
         self._read_keys = self._carried if infos[0].reads_root else list(infos[0].state_spec.keys(True, True))
         self._pending: Any = None  # the action of a step that was begun
         self._advanced = False  # whether rows that are done were reset already
-        self._known_done: _OnHost | None = None  # of the last step
+        self._last_done: _HostCopy | None = None  # of the last step
         self._obstacles: list[str | None] | None = None  # to saving the state, once the workers were asked
 
-    def _in_batch(self, tensor: Tensor) -> Tensor:
+    def _batched_view(self, tensor: Tensor) -> Tensor:
         """Return a view of ``[num_workers, *B, ...]`` that begins with the batch size."""
         return tensor.view(*self.batch_size, *tensor.shape[1 + len(self._each) :])
 
@@ -109,7 +109,7 @@ class _RowsInWorkers(BatchedEnv):
         self._workers.answers(self._place, range(self.num_workers))
         self._advanced = pending is not None
         after = like(tensordict, self._results(self._step_keys), self.batch_size, self.device)
-        self._known_done = _OnHost(after.get(DONE), self._ended.clone())
+        self._last_done = _HostCopy(after.get(DONE), self._done_flags.clone())
         return after
 
     @takes_entries
@@ -123,13 +123,13 @@ class _RowsInWorkers(BatchedEnv):
         if mask is None or not advanced:
             fresh = self._fresh_root(entries, mask)
         else:
-            ready, host = self._ended.clone(), self._on_host(mask)
+            ready, host = self._done_flags.clone(), self._on_host(mask)
             fresh = self._roots(self._root_keys)
             rest = host & ~ready  # rows that are done for a transform alone
             if rest.any():
                 others = self._fresh_root(entries, rest)
-                mine = ready.to(mask.device)
-                fresh = {key: _where(mine, fresh[key], others[key]) for key in fresh}
+                reset_early = ready.to(mask.device)
+                fresh = {key: _where(reset_early, fresh[key], others[key]) for key in fresh}
         return like(tensordict, fresh, self.batch_size, self.device)
 
     def has_any(self, rows: Tensor) -> bool:
@@ -137,16 +137,16 @@ class _RowsInWorkers(BatchedEnv):
         return bool(self._on_host(rows).any())
 
     def _on_host(self, rows: Tensor) -> Tensor:
-        return rows.cpu() if self._known_done is None or not self._known_done.holds(rows) else self._known_done.host
+        return rows.cpu() if self._last_done is None or not self._last_done.holds(rows) else self._last_done.host
 
     def _fresh_root(self, entries: dict[NestedKey, Tensor], mask: Tensor | None) -> dict[NestedKey, Tensor]:
-        self._settle()
+        self._finish_pending()
         indices = self._envs_to_reset(mask)
         self._send("reset", entries if mask is None else {**entries, RESET: mask}, None, indices)
         self._workers.answers(self._place, indices)
         return self._roots(self._root_keys)
 
-    def _settle(self) -> None:
+    def _finish_pending(self) -> None:
         """Wait for a step that was begun and that nobody will finish."""
         self._group.check_open()
         if self._pending is not None:
@@ -155,7 +155,7 @@ class _RowsInWorkers(BatchedEnv):
         self._advanced = False
 
     def _send_step(self, kind: str, tensordict: Step) -> None:
-        self._settle()
+        self._finish_pending()
         entries = {key: tensordict.get(key) for key in self._read_keys if key in tensordict}
         if NEXT in tensordict:
             after = tensordict.get(NEXT)
@@ -170,7 +170,7 @@ class _RowsInWorkers(BatchedEnv):
         self._results.wait()
         self._roots.wait()
         for key, value in entries.items():
-            slot = self._given.get(key)
+            slot = self._inputs.get(key)
             if slot is None:
                 raise ArgumentError(f"The action must fit {self.action_spec}, got a part {key!r}.")
             if value.shape != slot.shape or value.dtype != slot.dtype:
@@ -202,7 +202,7 @@ class _RowsInWorkers(BatchedEnv):
 
     def _ask_all(self, *requests: tuple[Any, ...]) -> list[Any]:
         """Return the answers of the workers to a request each: a name, and an argument or none."""
-        self._settle()
+        self._finish_pending()
         for index, (name, *arguments) in enumerate(requests):
             self._workers.ask(self._place, index, pickle.dumps((name, self._place, *arguments)))
         return self._workers.answers(self._place, range(self.num_workers))
@@ -217,8 +217,8 @@ class _RowsInWorkers(BatchedEnv):
         One worker of each kind finds out, at the first time.
         """
         if self._obstacles is None:
-            self._settle()
-            asked = firsts([task.arguments[0] for task in self._group.tasks])
+            self._finish_pending()
+            asked = first_indices([task.arguments[0] for task in self._group.tasks])
             for index in asked:
                 request = pickle.dumps(("state_obstacle", self._place))
                 self._workers.ask(self._place, index, request, makes_envs=True)
@@ -233,7 +233,7 @@ class _RowsInWorkers(BatchedEnv):
         """
         if not self.can_save_state:
             return super().get_state()
-        return {"envs": _checked(self._ask_all(*[("get_state",)] * self.num_workers))}
+        return {"envs": _raise_errors(self._ask_all(*[("get_state",)] * self.num_workers))}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore states returned by :meth:`get_state`.
@@ -241,13 +241,13 @@ class _RowsInWorkers(BatchedEnv):
         Raises:
             UnfitStateError: a state doesn't fit its environment.
         """
-        _checked(self._ask_all(*[("set_state", saved) for saved in self._saved_envs(state)]))
+        _raise_errors(self._ask_all(*[("set_state", saved) for saved in self._saved_envs(state)]))
 
     def _close(self) -> None:
         self._workers.close()
 
 
-def _checked(answers: list[Any]) -> list[Any]:
+def _raise_errors(answers: list[Any]) -> list[Any]:
     """Return the answers of workers, or raise the first that is an error."""
     for answer in answers:
         if isinstance(answer, RecurlError):
@@ -261,7 +261,7 @@ def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(mask, yes, no)
 
 
-def _started(
+def _start_workers(
     num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv], timeout: float | None, count: int
 ) -> Requests:
     functions = creators(num_workers, create_env_fn)
@@ -269,7 +269,7 @@ def _started(
     return Requests(WorkerGroup(tasks, timeout), count)
 
 
-class ParallelEnv(_RowsInWorkers):
+class ParallelEnv(_WorkerRows):
     """Environments stepped in parallel, each in a worker process of its own.
 
     Workers are forks of a new interpreter, which imports the library once for all of them, and never of this process;
@@ -315,7 +315,7 @@ class ParallelEnv(_RowsInWorkers):
         concatenate: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        workers = _started(num_workers, create_env_fn, timeout, 1)
+        workers = _start_workers(num_workers, create_env_fn, timeout, 1)
         infos = [greeting[0] for greeting in workers.group.greetings]
         try:
             super().__init__(workers, 0, infos, concatenate=concatenate, device=device)
@@ -360,11 +360,11 @@ def parallel_groups(
     """
     if num_groups < 1:
         raise ArgumentError(f"num_groups must be at least 1, got {num_groups}.")
-    workers = _started(num_workers, create_env_fn, timeout, num_groups)
+    workers = _start_workers(num_workers, create_env_fn, timeout, num_groups)
     try:
         greetings: list[list[EnvInfo]] = workers.group.greetings
         groups: list[EnvBase] = [
-            _RowsInWorkers(workers, place, [found[place] for found in greetings], concatenate=True, device=device)
+            _WorkerRows(workers, place, [found[place] for found in greetings], concatenate=True, device=device)
             for place in range(num_groups)
         ]
         return GroupedEnv(groups)

@@ -16,8 +16,8 @@ from recurl.errors import ArgumentError
 
 __all__ = ["Registration", "register_all", "registrations"]
 
-_EVERYWHERE = ("gymnasium.", "recurl.")  # modules that register their environments in a worker too
-_POINTS = ("entry_point", "vector_entry_point")
+_LIBRARY_PREFIXES = ("gymnasium.", "recurl.")  # modules that register their environments in a worker too
+_ENTRY_POINTS = ("entry_point", "vector_entry_point")
 
 
 class Registration(NamedTuple):
@@ -27,7 +27,7 @@ class Registration(NamedTuple):
     spec: bytes
 
 
-class _Maker:
+class _PickledEntryPoint:
     """Picklable entry point; what makes the environment is unpickled only when it is asked for.
 
     Args:
@@ -41,7 +41,7 @@ class _Maker:
         return pickle.loads(self._data)(**options)
 
 
-class _Absent:
+class _UnsendableEntryPoint:
     """Entry point of an environment that can't be sent to a worker.
 
     Args:
@@ -60,7 +60,7 @@ class _Absent:
 
 def registrations() -> list[Registration]:
     """Return the environments that this process has registered and a new interpreter would lack."""
-    return [_registration(spec) for spec in list(gym.registry.values()) if not _is_everywhere(spec)]
+    return [_registration(spec) for spec in list(gym.registry.values()) if not _is_from_library(spec)]
 
 
 def register_all(registered: Sequence[Registration]) -> None:
@@ -71,28 +71,28 @@ def register_all(registered: Sequence[Registration]) -> None:
         try:
             gym.registry[name] = pickle.loads(data)
         except Exception as error:  # noqa: BLE001 - whatever the spec's arguments import; told when it is made
-            gym.registry[name] = _absent(name, error)
+            gym.registry[name] = _unsendable_spec(name, error)
 
 
-def _is_everywhere(spec: EnvSpec) -> bool:
+def _is_from_library(spec: EnvSpec) -> bool:
     points = [point for point in (spec.entry_point, spec.vector_entry_point) if point is not None]
-    return all(isinstance(point, str) and point.startswith(_EVERYWHERE) for point in points)
+    return all(isinstance(point, str) and point.startswith(_LIBRARY_PREFIXES) for point in points)
 
 
 def _registration(spec: EnvSpec) -> Registration:
     try:
-        points = {name: _sendable(getattr(spec, name)) for name in _POINTS}
+        points = {name: _sendable(getattr(spec, name)) for name in _ENTRY_POINTS}
         return Registration(spec.id, cloudpickle.dumps(replace(spec, **points)))
     except Exception as error:  # noqa: BLE001 - whatever pickling raises; told when the environment is made
-        return Registration(spec.id, cloudpickle.dumps(_absent(spec.id, error)))
+        return Registration(spec.id, cloudpickle.dumps(_unsendable_spec(spec.id, error)))
 
 
-def _absent(name: str, error: Exception) -> EnvSpec:
-    point: Any = _Absent(f"{type(error).__name__}: {error}")
+def _unsendable_spec(name: str, error: Exception) -> EnvSpec:
+    point: Any = _UnsendableEntryPoint(f"{type(error).__name__}: {error}")
     return EnvSpec(name, point, vector_entry_point=point)
 
 
 def _sendable(point: Any) -> Any:
     if isinstance(point, str) and point.startswith("__main__:"):
         point = getattr(importlib.import_module("__main__"), point.removeprefix("__main__:"))
-    return _Maker(point) if callable(point) else point
+    return _PickledEntryPoint(point) if callable(point) else point

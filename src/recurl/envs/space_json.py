@@ -54,18 +54,18 @@ def _bound(values: np.ndarray[Any, Any]) -> Any:
     values = np.asarray(values)
     first = values.flat[0] if values.size else values.dtype.type(0)
     found = first.item() if (values == first).all() else values.tolist()
-    return _texts(found)
+    return _encode_infinities(found)
 
 
-def _texts(value: Any) -> Any:
+def _encode_infinities(value: Any) -> Any:
     if isinstance(value, list):
-        return [_texts(part) for part in cast("list[Any]", value)]
+        return [_encode_infinities(part) for part in cast("list[Any]", value)]
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _numbers(value: Any) -> Any:
+def _decode_infinities(value: Any) -> Any:
     if isinstance(value, list):
-        return [_numbers(part) for part in cast("list[Any]", value)]
+        return [_decode_infinities(part) for part in cast("list[Any]", value)]
     return float(value) if isinstance(value, str) else value
 
 
@@ -77,7 +77,8 @@ def _box(space: Any) -> dict[str, Any]:
 def _read_box(values: Mapping[str, Any]) -> gym.Space[Any]:
     dtype, shape = np.dtype(values["dtype"]), tuple(values["shape"])
     low, high = (
-        np.broadcast_to(np.array(_numbers(values[name]), dtype=dtype), shape).copy() for name in ("low", "high")
+        np.broadcast_to(np.array(_decode_infinities(values[name]), dtype=dtype), shape).copy()
+        for name in ("low", "high")
     )
     return spaces.Box(low, high, shape, cast(Any, dtype))
 

@@ -38,7 +38,7 @@ def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
     return {"bits": dict(bits.state), "seeds": dict(seeds.state) if type(seeds) is np.random.SeedSequence else None}
 
 
-def _made_generator(state: dict[str, Any]) -> np.random.Generator:
+def _make_generator(state: dict[str, Any]) -> np.random.Generator:
     seeds = state["seeds"]
     return np.random.Generator(
         _BITS[state["bits"]["bit_generator"]](None if seeds is None else np.random.SeedSequence(**seeds))
@@ -46,10 +46,10 @@ def _made_generator(state: dict[str, Any]) -> np.random.Generator:
 
 
 def _restore_generator(generator: np.random.Generator, state: dict[str, Any]) -> None:
-    generator.bit_generator.state = _checked(state["bits"])
+    generator.bit_generator.state = _check_position(state["bits"])
 
 
-def _checked(state: dict[str, Any]) -> dict[str, Any]:
+def _check_position(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a bit generator of NumPy, which reads memory at a position without a check."""
     position = state["state"].get("pos", 0) if state["bit_generator"] == "MT19937" else state.get("buffer_pos", 0)
     if not 0 <= position <= (624 if state["bit_generator"] == "MT19937" else 4):
@@ -88,18 +88,18 @@ def _write_floats(holder: Any, saved: dict[str, Any]) -> None:
 
 def _data_state(data: Any) -> dict[str, Any]:
     mujoco: Any = sys.modules["mujoco"]  # the object is one of it
-    whole: Any = mujoco.mjtState.mjSTATE_INTEGRATION
-    integration = np.empty(mujoco.mj_stateSize(data.model, whole))
-    mujoco.mj_getState(data.model, data, integration, whole)
+    components: Any = mujoco.mjtState.mjSTATE_INTEGRATION
+    integration = np.empty(mujoco.mj_stateSize(data.model, components))
+    mujoco.mj_getState(data.model, data, integration, components)
     return {"integration": integration, "floats": _floats(data)}
 
 
 def _restore_data(data: Any, state: dict[str, Any]) -> None:
     mujoco: Any = sys.modules["mujoco"]  # the object is one of it
-    whole: Any = mujoco.mjtState.mjSTATE_INTEGRATION
-    mujoco.mj_setState(data.model, data, state["integration"], whole)
+    components: Any = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(data.model, data, state["integration"], components)
     mujoco.mj_forward(data.model, data)
-    mujoco.mj_setState(data.model, data, state["integration"], whole)
+    mujoco.mj_setState(data.model, data, state["integration"], components)
     _write_floats(data, state["floats"])  # environments read positions that are a step behind
 
 
@@ -113,10 +113,10 @@ def _restore_model(model: Any, state: dict[str, Any]) -> None:
 
 
 FOREIGN: dict[str, Foreign] = {
-    "numpy.random._generator.Generator": Foreign(_generator_state, _restore_generator, _made_generator),
+    "numpy.random._generator.Generator": Foreign(_generator_state, _restore_generator, _make_generator),
     "numpy.random.mtrand.RandomState": Foreign(
         lambda generator: dict(generator.get_state(legacy=False)),
-        lambda generator, state: generator.set_state(_checked(state)),
+        lambda generator, state: generator.set_state(_check_position(state)),
         lambda _: np.random.RandomState(derive_seed(0, "restored") % 2**32),  # its state is set then
     ),
     "random.Random": Foreign(

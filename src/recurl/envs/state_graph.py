@@ -25,17 +25,17 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from recurl.envs.state_foreign import FOREIGN
-from recurl.envs.state_plain import MOST_BYTES, PlainReader, PlainWriter, UnsavableError, unsavable
+from recurl.envs.state_plain import MAX_BYTES, PlainReader, PlainWriter, UnsavableError, unsavable
 from recurl.errors import ArgumentError
 
 __all__ = ["GraphReader", "GraphWriter", "has_own_state"]
 
 _HEAP_TYPE = 1 << 9
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_KEPT = (EnvSpec, logging.Logger, *_LOCKS)
-_NAMED = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
+_NEVER_SAVED = (EnvSpec, logging.Logger, *_LOCKS)
+_SAVED_BY_NAME = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
 _ABSENT: Any = object()
-_MOST_NODES = 10**6
+_MAX_NODES = 10**6
 _CONTAINERS: dict[str, type] = {
     "list": list,
     "dict": dict,
@@ -70,7 +70,7 @@ class GraphWriter(PlainWriter):
         [1, 2, 5]
     """
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = MAX_BYTES) -> None:
         super().__init__(most=most)
         self._numbers: dict[Any, int] = {}
         self._nodes: list[Any] = []
@@ -115,22 +115,22 @@ class GraphWriter(PlainWriter):
     def other(self, value: Any, at: str) -> Any:
         """Return a reference to a value that can be changed in place, or the name of one that can't."""
         if isinstance(value, enum.Enum):
-            return ["enum", *_name(type(value)), value.name]
-        if isinstance(value, _KEPT):
-            return ["kept", *_name(type(value))]
-        if isinstance(value, _NAMED) and _is_free(value):
-            return ["same", *_name(value)]
+            return ["enum", *_qualified_name(type(value)), value.name]
+        if isinstance(value, _NEVER_SAVED):
+            return ["kept", *_qualified_name(type(value))]
+        if isinstance(value, _SAVED_BY_NAME) and _is_unbound(value):
+            return ["same", *_qualified_name(value)]
         if isinstance(value, tuple):
             kind = type(value)
             if not hasattr(kind, "_fields") or not _is_plain_class(kind, tuple):
                 raise unsavable(value, at)
-            return ["namedtuple", *_name(kind), self._items(value, at)]
+            return ["namedtuple", *_qualified_name(kind), self._items(value, at)]
         return ["ref", self._number(value, id(value), at)]
 
     def _number(self, value: Any, key: Any, at: str) -> int:
         if key not in self._numbers:
-            if len(self._nodes) >= _MOST_NODES:
-                raise UnsavableError(f"its state has more than {_MOST_NODES} objects")
+            if len(self._nodes) >= _MAX_NODES:
+                raise UnsavableError(f"its state has more than {_MAX_NODES} objects")
             self._numbers[key] = len(self._nodes)
             self._nodes.append(None)
             self._alive.append(value)
@@ -142,14 +142,18 @@ class GraphWriter(PlainWriter):
         write = self._writers.get(kind)
         if write is not None:
             return write(value, at)
-        name = ".".join(_name(kind))
+        name = ".".join(_qualified_name(kind))
         if name in FOREIGN:
             return ["foreign", name, self._plain(FOREIGN[name].save(value), at)]
         owner = getattr(value, "__self__", None)
         if callable(value) and owner is not None and hasattr(value, "__name__"):
             return ["method", value.__name__, self.value(owner, at)]
         if has_own_state(value):
-            return ["own", *_name(kind), self._plain(cast(Any, value).get_state(), f"{kind.__name__}.get_state()")]
+            return [
+                "own",
+                *_qualified_name(kind),
+                self._plain(cast(Any, value).get_state(), f"{kind.__name__}.get_state()"),
+            ]
         return self._object(value, at)
 
     def _plain(self, value: Any, at: str) -> Any:
@@ -183,8 +187,8 @@ class GraphWriter(PlainWriter):
         return ["tensor", number, *form, value.requires_grad, isinstance(value, torch.nn.Parameter)]
 
     def _function(self, value: types.FunctionType, at: str) -> list[Any]:
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-        return ["function", *_name(value), [self.value(content, f"{at} of a closure") for content in cells]]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        return ["function", *_qualified_name(value), [self.value(content, f"{at} of a closure") for content in cells]]
 
     def _object(self, value: object, at: str) -> list[Any]:
         kind = type(value)
@@ -193,9 +197,9 @@ class GraphWriter(PlainWriter):
         attributes = [
             [name, self.value(content, f"{kind.__name__}.{name}")]
             for name, content in _attributes(value).items()
-            if not _is_constant(value, name, content)
+            if not _is_skipped(value, name, content)
         ]
-        return ["object", *_name(kind), attributes]
+        return ["object", *_qualified_name(kind), attributes]
 
 
 class GraphReader(PlainReader):
@@ -212,7 +216,7 @@ class GraphReader(PlainReader):
         self._claimed: set[int] = set()
         self._alive: list[Any] = []
         self._queue: collections.deque[Callable[[], None]] = collections.deque()
-        self._last: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
         self._packages: set[str] = set()
 
     def restore(self, root: object) -> None:
@@ -221,7 +225,7 @@ class GraphReader(PlainReader):
         Raises:
             ArgumentError: the state is of another kind of object.
         """
-        self._packages = {kind.__module__.partition(".")[0] for env in _chain(root) for kind in type(env).__mro__}
+        self._packages = {kind.__module__.partition(".")[0] for env in _nested_envs(root) for kind in type(env).__mro__}
         self._packages -= {"builtins", "abc", "typing", "recurl"}
         try:
             begin, self._nodes = json.loads(self._text)
@@ -229,7 +233,7 @@ class GraphReader(PlainReader):
                 raise ArgumentError(f"The state is of another kind of environment than {root}.")
             while self._queue:
                 self._queue.popleft()()
-            for restore in self._last:
+            for restore in self._deferred:
                 restore()
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ArgumentError):
@@ -246,13 +250,13 @@ class GraphReader(PlainReader):
         if tag == "enum":
             return _member(self._class(rest[:2], type(fresh)), rest[2])
         if tag == "kept":
-            return fresh if fresh is not None and _name(type(fresh)) == tuple(rest) else _ABSENT
+            return fresh if fresh is not None and _qualified_name(type(fresh)) == tuple(rest) else _ABSENT
         if tag == "namedtuple":
             kind = self._class(rest[:2], type(fresh))
             if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
                 raise ArgumentError(f"{kind} is not a named tuple.")
             return tuple.__new__(kind, self._items(rest[2], fresh))
-        if tag == "same" and isinstance(fresh, _NAMED) and _name(fresh) == tuple(rest):
+        if tag == "same" and isinstance(fresh, _SAVED_BY_NAME) and _qualified_name(fresh) == tuple(rest):
             return fresh
         raise ArgumentError(f"The state has {'.'.join(map(str, rest))} where a fresh environment has {fresh!r}.")
 
@@ -272,17 +276,17 @@ class GraphReader(PlainReader):
             self._queue.append(fill)
         return value
 
-    def _is_free(self, fresh: Any, kind: type) -> bool:
+    def _is_reusable(self, fresh: Any, kind: type) -> bool:
         return type(fresh) is kind and id(fresh) not in self._claimed
 
     def _read_container(self, number: int, fresh: Any, tag: str, contents: list[Any], most: int | None = None) -> Any:
         kind: Any = _CONTAINERS[tag]
-        free = self._is_free(fresh, kind) and (tag != "deque" or fresh.maxlen == most)
+        free = self._is_reusable(fresh, kind) and (tag != "deque" or fresh.maxlen == most)
         made: Any = fresh if free else kind(maxlen=most) if tag == "deque" else kind()
         return self._claim(number, made, lambda: self._fill(made, contents, fresh))
 
     def _read_defaultdict(self, number: int, fresh: Any, _: str, contents: list[Any], factory: Any) -> Any:
-        if not self._is_free(fresh, collections.defaultdict):
+        if not self._is_reusable(fresh, collections.defaultdict):
             raise ArgumentError("A fresh environment has no defaultdict where the state has one.")
         self.value(factory, fresh.default_factory)
         return self._claim(number, fresh, lambda: self._fill(fresh, contents, fresh))
@@ -291,14 +295,14 @@ class GraphReader(PlainReader):
         if isinstance(made, dict):
             known: dict[Any, Any] = dict(cast("dict[Any, Any]", fresh)) if isinstance(fresh, dict) else {}
             pairs = [(_hashable(self.value(key)), item) for key, item in contents]
-            found = [(key, self._there(self.value(item, known.get(key)))) for key, item in pairs]
+            found = [(key, self._required(self.value(item, known.get(key)))) for key, item in pairs]
             filled = cast("dict[Any, Any]", made)
             filled.clear()
             for key, item in found:
                 filled[key] = item
             return
         before: Any = list(cast("list[Any]", fresh)) if isinstance(fresh, list | collections.deque) else None
-        items = [self._there(item) for item in self._items(contents, before)]
+        items = [self._required(item) for item in self._items(contents, before)]
         made.clear()
         if isinstance(made, set):
             made.update(_hashable(item) for item in items)
@@ -306,13 +310,13 @@ class GraphReader(PlainReader):
             made.extend(items)
 
     def _read_bytearray(self, number: int, fresh: Any, _: str, start: int, count: int) -> Any:
-        made = fresh if self._is_free(fresh, bytearray) else bytearray()
+        made = fresh if self._is_reusable(fresh, bytearray) else bytearray()
         made[:] = self.get(start, count)
         return self._claim(number, made)
 
     def _read_array(self, number: int, fresh: Any, _: str, *form: Any) -> Any:
         made = self.array(*form[:-1])
-        if self._is_free(fresh, np.ndarray) and fresh.dtype == made.dtype and fresh.shape == made.shape:
+        if self._is_reusable(fresh, np.ndarray) and fresh.dtype == made.dtype and fresh.shape == made.shape:
             if fresh.flags.writeable and form[-1]:
                 fresh[...] = made
                 return self._claim(number, fresh)
@@ -322,13 +326,13 @@ class GraphReader(PlainReader):
         return self._claim(number, made)
 
     def _read_objects(self, number: int, fresh: Any, _: str, shape: list[int], items: list[Any]) -> Any:
-        there = self._is_free(fresh, np.ndarray) and fresh.dtype == object and list(fresh.shape) == shape
+        there = self._is_reusable(fresh, np.ndarray) and fresh.dtype == object and list(fresh.shape) == shape
         made = fresh if there else np.empty(shape, object)
 
         def fill() -> None:
             found = self._items(items, made.ravel().tolist())
             for index, item in zip(np.ndindex(*shape), found, strict=True):
-                made[index] = self._there(item)
+                made[index] = self._required(item)
 
         return self._claim(number, made, fill)
 
@@ -364,15 +368,19 @@ class GraphReader(PlainReader):
             raise ArgumentError("A saved tensor has no such form.")
         made = torch.empty(0, dtype=kind).set_(self._node(storage, None), offset, shape, strides)
         if is_parameter:
-            if not self._is_free(fresh, torch.nn.Parameter):
+            if not self._is_reusable(fresh, torch.nn.Parameter):
                 raise ArgumentError("A fresh environment has no parameter where the state has one.")
             fresh.data = made
             return self._claim(number, fresh)
         return self._claim(number, made.requires_grad_(requires_grad))
 
     def _read_function(self, number: int, fresh: Any, _: str, module: str, name: str, contents: list[Any]) -> Any:
-        cells = [cell for cell in getattr(fresh, "__closure__", None) or () if _is_full(cell)]
-        if type(fresh) is not types.FunctionType or _name(fresh) != (module, name) or len(cells) != len(contents):
+        cells = [cell for cell in getattr(fresh, "__closure__", None) or () if _is_filled(cell)]
+        if (
+            type(fresh) is not types.FunctionType
+            or _qualified_name(fresh) != (module, name)
+            or len(cells) != len(contents)
+        ):
             raise ArgumentError(f"The state has the function {module}.{name} where a fresh environment has {fresh!r}.")
 
         def fill() -> None:
@@ -401,7 +409,7 @@ class GraphReader(PlainReader):
 
     def _read_foreign(self, number: int, fresh: Any, _: str, name: str, written: Any) -> Any:
         known, state = FOREIGN[name], self._plain(written)
-        there = fresh is not None and ".".join(_name(type(fresh))) == name and id(fresh) not in self._claimed
+        there = fresh is not None and ".".join(_qualified_name(type(fresh))) == name and id(fresh) not in self._claimed
         if known.make is None and not there:
             raise ArgumentError(f"A fresh environment has no {name} where the state has one.")
         made = fresh if known.make is None else known.make(state)
@@ -412,30 +420,30 @@ class GraphReader(PlainReader):
         return PlainReader(self.data).value(written)
 
     def _read_own(self, number: int, fresh: Any, _: str, module: str, name: str, written: Any) -> Any:
-        if _name(type(fresh)) != (module, name):
+        if _qualified_name(type(fresh)) != (module, name):
             raise ArgumentError(f"The state is one of {module}.{name}, not of {fresh!r}.")
-        self._last.append(lambda: fresh.set_state(self._plain(written)))
+        self._deferred.append(lambda: fresh.set_state(self._plain(written)))
         return self._claim(number, fresh)
 
     def _read_object(self, number: int, fresh: Any, _: str, module: str, name: str, attributes: list[Any]) -> Any:
-        there = _name(type(fresh)) == (module, name) and id(fresh) not in self._claimed
-        made = fresh if there else self._empty(module, name)
+        there = _qualified_name(type(fresh)) == (module, name) and id(fresh) not in self._claimed
+        made = fresh if there else self._new_instance(module, name)
         return self._claim(number, made, lambda: self._fill_object(made, attributes))
 
     def _fill_object(self, made: object, attributes: list[Any]) -> None:
         before = _attributes(made)
         for name, content in attributes:
-            if not isinstance(name, str) or (name not in before and _is_of_class(type(made), name)):
+            if not isinstance(name, str) or (name not in before and _shadows_class(type(made), name)):
                 raise ArgumentError(f"The state has the attribute {name!r}, which is one of the class {type(made)}.")
             value = self.value(content, before.get(name))
             if value is not _ABSENT:
                 _set_attribute(made, name, value)
         saved = {name for name, _ in attributes}
         for name, content in before.items():
-            if name not in saved and not _is_constant(made, name, content):
+            if name not in saved and not _is_skipped(made, name, content):
                 _delete_attribute(made, name)
 
-    def _empty(self, module: str, name: str) -> object:
+    def _new_instance(self, module: str, name: str) -> object:
         kind = self._class((module, name), None)
         whole = issubclass(kind, gym.Env | VectorEnv | gym.Space | enum.Enum)
         if whole or not _is_plain_class(kind) or hasattr(kind, "__del__"):
@@ -444,34 +452,34 @@ class GraphReader(PlainReader):
 
     def _class(self, name: Any, known: type | None) -> type:
         """Return a class that the fresh environment has at the place, or one of its package that is imported."""
-        if known is not None and _name(known) == tuple(name):
+        if known is not None and _qualified_name(known) == tuple(name):
             return known
         module, path = name
         found: Any = sys.modules.get(module) if module.partition(".")[0] in self._packages else None
         for part in path.split("."):
             found = None if found is None else vars(found).get(part)
-        if not isinstance(found, type) or _name(found) != (module, path):
+        if not isinstance(found, type) or _qualified_name(found) != (module, path):
             raise ArgumentError(f"The state has an object of {module}.{path}, which the environment's package lacks.")
         return found
 
     @staticmethod
-    def _there(value: Any) -> Any:
+    def _required(value: Any) -> Any:
         if value is _ABSENT:
             raise ArgumentError("A fresh environment lacks an object that is never saved, such as its spec.")
         return value
 
 
-def _name(value: Any) -> tuple[str, str]:
+def _qualified_name(value: Any) -> tuple[str, str]:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or ""
     return str(getattr(value, "__module__", None) or ""), str(name)
 
 
-def _is_free(value: Any) -> bool:
+def _is_unbound(value: Any) -> bool:
     """Return whether a function, class or module is not bound to an object."""
     return isinstance(getattr(value, "__self__", None), types.ModuleType | None)
 
 
-def _is_full(cell: types.CellType) -> bool:
+def _is_filled(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018 - it raises
     except ValueError:
@@ -547,24 +555,24 @@ def _delete_attribute(value: object, name: str) -> None:
         del vars(value)[name]
 
 
-def _is_of_class(kind: type, name: str) -> bool:
+def _shadows_class(kind: type, name: str) -> bool:
     """Return whether an attribute of an object would hide a method or property of its class."""
     found = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
     is_slot = type(found) is types.MemberDescriptorType
     return name.startswith("__") or (not is_slot and (callable(found) or hasattr(found, "__get__")))
 
 
-def _is_constant(holder: object, name: str, content: Any) -> bool:
+def _is_skipped(holder: object, name: str, content: Any) -> bool:
     """Return whether an attribute is left as it is: the arrays of a space, what a vector environment returned last."""
     if isinstance(holder, gym.Space):
         return isinstance(content, np.ndarray)
     return isinstance(holder, VectorEnv) and name in ("env_fns", "_env_obs", "_observations")
 
 
-def _chain(root: object) -> Iterator[object]:
+def _nested_envs(root: object) -> Iterator[object]:
     """Yield an environment, and those inside it."""
     while isinstance(root, gym.Env | VectorEnv):
         yield root
         for env in (*getattr(root, "envs", ()), *getattr(root, "rows", ())):
-            yield from _chain(env)
+            yield from _nested_envs(env)
         root = getattr(root, "env", None)

@@ -14,7 +14,7 @@ from recurl.errors import ArgumentError
 
 __all__ = ["PlainReader", "PlainWriter", "UnsavableError"]
 
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 """Largest state of one environment."""
 
 _SCALARS = (type(None), bool, int, float, str)
@@ -40,7 +40,7 @@ class PlainWriter:
         ['dict', [['seen', ['tuple', [1, 2.5]]]]]
     """
 
-    def __init__(self, data: bytearray | None = None, most: int = MOST_BYTES) -> None:
+    def __init__(self, data: bytearray | None = None, most: int = MAX_BYTES) -> None:
         self.data = bytearray() if data is None else data
         self.most = most
         self._immutable: dict[type, Callable[[Any, str], Any]] = {
@@ -84,9 +84,15 @@ class PlainWriter:
 
     def array(self, value: np.ndarray[Any, Any], at: str) -> list[Any]:
         """Return the tag, dtype, shape, order and place of an array."""
-        in_columns = value.flags.f_contiguous and not value.flags.c_contiguous
+        fortran_order = value.flags.f_contiguous and not value.flags.c_contiguous
         dtype = self._dtype(value.dtype, at)
-        return ["array", dtype, list(value.shape), in_columns, *self.put(value.tobytes("F" if in_columns else "C"))]
+        return [
+            "array",
+            dtype,
+            list(value.shape),
+            fortran_order,
+            *self.put(value.tobytes("F" if fortran_order else "C")),
+        ]
 
     def put(self, data: bytes | bytearray) -> tuple[int, int]:
         """Append bytes, and return their offset and number."""
@@ -171,14 +177,14 @@ class PlainReader:
         raise ArgumentError(f"A saved environment has no values of kind {tag!r}.")
 
     def array(
-        self, dtype: str, shape: list[int], in_columns: bool, start: int, count: int
+        self, dtype: str, shape: list[int], fortran_order: bool, start: int, count: int
     ) -> np.ndarray[Any, np.dtype[Any]]:
         """Return a new array."""
         kind = _checked(dtype)
         if math.prod(shape) * kind.itemsize != count or min(shape, default=0) < 0:
             raise ArgumentError(f"A saved array of shape {shape} and dtype {dtype} has {count} bytes.")
         flat = np.frombuffer(bytearray(self.get(start, count)), kind) if count else np.empty(0, kind)
-        return flat.reshape(shape, order="F" if in_columns else "C")
+        return flat.reshape(shape, order="F" if fortran_order else "C")
 
     def get(self, start: int, count: int) -> bytes:
         """Return bytes."""

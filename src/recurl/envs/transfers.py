@@ -33,12 +33,12 @@ class Upload:
     ) -> None:
         self._block = shared.block
         self._device = device if device is not None and device.type == "cuda" else None
-        self._copied: torch.cuda.Event | None = None
+        self._copy_event: torch.cuda.Event | None = None
         tensors = {key: tensor.view(shapes[key]) for key, tensor in shared.tensors.items()}
         self._copies = {key: _copy_of(tensor) for key, tensor in tensors.items()}
-        self._places = {key: (t.dtype, t.shape, t.stride(), t.storage_offset()) for key, t in tensors.items()}
+        self._views = {key: (t.dtype, t.shape, t.stride(), t.storage_offset()) for key, t in tensors.items()}
         if self._device is not None:
-            _lock_pages(self._block, self._device)
+            _pin_memory(self._block, self._device)
 
     def __call__(self, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
         """Return copies of these entries."""
@@ -47,8 +47,8 @@ class Upload:
         with span(TRANSFERS):
             block = torch.empty_like(self._block, device=self._device)
             block.copy_(self._block, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(self._device))
+            self._copy_event = torch.cuda.Event()
+            self._copy_event.record(torch.cuda.current_stream(self._device))
         return self._tensors_in(block, keys)
 
     def _tensors_in(self, block: Tensor, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
@@ -56,7 +56,7 @@ class Upload:
         found: dict[NestedKey, Tensor] = {}
         of_dtype: dict[torch.dtype, Tensor] = {}
         for key in keys:
-            dtype, shape, stride, offset = self._places[key]
+            dtype, shape, stride, offset = self._views[key]
             if dtype not in of_dtype:
                 of_dtype[dtype] = block.view(dtype)
             found[key] = of_dtype[dtype].as_strided(shape, stride, offset)
@@ -64,9 +64,9 @@ class Upload:
 
     def wait(self) -> None:
         """Wait until the copies are made."""
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._copied = None
+        if self._copy_event is not None:
+            self._copy_event.synchronize()
+            self._copy_event = None
 
 
 def _copy_of(tensor: Tensor) -> Callable[[], Tensor]:
@@ -103,7 +103,7 @@ class Download:
         return memory
 
 
-def _lock_pages(block: Tensor, device: torch.device) -> None:
+def _pin_memory(block: Tensor, device: torch.device) -> None:
     """Lock the pages of a tensor in memory, for as long as it lives, so that a GPU can copy them by itself."""
     with torch.cuda.device(device):
         runtime: Any = torch.cuda.cudart()

@@ -40,8 +40,8 @@ CLOSE = pickle.dumps(("close",))
 """The message that asks a worker to end."""
 
 _CLOSE_SECONDS = 5.0
-_TAKE_SECONDS = 0.5
-_LONG = 1e9  # seconds
+_SEND_SECONDS = 0.5
+_MAX_SECONDS = 1e9  # seconds
 _POLL_MS = 200
 
 
@@ -79,8 +79,8 @@ class Worker:
         self._stalled = False
         with theirs:
             self.process = interpreter.fork(theirs.fileno(), anonymous_file(STATUS_SIZE))
-        self.asked = self._last_sign = time.monotonic()
-        self._last_beat, self._patience = self.process.beats, START_SECONDS
+        self.asked = self._last_activity = time.monotonic()
+        self._last_beat, self._time_limit = self.process.beats, START_SECONDS
         self.connection = Connection(os.dup(self._socket.fileno()))
         self._limit: float | None = None
         self._started = False
@@ -92,29 +92,29 @@ class Worker:
             self._limit = seconds
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self._socket.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
-        self._exchange(self.connection.send_bytes, message)
+        self._use_socket(self.connection.send_bytes, message)
 
     def expect(self, asked: float, seconds: float | None) -> None:
         """Take note of a request that was made at a time, and for how long there may be no answer and no step."""
-        self.asked = self._last_sign = asked
-        self._patience = math.inf if seconds is None else seconds
+        self.asked = self._last_activity = asked
+        self._time_limit = math.inf if seconds is None else seconds
 
     def send_descriptor(self, descriptor: int) -> None:
         """Send a file descriptor to the worker, which expects it."""
-        self._exchange(send_handle, self.connection, descriptor, None)
+        self._use_socket(send_handle, self.connection, descriptor, None)
 
     def send_memory(self, shared: SharedTensors) -> None:
         """Send shared memory to the worker, which expects it."""
-        self._exchange(shared.send, self.connection)
+        self._use_socket(shared.send, self.connection)
 
     def receive_memory(self, entries: Sequence[Entry]) -> SharedTensors | None:
         """Receive shared memory that the worker announced; None if that fails, and the next answer has the error."""
-        shared: SharedTensors | None = self._exchange(SharedTensors.receive, self.connection, entries)
+        shared: SharedTensors | None = self._use_socket(SharedTensors.receive, self.connection, entries)
         if shared is not None:
             shared.close()
         return shared
 
-    def _exchange(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _use_socket(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that reads or writes the socket. Failures are reported with the worker's next answer."""
         if self._stalled:
             return None
@@ -128,7 +128,7 @@ class Worker:
 
     def receive(self) -> Reply:
         """Return the answer, which must be available."""
-        self._last_sign = time.monotonic()
+        self._last_activity = time.monotonic()
         try:
             message = self.connection.recv_bytes()
         except BlockingIOError:  # the worker has stopped in the middle of a message
@@ -151,8 +151,8 @@ class Worker:
             return self._exit_error()
         now = time.monotonic()
         if self.process.beats != self._last_beat:
-            self._last_beat, self._last_sign = self.process.beats, now
-        return self._hang_error() if self._stalled or now - self._last_sign > self._patience else None
+            self._last_beat, self._last_activity = self.process.beats, now
+        return self._hang_error() if self._stalled or now - self._last_activity > self._time_limit else None
 
     def _hang_error(self) -> Exception:
         with contextlib.suppress(ProcessLookupError):
@@ -165,7 +165,7 @@ class Worker:
             if self._started
             else "Its imports and the creation of its environment may not take longer."
         )
-        text = f"{self} hangs: no answer and no step for {self._patience:g} s. {advice}"
+        text = f"{self} hangs: no answer and no step for {self._time_limit:g} s. {advice}"
         return _with_traceback(WorkerError(text), self.process.stack)
 
     def _exit_error(self) -> Exception:
@@ -370,7 +370,7 @@ class WorkerGroup:
             if os.getpid() != self._owner:
                 return
             for worker in self.workers:
-                worker.ask(CLOSE, _TAKE_SECONDS)
+                worker.ask(CLOSE, _SEND_SECONDS)
             _stop_all(self.workers, self._interpreters, self._owner, _CLOSE_SECONDS)
 
     def kill(self) -> None:
@@ -398,5 +398,5 @@ def _with_traceback(error: Exception, text: str) -> Exception:
 
 def _timeval(seconds: float | None) -> bytes:
     """Return a time limit as ``setsockopt`` takes it; None for no limit."""
-    microseconds = 0 if seconds is None else max(int(min(seconds, _LONG) * 1e6), 1)
+    microseconds = 0 if seconds is None else max(int(min(seconds, _MAX_SECONDS) * 1e6), 1)
     return struct.pack("ll", *divmod(microseconds, 10**6))

@@ -41,7 +41,7 @@ __all__ = [
     "Closed",
     "Failure",
     "fork_on_request",
-    "numbers",
+    "status_fields",
 ]
 
 VALUE, FAILED = b"v", b"f"
@@ -49,11 +49,11 @@ STATUS_SIZE = 4096
 """Offset of faulthandler's output in the status file, which begins with whole numbers of 8 bytes."""
 
 BEATS, PID, ENDED = range(3)
-"""Places of these numbers: the steps counted, the worker's process id, and what ``os.wait`` said of its end, plus 1."""
+"""Places of these numbers: the steps counted, the worker's process id, and what ``os.wait`` message of its end, plus 1."""
 
 _GRACE_SECONDS = 2.0
-_LOOK_MS = 2000  # how often a process looks whether its parent is there
-_CLOSED_MS = 100  # likewise, once the parent has closed its connection
+_PARENT_POLL_MS = 2000  # how often a process looks whether its parent is there
+_CLOSED_POLL_MS = 100  # likewise, once the parent has closed its connection
 
 
 class Failure(NamedTuple):
@@ -68,9 +68,9 @@ class Failure(NamedTuple):
     def of(cls, error: BaseException) -> Self:
         """Describe ``error``, which was caught."""
         kind, own = type(error).__name__, isinstance(error, RecurlError)
-        said = str(error) if own else next((line for line in str(error).splitlines() if line.strip()), "")
+        message = str(error) if own else next((line for line in str(error).splitlines() if line.strip()), "")
         text = "".join(traceback.format_exception(error))
-        return cls(kind if own else None, f"{kind}: {said}" if said else kind, text)
+        return cls(kind if own else None, f"{kind}: {message}" if message else kind, text)
 
     def error(self, where: object) -> Exception:
         """Return the error to raise in this process, its cause the traceback.
@@ -98,11 +98,11 @@ class Channel:
 
     def __init__(self, connection: Connection, status: int) -> None:
         self._connection = connection
-        self._numbers = numbers(status)
+        self._status = status_fields(status)
 
     def beat(self) -> None:
         """Count a step, which tells the parent that the worker does not hang."""
-        self._numbers[BEATS] += 1
+        self._status[BEATS] += 1
 
     def receive_bytes(self) -> bytes:
         """Return the parent's next message.
@@ -187,10 +187,10 @@ def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
         poller.register(descriptor, select.POLLIN)
     is_open = True
     while (is_open or running) and os.getppid() == program:
-        for descriptor, _ in poller.poll(_LOOK_MS if is_open else _CLOSED_MS):
+        for descriptor, _ in poller.poll(_PARENT_POLL_MS if is_open else _CLOSED_POLL_MS):
             if descriptor == ended:
                 os.read(ended, 4096)
-                _report(running)
+                _record_exits(running)
                 continue
             _, given, *_ = socket.recv_fds(requests, 1, 2)
             if not given:
@@ -207,24 +207,24 @@ def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
                 os.close(wake)
                 running.clear()  # the status files of the others
                 _main(connection, status, interpreter)
-            running[pid] = numbers(status)
+            running[pid] = status_fields(status)
             for descriptor in given:
                 os.close(descriptor)
-    _end(running)
+    _reap(running)
 
 
-def _end(running: dict[int, memoryview]) -> None:
+def _reap(running: dict[int, memoryview]) -> None:
     """Wait for workers to end by themselves, and kill those that don't."""
     end = time.monotonic() + _GRACE_SECONDS
     while running and time.monotonic() < end:
-        time.sleep(_CLOSED_MS / 1000)
-        _report(running)
+        time.sleep(_CLOSED_POLL_MS / 1000)
+        _record_exits(running)
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
-def _report(running: dict[int, memoryview]) -> None:
+def _record_exits(running: dict[int, memoryview]) -> None:
     """Write into the status files of workers that have ended how they did."""
     for pid in list(running):
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -232,7 +232,7 @@ def _report(running: dict[int, memoryview]) -> None:
             running.pop(pid)[ENDED] = status + 1
 
 
-def numbers(status: int) -> memoryview:
+def status_fields(status: int) -> memoryview:
     """Return the numbers in a status file, shared by all who ask."""
     return memoryview(mmap.mmap(status, STATUS_SIZE)).cast("q")
 
@@ -248,7 +248,9 @@ def _main(connection: int, status: int, parent: int) -> NoReturn:
         status: file descriptor of the status file.
         parent: process id of the interpreter, which is this process's parent.
     """
-    numbers(status)[PID] = os.getpid()  # before it leaves the group: whoever ends both finds it in the one or the other
+    status_fields(status)[PID] = (
+        os.getpid()
+    )  # before it leaves the group: whoever ends both finds it in the one or the other
     os.setpgid(0, 0)
     for descriptor in (connection, status):
         os.set_inheritable(descriptor, False)
@@ -280,7 +282,7 @@ def _end_with_parent(connection: int, parent: int) -> None:
     """End the process once the parent is gone, whatever the main thread is doing."""
     poller = select.poll()
     poller.register(connection, 0)  # a hang-up is always reported
-    while not poller.poll(_LOOK_MS) and os.getppid() == parent:
+    while not poller.poll(_PARENT_POLL_MS) and os.getppid() == parent:
         pass
     time.sleep(_GRACE_SECONDS)  # the main thread may be closing its environment
     os.killpg(0, signal.SIGKILL)  # this process, and those that its environment started

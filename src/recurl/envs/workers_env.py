@@ -34,14 +34,14 @@ __all__ = [
     "Plan",
     "Server",
     "creators",
-    "firsts",
+    "first_indices",
     "layout",
     "make_env",
     "serve_envs",
     "written_keys",
 ]
 
-_ONE_HOT_MOST = 2**20  # choices of a one-hot action where the spec holds an integer
+_MAX_ONE_HOT = 2**20  # choices of a one-hot action where the spec holds an integer
 
 
 class EnvInfo(NamedTuple):
@@ -147,7 +147,7 @@ class Layout(NamedTuple):
     """The root after a reset."""
 
 
-def firsts(functions: Sequence[object]) -> list[int]:
+def first_indices(functions: Sequence[object]) -> list[int]:
     """Return where each of the functions is first, when some are given several times."""
     return list({id(function): index for index, function in reversed(list(enumerate(functions)))}.values())[::-1]
 
@@ -175,7 +175,7 @@ def layout(info: EnvInfo, num_workers: int) -> Layout:
         parts = Composite({ACTION: action.expand(info.batch_size)}, shape=info.batch_size)
         given += [entry(key, spec) for key, spec in parts.items(True, True)]
     else:
-        numbers = max(action.shape.numel(), min(sum(choice_counts(action)), _ONE_HOT_MOST), 1)
+        numbers = max(action.shape.numel(), min(sum(choice_counts(action)), _MAX_ONE_HOT), 1)
         given.append(Entry(ACTION, (num_workers, 8 * numbers * info.batch_size.numel()), torch.uint8))
     states = [(key, spec) for key, spec in specs.items() if key not in DONE_KEYS]
     result = [entry(key, spec) for key, spec in (*states, (REWARD, info.reward_spec), *flags)]
@@ -206,17 +206,19 @@ class Server:
         self._root_keys, self._step_keys = written_keys(EnvInfo.of(env))
         self._lowered = env.why_not_lowered() is None
         make = env.in_place() if self._lowered else None  # else its own hooks are called
-        self._make = make if isinstance(make, InPlace) and {*make.constants} == {(key,) for key in DONE_KEYS} else None
-        if self._make is not None:
+        self._in_place = (
+            make if isinstance(make, InPlace) and {*make.constants} == {(key,) for key in DONE_KEYS} else None
+        )
+        if self._in_place is not None:
             self._after = {path_of(key): value.numpy()[None] for key, value in result.items()}
             self._roots = {path_of(key): value.numpy() for key, value in fresh.items()}
 
     def run(self, plan: Plan) -> None:
         """Run one reset or step."""
-        if self._make is not None and plan.kind == "advance" and plan.action is not None and not plan.keys:
-            self._make.begin(self._action(*plan.action)[None], self._after)
-            if self._make.step(0):
-                self._make.reset(0, self._roots)
+        if self._in_place is not None and plan.kind == "advance" and plan.action is not None and not plan.keys:
+            self._in_place.begin(self._action(*plan.action)[None], self._after)
+            if self._in_place.step(0):
+                self._in_place.reset(0, self._roots)
             return
         td = self._read(plan)
         if plan.kind == "reset":

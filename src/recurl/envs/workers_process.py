@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection
 from typing import cast
 
-from recurl.envs.workers_child import BEATS, ENDED, PID, STATUS_SIZE, numbers
+from recurl.envs.workers_child import BEATS, ENDED, PID, STATUS_SIZE, status_fields
 
 __all__ = ["Interpreter", "Process"]
 
@@ -80,7 +80,7 @@ class Process:
     def __init__(self, interpreter: Interpreter, status: int) -> None:
         self._interpreter = interpreter
         self._file = status
-        self._status = numbers(status)
+        self._status = status_fields(status)
         self._last: tuple[int, int | None] | None = None
 
     @property

@@ -27,13 +27,13 @@ class Requests(Rounds):
 
     def __init__(self, group: WorkerGroup, count: int) -> None:
         super().__init__(group, count)
-        self._asked: list[deque[int]] = [deque() for _ in group.workers]
-        self._kept: list[dict[int, Any]] = [{} for _ in range(count)]
+        self._requested: list[deque[int]] = [deque() for _ in group.workers]
+        self._answers: list[dict[int, Any]] = [{} for _ in range(count)]
 
     def announce(self, number: int, plan: Any) -> None:
         """Tell all workers that a number means a plan."""
         message = pickle.dumps(Announcement(number, plan))
-        for index in range(len(self._asked)):
+        for index in range(len(self._requested)):
             self.group.ask(index, message)
 
     def ask_all(self, plan: Plan) -> None:
@@ -43,7 +43,7 @@ class Requests(Rounds):
 
     def ask(self, place: int, index: int, message: bytes, *, makes_envs: bool = False) -> None:
         """Send a request to a worker for its environment number ``place``; see :meth:`WorkerGroup.ask`."""
-        self._asked[index].append(place)
+        self._requested[index].append(place)
         self.group.ask(index, message, makes_envs=makes_envs)
 
     def answers(self, place: int, indices: Collection[int]) -> list[Any]:
@@ -56,10 +56,10 @@ class Requests(Rounds):
             RecurlError: likewise.
         """
         with self._all_or_nothing():
-            if self.under_way(place):
+            if self.is_running(place):
                 self.finish(place)
                 return []
-            kept = self._kept[place]
+            kept = self._answers[place]
             pending = set(indices).difference(kept)
             while pending:
                 for reply in self.group.replies(pending):
@@ -71,7 +71,7 @@ class Requests(Rounds):
         """Keep an answer, or raise the error that it is."""
         if reply.error is not None:
             raise reply.error
-        self._kept[self._asked[reply.worker].popleft()][reply.worker] = reply.value
+        self._answers[self._requested[reply.worker].popleft()][reply.worker] = reply.value
 
     @contextmanager
     def _all_or_nothing(self) -> Generator[None]:

@@ -51,7 +51,7 @@ def test_rewards_that_are_numbers(value):
 
 @pytest.mark.parametrize("value", [None, "1.5", 1j, [1.0, 2.0], np.zeros(3), np.zeros(0), {"r": 1}, set()], ids=repr)
 def test_rewards_that_are_not(value):
-    with pytest.raises(UsageError, match=r"step\(\) of <Returns instance> must return as reward a number, got "):
+    with pytest.raises(UsageError, match=r"step\(\) of <Returns instance> must return a number as reward, got "):
         GymWrapper(Returns(reward=value)).rand_step()
 
 
@@ -65,7 +65,7 @@ def test_flags(name, value):
 @pytest.mark.parametrize("value", [None, "no", "", 2, 1.0, [False, True], np.zeros(2, bool), float("nan")], ids=repr)
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
 def test_flags_that_are_not(name, value):
-    with pytest.raises(UsageError, match=rf"must return as {name} a bool, got "):
+    with pytest.raises(UsageError, match=rf"must return a bool as {name}, got "):
         GymWrapper(Returns(**{name: value})).rand_step()
 
 
@@ -85,12 +85,12 @@ class BadRows(RowsEnv):
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ({"reward": 1.0}, "must return as reward 3 numbers, one per environment, got 1.0"),
+        ({"reward": 1.0}, "must return 3 numbers as reward, one per environment, got 1.0"),
         ({"reward": np.ones(2)}, "3 numbers, one per environment, got array"),
         ({"reward": [1, None, 2]}, "3 numbers, one per environment, got .1, None, 2."),
-        ({"terminated": False}, "must return as terminated 3 bools, one per environment, got False"),
-        ({"truncated": np.array(["a", "b", "c"])}, "must return as truncated 3 bools"),
-        ({"terminated": np.array([0, 1, 2])}, "must return as terminated 3 bools"),
+        ({"terminated": False}, "must return 3 bools as terminated, one per environment, got False"),
+        ({"truncated": np.array(["a", "b", "c"])}, "must return 3 bools as truncated"),
+        ({"terminated": np.array([0, 1, 2])}, "must return 3 bools as terminated"),
     ],
 )
 def test_vector_environments_that_return_something_else(returned, words):

@@ -1,4 +1,4 @@
-"""Gymnasium environments, single and vectorised."""
+"""Gymnasium environments, single and vectorized."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STEP = ("observation", "reward", "terminated", "truncated", "info")
 _FLAGS = (np.dtype(np.bool_),)
 _EXPECTED_DTYPES = {"reward": (np.dtype(np.float64), np.dtype(np.float32)), "terminated": _FLAGS, "truncated": _FLAGS}
 _UNKNOWN: Any = object()
-_ACCEPTED_KINDS = {"reward": "fiub", "terminated": "biu", "truncated": "biu"}  # of numpy, that are taken
+_ACCEPTED_KINDS = {"reward": "fiub", "terminated": "biu", "truncated": "biu"}  # NumPy dtype kinds
 
 
 def _parts(result: object, method: str, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -61,19 +61,19 @@ def _raised_in_batching(error: BaseException) -> bool:
 class GymWrapper(EnvBase):
     """Wrapper of a Gymnasium environment or vector environment.
 
-    Every counted step executes an action: a vector environment must have its autoreset disabled, or must reset within
-    the step (``AutoresetMode.SAME_STEP``). ``next`` always holds the true final observation.
+    Every counted step executes an action: a vector environment must have autoreset disabled, or must reset within the
+    step (``AutoresetMode.SAME_STEP``). ``next`` always holds the true final observation.
 
-    Entries: ``"observation"``, or those of a ``Dict`` or ``Tuple`` space under their own (nested) names, a tuple's
-    being ``"0"``, ``"1"`` and so on; ``reward``, float32 ``[*B, 1]``; ``done``, ``terminated`` and ``truncated``, bool
-    ``[*B, 1]``. A ``Box`` keeps its dtype (but float64 becomes float32; uint8 images stay uint8), a ``Discrete``
-    observation becomes a float32 one-hot vector (above 512 values an int64 index), a ``MultiDiscrete`` one int64
-    indices from 0. ``info`` is dropped, but for an action mask.
+    Entries are ``"observation"``, or the entries of a ``Dict`` or ``Tuple`` space under their own (nested) names
+    (``"0"``, ``"1"``, ... for a tuple); ``reward``, float32 ``[*B, 1]``; and ``done``, ``terminated``, and
+    ``truncated``, bool ``[*B, 1]``. A ``Box`` keeps its dtype, except that float64 becomes float32; uint8 images stay
+    uint8. A ``Discrete`` observation becomes a float32 one-hot vector, or an int64 index above 512 values.
+    ``MultiDiscrete`` becomes int64 indices starting at 0. ``info`` is dropped, except for an action mask.
 
-    An action mask, which says which choices of a discrete action are allowed, is written to ``"action_mask"``, bool
-    ``[*B, n]``; policies, losses and random actions keep to it (see :mod:`recurl.specs.masks`). It is taken from the
-    observation, where it then no longer counts as one, or else from ``info``. As nothing else says whether ``info`` has
-    one, an environment with discrete actions is reset once when it is wrapped; its first reset without a seed returns
+    An action mask, which marks the allowed choices of a discrete action, is written to ``"action_mask"``, bool
+    ``[*B, n]``; policies, losses, and random actions honor it (see :mod:`recurl.specs.masks`). It is read from the
+    observation, from which it is then removed, or otherwise from ``info``. To find out whether ``info`` contains a
+    mask, an environment with discrete actions is reset once when it is wrapped; its first reset without a seed returns
     that result.
 
     Args:
@@ -81,18 +81,18 @@ class GymWrapper(EnvBase):
         device: device of all tensors; torch's default when None.
         categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
             ``[*B]`` and one-hot vectors ``[*B, n]`` are accepted in either case.
-        drop_observations: entries to leave out, such as texts, which have no tensor equivalent; the parts of a nested
-            name are joined by dots.
-        action_mask: name of the mask in the observation (a ``Dict`` space; a nested key, or parts joined by a dot) or
-            in ``info``: integers or bools, 1 for an allowed choice, see :class:`~recurl.envs.gym_masks.MaskReader`.
-            ``"action_mask"`` need not exist, any other name must. None: there is no mask, and an observation of that
-            name is one as any other.
-        create_env: function that makes another such environment, for the trial whether its state can be saved
-            (:attr:`can_save_state`). None: Gymnasium makes it, if it made ``env``.
+        drop_observations: entries to drop, such as text, which has no tensor equivalent. The parts of a nested name are
+            joined by dots.
+        action_mask: name of the mask in the observation (of a ``Dict`` space; a nested key, or parts joined by dots) or
+            in ``info``. A mask holds integers or bools, 1 for an allowed choice; see
+            :class:`~recurl.envs.gym_masks.MaskReader`. ``"action_mask"`` need not exist, any other name must. None:
+            there is no mask, and an observation of that name is an ordinary one.
+        create_env: function that creates another such environment, to test whether its state can be saved
+            (:attr:`can_save_state`). None: use Gymnasium, if it created ``env``.
 
     Raises:
         ArgumentTypeError: ``env`` is not a Gymnasium environment.
-        ArgumentError: there is no such mask, or it does not fit the actions; the vector environment resets in the step
+        ArgumentError: the mask doesn't exist or doesn't match the actions; the vector environment resets in the step
             after the end of an episode; or, at a reset or step, an observation is not in the observation space.
         UsageError: (at a step) a reward is not a number, a flag is not a bool, or a row is done.
         UnsupportedError: a space can't be represented by tensors.
@@ -123,11 +123,11 @@ class GymWrapper(EnvBase):
         elif isinstance(env, gym.Env):  # type: ignore[reportUnnecessaryIsInstance] # users
             observation_space, action_space, batch_size = env.observation_space, env.action_space, []
         else:
-            raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is needed, got {type(env)}.")
+            raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is required, got {type(env)}.")
         self._env: Any = env
         self._create, self._obstacle = create_env, _UNKNOWN
         self._reader_options: dict[str, Any] = {"drop_observations": drop_observations, "action_mask": action_mask}
-        self._first_reset: tuple[Any, Any] | None = None  # what a reset at the beginning returned, for the first reset
+        self._first_reset: tuple[Any, Any] | None = None  # result of the reset in the constructor, until it is used
         self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
         self._mask = None if action_mask is None else self._find_mask(action_mask, observation_space, batch_size)
         if self._mask is not None and self._mask.source == "observation":
@@ -138,10 +138,7 @@ class GymWrapper(EnvBase):
         self._rows_shape = tuple(batch_size)
         self._done_rows = self._no_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
         self._any_done, self._no_rows_bytes = False, self._no_rows.tobytes()
-        self._last_done: tuple[torch.Tensor | None, bool] = (
-            None,
-            False,
-        )  # flags of the last step, and whether one is set
+        self._last_done: tuple[torch.Tensor | None, bool] = None, False  # flags of the last step, whether any is set
         self._seed: int | None = None
         super().__init__(
             observation_spec=self._observations.spec,
@@ -161,8 +158,8 @@ class GymWrapper(EnvBase):
         if path is not None:
             raise ArgumentError(
                 f"Masks are for Discrete and MultiDiscrete actions, but the observation of {self._env} has {name!r} "
-                f"and its action is {action}: turn masks off with action_mask=None (--action-mask none), and the "
-                "entry is an observation as any other."
+                f"and its action is {action}: turn masks off with action_mask=None (--action-mask none) to use the "
+                "entry as an ordinary observation."
             )
         info: Any = {}
         if discrete:
@@ -181,21 +178,21 @@ class GymWrapper(EnvBase):
         return self._env
 
     def wrap_gym(self, wrapper: Callable[[Any], Any]) -> None:
-        """Put a Gymnasium wrapper around the wrapped environment, one that leaves its spaces as they are.
+        """Wrap the wrapped environment in a further Gymnasium wrapper that doesn't change its spaces.
 
         Args:
-            wrapper: from the environment to the one around it, such as a recorder.
+            wrapper: function from the environment to the wrapped one, such as a recorder.
         """
         self._env = wrapper(self._env)
 
     @property
     def readers(self) -> tuple[ObservationReader, ActionReader]:
-        """What converts observations to tensors, and action tensors to Gymnasium's actions."""
+        """Converters from observations to tensors and from action tensors to Gymnasium actions."""
         return self._observations, self._actions
 
     @property
     def mask_path(self) -> tuple[str, ...] | None:
-        """Where the action mask is in the observation or in ``info``, or None if there is none."""
+        """Path of the action mask in the observation or in ``info``; None if there is no mask."""
         return None if self._mask is None else self._mask.path
 
     @takes_entries
@@ -206,7 +203,7 @@ class GymWrapper(EnvBase):
         return self._in_type_of(tensordict, self._read(*self._restart(rows), rows))
 
     def _restart(self, rows: np.ndarray[Any, Any] | None) -> tuple[Any, Any]:
-        """Reset some rows, or all, and return observations and info."""
+        """Reset the given rows, or all, and return observations and info."""
         begun, self._first_reset = self._first_reset, None
         if rows is not None:
             found = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
@@ -219,7 +216,7 @@ class GymWrapper(EnvBase):
         return begun
 
     def _read(self, observation: Any, info: Any, needed: np.ndarray[Any, Any] | None) -> dict[NestedKey, torch.Tensor]:
-        """Return the entries of an observation; rows ``needed`` must have a mask, if there are masks."""
+        """Return the entries of an observation. If there are masks, the rows ``needed`` must have one."""
         entries = self._observations.read(observation)
         if self._mask is not None:
             source = observation if self._mask.source == "observation" else info
@@ -241,7 +238,7 @@ class GymWrapper(EnvBase):
         return self._in_type_of(tensordict, entries)
 
     def _advance(self, action: Any, terminated: _Flags, truncated: _Flags, done: _Flags) -> tuple[Any, Any, Any, bool]:
-        """Make a step, write its flags, ``[rows]`` each, and return observation, reward, info, and if one is done."""
+        """Take a step, write its flags, ``[rows]`` each, and return observation, reward, info, and any(done)."""
         if self._any_done:
             raise UsageError(
                 f"Rows {np.flatnonzero(self._done_rows)} are done: reset them before the next step "
@@ -252,14 +249,14 @@ class GymWrapper(EnvBase):
         observation, reward, ended, cut, info = _parts(outcome, "step", _STEP)
         terminated[...] = ended = self._one_per_row("terminated", ended)
         truncated[...] = cut = self._one_per_row("truncated", cut)
-        if ended.tobytes() == cut.tobytes() == self._no_rows_bytes:  # less than a sum, or any()
+        if ended.tobytes() == cut.tobytes() == self._no_rows_bytes:  # faster than sum() or any()
             done[...] = False
         else:
             self._set_done_rows(np.logical_or(terminated, truncated, out=done))
         return observation, reward, info, self._any_done
 
     def in_place(self) -> InPlace | str:
-        """Return what steps this environment in the memory of a batch, or the reason why nothing does."""
+        """Return the in-place stepper of this environment, or the reason why there is none."""
         if type(self) not in (GymWrapper, GymEnv):
             return f"{type(self).__name__} may do more than GymWrapper"
         if self._masked or (self.device is not None and self.device.type != "cpu"):
@@ -267,20 +264,20 @@ class GymWrapper(EnvBase):
         return InPlace(self._advance, self._one_per_row, self._restart, self._observations, bool(self.batch_size))
 
     def _in_type_of(self, tensordict: Step | None, entries: dict[NestedKey, torch.Tensor]) -> Any:
-        """Return entries, which lie on the host, on the device and in the type of ``tensordict``."""
+        """Return host entries as the type of ``tensordict``, moved to this environment's device."""
         if type(tensordict) is Entries and self._skips_conversion:
             return Entries(entries, self.batch_size, self.device)
         return like(tensordict, entries, self.batch_size, self.device)
 
     def has_any(self, rows: torch.Tensor) -> bool:
-        """Return whether there is a row in the mask; of the flags of the last step it is known."""
+        """Return whether the mask selects any row; already known for the done flags of the last step."""
         done, any_done = self._last_done
         if rows is done and not rows.is_inference() and not edits_of(rows):
             return any_done
         return super().has_any(rows)
 
     def _one_per_row(self, name: str, value: Any) -> np.ndarray[Any, Any]:
-        """Return rewards or flags, ``[rows]`` or ``[]``."""
+        """Validate rewards or flags and return them as an array, ``[rows]`` or ``[]``."""
         if type(value) is np.ndarray and value.shape == self._rows_shape and value.dtype in _EXPECTED_DTYPES[name]:
             return value
         found = np.asarray(value)
@@ -289,8 +286,9 @@ class GymWrapper(EnvBase):
             fits = bool(np.isin(found, (0, 1)).all())
         if not fits:
             kind = "number" if name == "reward" else "bool"
-            count = f"{self._done_rows.size} {kind}s, one per environment" if self.batch_size else f"a {kind}"
-            raise UsageError(f"step() of {self._env} must return as {name} {count}, got {brief(value)}.")
+            size = self._done_rows.size
+            wanted = f"{size} {kind}s as {name}, one per environment" if self.batch_size else f"a {kind} as {name}"
+            raise UsageError(f"step() of {self._env} must return {wanted}, got {brief(value)}.")
         return found if found.ndim < 2 else found.ravel()
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -300,13 +298,13 @@ class GymWrapper(EnvBase):
             if not _raised_in_batching(error):
                 raise
             raise ArgumentError(
-                f"An observation must fit the observation space {self._env.observation_space}, and one that "
-                f"{method}() made does not ({type(error).__name__}: {error}). Correct the observation_space of "
-                f"{self._env}, or what its reset() and step() return."
+                f"An observation must fit the observation space {self._env.observation_space}, but one returned by "
+                f"{method}() does not ({type(error).__name__}: {error}). Fix the observation_space of {self._env}, or "
+                "the observations of its reset() and step()."
             ) from error
 
     def _set_done_rows(self, rows: np.ndarray[Any, Any]) -> None:
-        """Take note of the rows that are done, as many flags; that memory may be changed afterwards."""
+        """Store the flags of done rows; ``rows`` may be overwritten afterwards."""
         self._any_done = bool(np.count_nonzero(rows))
         self._done_rows = rows.copy().reshape(self._no_rows.shape) if self._any_done else self._no_rows
 
@@ -318,16 +316,17 @@ class GymWrapper(EnvBase):
 
     @property
     def can_save_state(self) -> bool:
-        """Whether the state of the running episodes can be saved; :attr:`state_obstacle` says why it can't.
+        """Whether the state of the running episodes can be saved; if not, :attr:`state_obstacle` gives the reason.
 
-        It can if the environment has ``get_state()`` and ``set_state(state)`` of its own. That of any other is what its
-        attributes and those of its wrappers hold, which a trial with two more environments checks once.
+        It can if the environment implements ``get_state()`` and ``set_state(state)``. Otherwise, the state consists of
+        the attributes of the environment and its wrappers, and a trial with two further environments checks once
+        whether it can be restored.
         """
         return self.state_obstacle is None
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state can't be saved, None if it can."""
+        """Reason why the state can't be saved; None if it can."""
         if self._obstacle is _UNKNOWN:
             self._obstacle = None if gym_state.implements_state(self._env) else self._find_obstacle()
         return self._obstacle
@@ -335,19 +334,19 @@ class GymWrapper(EnvBase):
     def _find_obstacle(self) -> str | None:
         create = self._create or gym_state.creator_of(self._env)
         if create is None:
-            return "it was given as an object, and a trial needs a function that makes such environments"
+            return "it was passed as an object, and the trial needs a function that creates such environments"
         mine = {id(core) for core in gym_state.cores(self._env)}
 
         def make() -> GymWrapper:
             env = create()
             if not mine.isdisjoint(id(core) for core in gym_state.cores(env)):
-                raise UsageError("the function that makes it must make a new one at every call")
+                raise UsageError("the function that creates it must create a new one at every call")
             return GymWrapper(env, **self._reader_options)
 
         return state_trial.obstacle(make)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the running episodes, random generators included.
+        """Return the state of the running episodes, including random generators.
 
         Raises:
             UnsupportedError: the environment can't save its state.
@@ -364,7 +363,7 @@ class GymWrapper(EnvBase):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way."""
         if "gym" not in state:
-            raise ArgumentError(f"{self} restores only states that it, or one like it, has saved; got {sorted(state)}.")
+            raise ArgumentError(f"{self} restores only states saved by an equal environment, got {sorted(state)}.")
         self._first_reset = None
         gym_state.restore(self._env, state["gym"])
         self._set_done_rows(state["done"].cpu().numpy())
@@ -375,10 +374,10 @@ class GymWrapper(EnvBase):
 
 
 class GymEnv(GymWrapper):
-    """Environment from Gymnasium's registry, single or vectorised.
+    """Environment from Gymnasium's registry, single or vectorized.
 
-    Entries and actions: see :class:`GymWrapper`. A native vector environment that always resets in the step after the
-    end of an episode (such as that of ``CartPole-v1``) is run as ``num_envs`` instances of one row, each reset
+    See :class:`GymWrapper` for entries and actions. A native vector environment that always resets in the step after
+    the end of an episode (such as that of ``CartPole-v1``) is run as ``num_envs`` single-row instances, each reset
     individually.
 
     Args:
@@ -387,17 +386,17 @@ class GymEnv(GymWrapper):
         device: device of all tensors; torch's default when None.
         vectorization_mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's
             native vector implementation), or None: the native one if its autoreset can be disabled and there are no
-            wrappers, else ``"sync"``.
-        wrappers: functions from a Gymnasium environment to one around it, such as ``gymnasium.Wrapper`` classes; the
-            first is innermost.
+            wrappers, otherwise ``"sync"``.
+        wrappers: functions that wrap a Gymnasium environment, such as ``gymnasium.Wrapper`` classes; the first is
+            innermost.
         categorical_action_encoding: see :class:`GymWrapper`.
         drop_observations: see :class:`GymWrapper`.
         action_mask: see :class:`GymWrapper`.
-        **kwargs: keyword arguments of ``gymnasium.make``, passed on to the environment's constructor.
+        **kwargs: keyword arguments of ``gymnasium.make``, which are passed to the environment's constructor.
 
     Raises:
         ArgumentError: the id or mode is unknown, ``num_envs`` is below 1, a mode is given without ``num_envs``, or
-            wrappers with a native vector environment.
+            wrappers are given along with a native vector environment.
         MissingDependencyError: the environment needs a package that is not installed.
         UnsupportedError: a space can't be represented by tensors.
 

@@ -25,7 +25,7 @@ _MAX_CHARS = 80
 
 
 def box_spec(space: spaces.Box) -> TensorSpec:
-    """Return the spec of the tensors that stand for the values of a ``Box``: without bounds if none is finite."""
+    """Return the spec of the tensors of a ``Box``, unbounded if no bound is finite."""
     kind = numpy_dtype(space)
     dtype = torch.from_numpy(np.empty(0, kind)).dtype
     if not np.isfinite(space.low).any() and not np.isfinite(space.high).any():
@@ -41,11 +41,11 @@ def _clipped(bound: np.ndarray[Any, Any], kind: np.dtype[Any]) -> np.ndarray[Any
 
 
 def numpy_dtype(space: gym.Space[Any]) -> np.dtype[Any]:
-    """Return the dtype of a space's values as tensors: one that torch calculates with."""
+    """Return the NumPy dtype of a space's values as tensors, one that torch supports in computations."""
     dtype = cast("np.dtype[Any]", space.dtype)
     if dtype.kind == "f" and dtype.itemsize > _MAX_FLOAT_BYTES:
         return np.dtype(np.float32)
     return np.dtype(f"i{min(2 * dtype.itemsize, 8)}") if dtype.kind == "u" and dtype.itemsize > 1 else dtype
 
 
-_MAX_FLOAT_BYTES = 4  # bytes of a float
+_MAX_FLOAT_BYTES = 4

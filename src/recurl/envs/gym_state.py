@@ -22,11 +22,11 @@ _KNOWN_WRAPPERS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, 
 
 
 class SavedState(gym.Wrapper[Any, Any, Any, Any]):
-    """Outermost wrapper of an environment in a process of Gymnasium, for its state to be read and written."""
+    """Outermost wrapper of an environment in a Gymnasium worker process; gives access to the environment's state."""
 
     @property
     def saved_state(self) -> tuple[str, bytes]:
-        """The state of the environment inside."""
+        """State of the wrapped environment."""
         state = save(self.env)
         return state["objects"], state["bytes"].numpy().tobytes()
 
@@ -40,7 +40,7 @@ def _state(objects: str, data: bytes) -> dict[str, Any]:
 
 
 def implements_state(env: Any) -> bool:
-    """Return whether an environment has ``get_state()`` and ``set_state(state)``, and no wrapper but Gymnasium's."""
+    """Return whether an environment, wrapped by Gymnasium at most, has ``get_state()`` and ``set_state(state)``."""
     if isinstance(env, SyncVectorEnv):
         return all(implements_state(child) for child in env.envs)
     while isinstance(env, _KNOWN_WRAPPERS):
@@ -52,7 +52,7 @@ def save(env: Any) -> dict[str, Any]:
     """Return the state of ``env`` and its wrappers as tensors and plain Python values.
 
     Raises:
-        UnsavableError: something in it can't be saved.
+        UnsavableError: a value in it can't be saved.
     """
     if isinstance(env, AsyncVectorEnv):
         return {"envs": [_state(*state) for state in env.get_attr("saved_state")]}
@@ -60,13 +60,13 @@ def save(env: Any) -> dict[str, Any]:
 
 
 def restore(env: Any, state: dict[str, Any]) -> None:
-    """Restore a state returned by :func:`save` on ``env``, which was constructed the same way.
+    """Restore a state returned by :func:`save` on ``env``, which must be constructed the same way.
 
     Raises:
-        UnfitStateError: the state is of another environment, or holds what this one can't take. The environment must be
-            reset then, as some of the state may be restored.
+        UnfitStateError: the state belongs to another environment, or contains values that don't fit this one. The
+            environment must be reset afterwards, because the state may be partially restored.
     """
-    env.reset()  # what an environment makes at its first reset is there then
+    env.reset()  # creates the objects that an environment creates at its first reset
     try:
         if isinstance(env, AsyncVectorEnv):
             states: Sequence[dict[str, Any]] = state["envs"]
@@ -80,14 +80,14 @@ def restore(env: Any, state: dict[str, Any]) -> None:
 
 
 def _restore_legacy(env: Any, state: dict[str, Any]) -> None:
-    """Restore a state as earlier versions saved it: that of ``get_state()``, and the steps that limits had counted."""
+    """Restore a state saved by an earlier version: the result of ``get_state()`` and the step counts of time limits."""
     if isinstance(env, SyncVectorEnv):
         for child, saved in zip(env.envs, state["envs"], strict=True):
             child.reset()
             _restore_legacy(child, saved)
         return
     if not has_own_state(env.unwrapped):
-        raise ArgumentError(f"The state is of another environment than {env}.")
+        raise ArgumentError(f"The state belongs to another environment than {env}.")
     env.unwrapped.set_state(_to_arrays(state["env"]))
     for limit, elapsed in zip(_limits(env), state["elapsed"], strict=True):
         limit._elapsed_steps = elapsed
@@ -113,7 +113,7 @@ def _to_arrays(value: Any) -> Any:
 
 
 def creator_of(env: Gym) -> Callable[[], Gym] | None:
-    """Return what makes such an environment anew, None where that isn't known."""
+    """Return a function that creates such an environment again; None if it isn't known."""
     if isinstance(env, SyncVectorEnv):
         return partial(SyncVectorEnv, list(env.env_fns)[:2], autoreset_mode=env.autoreset_mode)
     spec: Any = env.spec
@@ -121,7 +121,7 @@ def creator_of(env: Gym) -> Callable[[], Gym] | None:
 
 
 def cores(env: Gym) -> list[object]:
-    """Return the environments without their wrappers."""
+    """Return the unwrapped environments."""
     if isinstance(env, SyncVectorEnv):
         return [core for child in env.envs for core in cores(child)]
     return [env.unwrapped]

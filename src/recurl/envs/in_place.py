@@ -21,19 +21,20 @@ _Rows: TypeAlias = NDArray[np.bool_]
 
 
 class InPlace:
-    """Steps of a Gymnasium environment, and resets, written into arrays.
+    """In-place stepper: writes the steps and resets of a Gymnasium environment into arrays.
 
     Args:
-        advance: makes a step, given the action and arrays of the flags; returns observation, reward, info and whether a
-            row is done.
-        checked: returns a reward, or another result of a step by its name, as an array with a number for each row.
-        restart: resets rows, or all for None; returns observation and info.
-        observations: converts observations.
-        batched: whether where is a batch dimension.
+        advance: takes a step, given the action and the arrays of the flags; returns observation, reward, info, and
+            whether any row is done.
+        checked: validates a named result of a step, such as the reward, and returns it as an array with one value per
+            row.
+        restart: resets the given rows, or all rows for None; returns observation and info.
+        observations: converter of observations.
+        batched: whether there is a batch dimension.
 
     Attributes:
-        constants: entries of the root that are one constant in rows that are reset, and another one, or what the policy
-            wrote, after a step.
+        constants: entries of the root that have one constant value in rows that are reset, and another value, or the
+            one written by the policy, after a step.
     """
 
     def __init__(

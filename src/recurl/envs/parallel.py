@@ -1,4 +1,4 @@
-"""Environments in worker processes: the parent's side of their memory, and groups of rows that step in turn."""
+"""Environments in worker processes: the parent's side of shared memory, and groups of rows that step in turn."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["ParallelEnv", "parallel_groups"]
 
 
 class _HostCopy:
-    """A tensor that came from the host, and what it held there.
+    """Tensor along with a copy of its values on the host.
 
     Args:
         tensor: the tensor.
-        host: its values.
+        host: its values on the host.
     """
 
     def __init__(self, tensor: Tensor, host: Tensor) -> None:
@@ -40,16 +40,16 @@ class _HostCopy:
         self._edits = None if tensor.is_inference() else edits_of(tensor)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether ``tensor`` is the one, and unchanged."""
+        """Return whether ``tensor`` is this tensor and has not been modified since."""
         return tensor is self._tensor and self._edits is not None and edits_of(tensor) == self._edits
 
 
 class _WorkerRows(BatchedEnv):
-    """Environments that worker processes serve, one of each worker.
+    """Batch of environments in worker processes, one per worker.
 
     Args:
         workers: the workers.
-        place: number of the environment in each worker.
+        place: index of the environment within each worker.
         infos: properties of the environments.
         concatenate: see :class:`ParallelEnv`.
         device: see :class:`ParallelEnv`.
@@ -83,13 +83,13 @@ class _WorkerRows(BatchedEnv):
         )
         self._download = Download(self.device)
         self._read_keys = self._carried if infos[0].reads_root else list(infos[0].state_spec.keys(True, True))
-        self._pending: Any = None  # the action of a step that was begun
-        self._advanced = False  # whether rows that are done were reset already
-        self._last_done: _HostCopy | None = None  # of the last step
-        self._obstacles: list[str | None] | None = None  # to saving the state, once the workers were asked
+        self._pending: Any = None  # action of a started step
+        self._advanced = False  # whether done rows have already been reset
+        self._last_done: _HostCopy | None = None  # done flags of the last step
+        self._obstacles: list[str | None] | None = None  # to saving the state; None until the workers are queried
 
     def _batched_view(self, tensor: Tensor) -> Tensor:
-        """Return a view of ``[num_workers, *B, ...]`` that begins with the batch size."""
+        """Return a view of ``[num_workers, *B, ...]`` whose shape starts with the batch size."""
         return tensor.view(*self.batch_size, *tensor.shape[1 + len(self._each) :])
 
     def begin_step(self, tensordict: Step) -> None:
@@ -105,7 +105,7 @@ class _WorkerRows(BatchedEnv):
             self._send_step("step", tensordict)
         elif pending is not tensordict.get(ACTION):
             self._workers.answers(self._place, range(self.num_workers))
-            raise UsageError("A step that was begun must be finished with the same root and action, got others.")
+            raise UsageError("A step must be finished with the same root and action that begin_step got.")
         self._workers.answers(self._place, range(self.num_workers))
         self._advanced = pending is not None
         after = like(tensordict, self._results(self._step_keys), self.batch_size, self.device)
@@ -125,7 +125,7 @@ class _WorkerRows(BatchedEnv):
         else:
             ready, host = self._done_flags.clone(), self._on_host(mask)
             fresh = self._roots(self._root_keys)
-            rest = host & ~ready  # rows that are done for a transform alone
+            rest = host & ~ready  # rows that only a transform has ended
             if rest.any():
                 others = self._fresh_root(entries, rest)
                 reset_early = ready.to(mask.device)
@@ -133,7 +133,7 @@ class _WorkerRows(BatchedEnv):
         return like(tensordict, fresh, self.batch_size, self.device)
 
     def has_any(self, rows: Tensor) -> bool:
-        """Return whether there is a row in the mask; where it is ``done`` of the last step, the workers have told."""
+        """Return whether the mask selects any row; known from the workers if it is ``done`` of the last step."""
         return bool(self._on_host(rows).any())
 
     def _on_host(self, rows: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class _WorkerRows(BatchedEnv):
         return self._roots(self._root_keys)
 
     def _finish_pending(self) -> None:
-        """Wait for a step that was begun and that nobody will finish."""
+        """Wait for a started step whose result will not be used."""
         self._group.check_open()
         if self._pending is not None:
             self._pending = None
@@ -189,7 +189,7 @@ class _WorkerRows(BatchedEnv):
         return None
 
     def _write_action(self, action: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Write the action, in any encoding, to shared memory and return dtype and shape of one worker's action."""
+        """Write the action, in any encoding, to shared memory; return the dtype and shape of one worker's action."""
         shape = torch.Size([*self._each, *action.shape[len(self.batch_size) :]])
         used = shape.numel() * action.dtype.itemsize
         if self._action_bytes is None or used > self._action_bytes.shape[1]:
@@ -201,7 +201,7 @@ class _WorkerRows(BatchedEnv):
         return action.dtype, tuple(shape)
 
     def _ask_all(self, *requests: tuple[Any, ...]) -> list[Any]:
-        """Return the answers of the workers to a request each: a name, and an argument or none."""
+        """Send one request per worker, a name and an optional argument, and return the replies."""
         self._finish_pending()
         for index, (name, *arguments) in enumerate(requests):
             self._workers.ask(self._place, index, pickle.dumps((name, self._place, *arguments)))
@@ -212,9 +212,9 @@ class _WorkerRows(BatchedEnv):
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state of an environment can't be saved, None if that of all can.
+        """Reason why the state of an environment can't be saved; None if all can.
 
-        One worker of each kind finds out, at the first time.
+        The first access checks one worker per distinct environment function.
         """
         if self._obstacles is None:
             self._finish_pending()
@@ -229,7 +229,7 @@ class _WorkerRows(BatchedEnv):
         """Return the states of all environments.
 
         Raises:
-            UnsupportedError: one of them can't save its state.
+            UnsupportedError: an environment can't save its state.
         """
         if not self.can_save_state:
             return super().get_state()
@@ -248,7 +248,7 @@ class _WorkerRows(BatchedEnv):
 
 
 def _raise_errors(answers: list[Any]) -> list[Any]:
-    """Return the answers of workers, or raise the first that is an error."""
+    """Return the replies of workers, or raise the first one that is an error."""
     for answer in answers:
         if isinstance(answer, RecurlError):
             raise answer
@@ -256,7 +256,7 @@ def _raise_errors(answers: list[Any]) -> list[Any]:
 
 
 def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Return ``yes`` in some rows and ``no`` in the others; the rows' mask is ``[*B, 1]``."""
+    """Return ``yes`` in the rows of the mask ``[*B, 1]`` and ``no`` elsewhere."""
     mask = rows if rows.ndim == yes.ndim else rows.view(*rows.shape[:-1], *(1,) * (yes.ndim - rows.ndim + 1))
     return torch.where(mask, yes, no)
 
@@ -270,26 +270,28 @@ def _start_workers(
 
 
 class ParallelEnv(_WorkerRows):
-    """Environments stepped in parallel, each in a worker process of its own.
+    """Environments stepped in parallel, each in its own worker process.
 
-    Workers are forks of a new interpreter, which imports the library once for all of them, and never of this process;
-    data is exchanged through anonymous shared memory. The main script needs no ``if __name__ == "__main__"`` guard.
-    Environments that this process has registered with ``gymnasium.register`` are registered in the workers too, those
-    of the main script included. If a worker raises, dies or hangs, the call raises with the worker's traceback as its
-    cause, and all workers are stopped. They also end when this object is closed or garbage-collected, and when this
-    process dies.
+    Workers are forked from a new interpreter, which imports the library once for all of them, and never from this
+    process. Data is exchanged through anonymous shared memory. The main script needs no ``if __name__ == "__main__"``
+    guard. Environments that this process has registered with ``gymnasium.register``, including those of the main
+    script, are registered in the workers too. If a worker raises, dies, or hangs, the call raises with the worker's
+    traceback as its cause, and all workers are stopped. Workers also exit when this object is closed or
+    garbage-collected, and when this process dies.
 
-    Transforms may be inside (in the workers) or outside (around the batch); recurrent states declared by primers inside
-    are exchanged like any other entry. Requires a POSIX system: Linux, macOS.
+    Transforms may be inside (in the workers) or outside (around the batch). Recurrent states declared by primers inside
+    are exchanged like any other entry. Requires a POSIX system such as Linux or macOS.
 
     Args:
-        num_workers: number of environments; the batch size is ``[num_workers, *B]``, where ``[*B]`` is that of each.
+        num_workers: number of environments. The batch size is ``[num_workers, *B]``, where ``[*B]`` is the batch size
+            of each environment.
         create_env_fn: function that creates an environment, or a list of ``num_workers`` such functions. All
             environments must have the same specs. Functions are pickled like :class:`EnvCreator`.
         timeout: seconds after which a reset or step raises because the worker hangs; None for no limit.
-        concatenate: join the rows of all workers in one dimension, ``[num_workers * B]``.
-        device: device of the tensors here; that of the environments when None. Where it is a GPU, the environments
-            belong on the CPU: what they return is then copied there from page-locked memory, all entries at once.
+        concatenate: concatenate the rows of all workers into one dimension, ``[num_workers * B]``.
+        device: device of the tensors in this process; the environments' device when None. If it is a GPU, keep the
+            environments on the CPU: their results are then copied to the GPU from page-locked memory, all entries at
+            once.
 
     Raises:
         ArgumentError: an argument is out of range, ``num_workers`` differs from the number of functions, or the specs
@@ -332,22 +334,21 @@ def parallel_groups(
     timeout: float | None = 9.0,
     device: torch.device | str | None = None,
 ) -> GroupedEnv:
-    """Return environments in worker processes, in groups: each worker has one of each group, and works on any in turn.
+    """Return groups of environments in worker processes. Each worker has one environment of every group.
 
-    While the workers step one group, the actions of another can be computed (double-buffered sampling); a
-    :class:`~recurl.collectors.Collector` does that.
+    While the workers step one group, the actions of another can be computed (double-buffered sampling), as a
+    :class:`~recurl.collectors.Collector` does.
 
     Args:
         num_groups: number of groups.
         num_workers: number of worker processes.
         create_env_fn: function that creates the environment ``[B]`` of one group and worker, called ``num_groups``
-            times in each; or a list of ``num_workers`` such functions.
+            times in each worker; or a list of ``num_workers`` such functions.
         timeout: see :class:`ParallelEnv`.
         device: see :class:`ParallelEnv`.
 
     Returns:
-        One environment of ``[num_groups * num_workers * B]`` rows: those of the first group first, and among them those
-        of the first worker.
+        One environment of ``[num_groups * num_workers * B]`` rows, ordered by group and, within a group, by worker.
 
     Raises:
         ArgumentError: see :class:`ParallelEnv`; or ``num_groups`` is below 1.

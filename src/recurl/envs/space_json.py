@@ -1,4 +1,4 @@
-"""Gymnasium spaces as JSON."""
+"""Conversion of Gymnasium spaces to and from JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ spaces = gym.spaces
 
 
 def space_to_json(space: gym.Space[Any]) -> dict[str, Any]:
-    """Return a space as plain values, from which :func:`space_from_json` builds an equal one.
+    """Return plain values from which :func:`space_from_json` builds an equal space.
 
     Raises:
-        UnsupportedError: it isn't a Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these.
+        UnsupportedError: ``space`` isn't a Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these.
 
     Example:
         >>> space_to_json(spaces.Discrete(3))
@@ -32,10 +32,10 @@ def space_to_json(space: gym.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(values: Mapping[str, Any]) -> gym.Space[Any]:
-    """Return the space that :func:`space_to_json` wrote.
+    """Return the space described by the result of :func:`space_to_json`.
 
     Raises:
-        ArgumentError: ``values`` describe none.
+        ArgumentError: ``values`` don't describe a space.
 
     Example:
         >>> space_from_json({"kind": "Discrete", "n": 3, "start": 0})
@@ -50,7 +50,7 @@ def space_from_json(values: Mapping[str, Any]) -> gym.Space[Any]:
 
 
 def _bound(values: np.ndarray[Any, Any]) -> Any:
-    """Return bounds of a Box, as one number where all are equal; infinities as text, which JSON lacks."""
+    """Return the bounds of a Box, as one number if all are equal; infinities are strings, because JSON has none."""
     values = np.asarray(values)
     first = values.flat[0] if values.size else values.dtype.type(0)
     found = first.item() if (values == first).all() else values.tolist()

@@ -1,8 +1,9 @@
-"""The state of Python objects as plain data: what their attributes hold, written into freshly made ones.
+"""State of Python objects as plain data: attribute values, restored into newly created objects.
 
-Nothing that is read runs code of its own: functions, classes and modules are those of the fresh objects at the same
-place; an object is written attribute by attribute, into the fresh one there or, for classes of the environment's own
-package, into an empty one of a class that is imported already; constructors and other methods aren't called.
+Restoring a state never runs code from it. Functions, classes, and modules are those of the fresh objects at the same
+place. An object is restored attribute by attribute, into the fresh object at its place or, for classes of the
+environment's own package, into an empty instance of an already imported class. Constructors and other methods aren't
+called.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ _CONTAINERS: dict[str, type] = {
 
 
 def has_own_state(env: Any) -> bool:
-    """Return whether an environment, no wrapper, has ``get_state()`` and ``set_state(state)`` of its own."""
+    """Return whether an unwrapped environment implements ``get_state()`` and ``set_state(state)``."""
     wrapper = isinstance(env, gym.Wrapper | gym.vector.VectorWrapper)
     mine = isinstance(env, gym.Env | VectorEnv) and not wrapper
     return mine and hasattr(type(env), "get_state") and hasattr(type(env), "set_state")
 
 
 class GraphWriter(PlainWriter):
-    """Writes an object and all that it refers to; see :class:`GraphReader`.
+    """Writer of an object and all objects that it refers to; see :class:`GraphReader`.
 
     Args:
-        most: largest number of bytes.
+        most: maximum number of bytes.
 
     Example:
         >>> class Place:
@@ -75,7 +76,7 @@ class GraphWriter(PlainWriter):
         self._numbers: dict[Any, int] = {}
         self._nodes: list[Any] = []
         self._queue: collections.deque[tuple[int, Any, str]] = collections.deque()
-        self._alive: list[Any] = []  # so that no other object gets the id of one that was written
+        self._alive: list[Any] = []  # keeps written objects alive, so that their ids aren't reused
         self._writers: dict[type, Callable[[Any, str], list[Any]]] = {
             **dict.fromkeys((list, set), lambda value, at: [type(value).__name__, self._items(value, at)]),
             **dict.fromkeys(
@@ -104,7 +105,7 @@ class GraphWriter(PlainWriter):
         """Return the state of ``root``.
 
         Raises:
-            UnsavableError: something in it can't be saved.
+            UnsavableError: a value in it can't be saved.
         """
         begin = self.value(root, type(root).__name__)
         while self._queue:
@@ -113,7 +114,7 @@ class GraphWriter(PlainWriter):
         return self.state([begin, self._nodes])
 
     def other(self, value: Any, at: str) -> Any:
-        """Return a reference to a value that can be changed in place, or the name of one that can't."""
+        """Return a reference to a mutable value, or the name of an immutable one."""
         if isinstance(value, enum.Enum):
             return ["enum", *_qualified_name(type(value)), value.name]
         if isinstance(value, _NEVER_SAVED):
@@ -203,10 +204,10 @@ class GraphWriter(PlainWriter):
 
 
 class GraphReader(PlainReader):
-    """Writes a saved state into a fresh object, made as the saved one was.
+    """Reader that restores a saved state into a fresh object, created the same way as the saved one.
 
     Args:
-        state: what :meth:`GraphWriter.written` returned.
+        state: result of :meth:`GraphWriter.written`.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -220,17 +221,17 @@ class GraphReader(PlainReader):
         self._packages: set[str] = set()
 
     def restore(self, root: object) -> None:
-        """Write the state into ``root``.
+        """Restore the state into ``root``.
 
         Raises:
-            ArgumentError: the state is of another kind of object.
+            ArgumentError: the state belongs to another kind of object.
         """
         self._packages = {kind.__module__.partition(".")[0] for env in _nested_envs(root) for kind in type(env).__mro__}
         self._packages -= {"builtins", "abc", "typing", "recurl"}
         try:
             begin, self._nodes = json.loads(self._text)
             if self.value(begin, root) is not root:
-                raise ArgumentError(f"The state is of another kind of environment than {root}.")
+                raise ArgumentError(f"The state belongs to another kind of environment than {root}.")
             while self._queue:
                 self._queue.popleft()()
             for restore in self._deferred:
@@ -239,12 +240,12 @@ class GraphReader(PlainReader):
             if isinstance(error, ArgumentError):
                 raise
             raise ArgumentError(
-                f"The state can't be restored in {root} ({type(error).__name__}: {error}): it was saved of another "
-                "environment, or changed."
+                f"The state can't be restored in {root} ({type(error).__name__}: {error}): it was saved from another "
+                "environment, or modified."
             ) from error
 
     def other(self, tag: str, rest: list[Any], fresh: Any) -> Any:
-        """Return the value that a reference or a name stands for."""
+        """Return the value that a reference or a name denotes."""
         if tag == "ref":
             return self._node(rest[0], fresh)
         if tag == "enum":
@@ -268,7 +269,7 @@ class GraphReader(PlainReader):
         return read(number, fresh, tag, *rest)
 
     def _claim(self, number: int, value: Any, fill: Callable[[], None] | None = None) -> Any:
-        """Take ``value`` as what the number stands for, and fill it later."""
+        """Register ``value`` as the object with this number, and schedule ``fill``."""
         self._made[number] = value
         self._claimed.add(id(value))
         self._alive.append(value)
@@ -365,7 +366,7 @@ class GraphReader(PlainReader):
         dtype, shape, strides, offset, requires_grad, is_parameter = form
         kind = getattr(torch, dtype)
         if not isinstance(kind, torch.dtype) or min([*shape, *strides, offset], default=0) < 0:
-            raise ArgumentError("A saved tensor has no such form.")
+            raise ArgumentError("A saved tensor has an invalid dtype, shape, stride, or offset.")
         made = torch.empty(0, dtype=kind).set_(self._node(storage, None), offset, shape, strides)
         if is_parameter:
             if not self._is_reusable(fresh, torch.nn.Parameter):
@@ -404,7 +405,7 @@ class GraphReader(PlainReader):
             raise ArgumentError(f"The state has the method {name} where a fresh environment has {fresh!r}.")
         found = self.value(owner, known)
         if type(found) is not type(known):
-            raise ArgumentError(f"The method {name} is one of {type(known)}, got {type(found)}.")
+            raise ArgumentError(f"The method {name} belongs to {type(known)}, got {type(found)}.")
         return self._claim(number, fresh if found is known else getattr(found, name))
 
     def _read_foreign(self, number: int, fresh: Any, _: str, name: str, written: Any) -> Any:
@@ -421,7 +422,7 @@ class GraphReader(PlainReader):
 
     def _read_own(self, number: int, fresh: Any, _: str, module: str, name: str, written: Any) -> Any:
         if _qualified_name(type(fresh)) != (module, name):
-            raise ArgumentError(f"The state is one of {module}.{name}, not of {fresh!r}.")
+            raise ArgumentError(f"The state belongs to {module}.{name}, not to {fresh!r}.")
         self._deferred.append(lambda: fresh.set_state(self._plain(written)))
         return self._claim(number, fresh)
 
@@ -434,7 +435,7 @@ class GraphReader(PlainReader):
         before = _attributes(made)
         for name, content in attributes:
             if not isinstance(name, str) or (name not in before and _shadows_class(type(made), name)):
-                raise ArgumentError(f"The state has the attribute {name!r}, which is one of the class {type(made)}.")
+                raise ArgumentError(f"The state has the attribute {name!r}, which the class {type(made)} defines.")
             value = self.value(content, before.get(name))
             if value is not _ABSENT:
                 _set_attribute(made, name, value)
@@ -447,11 +448,11 @@ class GraphReader(PlainReader):
         kind = self._class((module, name), None)
         whole = issubclass(kind, gym.Env | VectorEnv | gym.Space | enum.Enum)
         if whole or not _is_plain_class(kind) or hasattr(kind, "__del__"):
-            raise ArgumentError(f"The state has a {module}.{name} where a fresh environment has none or another one.")
+            raise ArgumentError(f"The state has a {module}.{name} where a fresh environment has no equal object.")
         return object.__new__(kind)
 
     def _class(self, name: Any, known: type | None) -> type:
-        """Return a class that the fresh environment has at the place, or one of its package that is imported."""
+        """Return the class of the fresh environment's object at this place, or an imported class of its package."""
         if known is not None and _qualified_name(known) == tuple(name):
             return known
         module, path = name
@@ -475,13 +476,13 @@ def _qualified_name(value: Any) -> tuple[str, str]:
 
 
 def _is_unbound(value: Any) -> bool:
-    """Return whether a function, class or module is not bound to an object."""
+    """Return whether a function, class, or module is not bound to an object."""
     return isinstance(getattr(value, "__self__", None), types.ModuleType | None)
 
 
 def _is_filled(cell: types.CellType) -> bool:
     try:
-        cell.cell_contents  # noqa: B018 - it raises
+        cell.cell_contents  # noqa: B018 - raises if empty
     except ValueError:
         return False
     return True
@@ -494,7 +495,7 @@ def _member(kind: type, name: str) -> enum.Enum:
 
 
 def _hashable(value: Any) -> Any:
-    """Return a key or member of a set, which is hashed before its attributes are there."""
+    """Return a dict key or set member; raise if its hash depends on attributes, which are restored later."""
     kind = type(value)
     if kind in (tuple, frozenset):
         for part in value:
@@ -504,12 +505,12 @@ def _hashable(value: Any) -> Any:
         and not isinstance(value, enum.Enum)
         and kind.__hash__ not in (object.__hash__, tuple.__hash__)
     ):
-        raise ArgumentError(f"The state has an object of {kind}, which has a hash of its own, as a key.")
+        raise ArgumentError(f"The state has an object of {kind}, which defines its own hash, as a key.")
     return value
 
 
 def _is_plain_class(kind: type, base: type = object) -> bool:
-    """Return whether all that an object of a class holds is in its attributes, none of it in memory of C."""
+    """Return whether instances of a class hold all their state in attributes and none in native memory."""
     slots = 0
     for each in kind.__mro__:
         if each in (object, base):
@@ -529,7 +530,7 @@ def _slots(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """Return the attributes that an object has itself."""
+    """Return the instance attributes of an object."""
     found: dict[str, Any] = {}
     for name, member in _slots(type(value)):
         try:
@@ -556,21 +557,21 @@ def _delete_attribute(value: object, name: str) -> None:
 
 
 def _shadows_class(kind: type, name: str) -> bool:
-    """Return whether an attribute of an object would hide a method or property of its class."""
+    """Return whether an instance attribute would shadow a method or property of its class."""
     found = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
     is_slot = type(found) is types.MemberDescriptorType
     return name.startswith("__") or (not is_slot and (callable(found) or hasattr(found, "__get__")))
 
 
 def _is_skipped(holder: object, name: str, content: Any) -> bool:
-    """Return whether an attribute is left as it is: the arrays of a space, what a vector environment returned last."""
+    """Return whether an attribute is neither saved nor restored: arrays of a space, last results of a vector env."""
     if isinstance(holder, gym.Space):
         return isinstance(content, np.ndarray)
     return isinstance(holder, VectorEnv) and name in ("env_fns", "_env_obs", "_observations")
 
 
 def _nested_envs(root: object) -> Iterator[object]:
-    """Yield an environment, and those inside it."""
+    """Yield an environment and all environments inside it."""
     while isinstance(root, gym.Env | VectorEnv):
         yield root
         for env in (*getattr(root, "envs", ()), *getattr(root, "rows", ())):

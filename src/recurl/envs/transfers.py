@@ -1,4 +1,4 @@
-"""Copies between memory that is shared with workers and the device of a batch."""
+"""Copies between shared memory and the device of a batch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Download", "Upload"]
 
 
 class Upload:
-    """Copies what workers have written.
+    """Copies results written by workers from shared memory to a device.
 
-    Onto a GPU everything goes in one copy, from page-locked memory, without waiting; :meth:`wait` before the memory is
-    written again.
+    To a GPU, everything is transferred in one asynchronous copy from page-locked memory. Call :meth:`wait` before the
+    memory is written again.
 
     Args:
-        shared: the memory.
+        shared: the shared memory.
         shapes: shapes of the copies, by key.
-        device: their device; None for the CPU.
+        device: device of the copies; None for the CPU.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Upload:
             _pin_memory(self._block, self._device)
 
     def __call__(self, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
-        """Return copies of these entries."""
+        """Return copies of the entries ``keys``."""
         if self._device is None:
             return {key: self._copies[key]() for key in keys}
         with span(TRANSFERS):
@@ -52,7 +52,7 @@ class Upload:
         return self._tensors_in(block, keys)
 
     def _tensors_in(self, block: Tensor, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
-        """Return entries in a copy of the memory: one operation for each, and for each dtype."""
+        """Return views of the entries in a copy of the memory, with one operation per entry and per dtype."""
         found: dict[NestedKey, Tensor] = {}
         of_dtype: dict[torch.dtype, Tensor] = {}
         for key in keys:
@@ -63,14 +63,14 @@ class Upload:
         return found
 
     def wait(self) -> None:
-        """Wait until the copies are made."""
+        """Wait until the copies are complete."""
         if self._copy_event is not None:
             self._copy_event.synchronize()
             self._copy_event = None
 
 
 def _copy_of(tensor: Tensor) -> Callable[[], Tensor]:
-    """Return a function that copies a tensor; by NumPy, where it has the dtype, in half the time."""
+    """Return a function that copies a tensor, with NumPy if it supports the dtype, which takes half the time."""
     try:
         values = tensor.numpy()
     except TypeError:  # bfloat16
@@ -79,10 +79,10 @@ def _copy_of(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 class Download:
-    """Brings tensors to the CPU, through page-locked memory where they come from a GPU.
+    """Copies tensors to the CPU, through page-locked memory if they are on a GPU.
 
     Args:
-        device: where they come from.
+        device: device of the tensors.
     """
 
     def __init__(self, device: torch.device | None) -> None:
@@ -104,9 +104,9 @@ class Download:
 
 
 def _pin_memory(block: Tensor, device: torch.device) -> None:
-    """Lock the pages of a tensor in memory, for as long as it lives, so that a GPU can copy them by itself."""
+    """Page-lock the memory of a tensor for its lifetime, so that a GPU can copy it asynchronously."""
     with torch.cuda.device(device):
         runtime: Any = torch.cuda.cudart()
         torch.cuda.check_error(int(runtime.cudaHostRegister(block.data_ptr(), block.numel(), 0)))
     finalizer = weakref.finalize(block, runtime.cudaHostUnregister, block.data_ptr())
-    finalizer.atexit = False  # the process frees them
+    finalizer.atexit = False  # the end of the process releases the pages

@@ -95,7 +95,7 @@ def _overwritten(policy: Any, env: Declares) -> list[NestedKey]:
 
 
 def policy_transforms(policy: Any, env: Declares) -> list[Transform]:
-    """Return the transforms that ``policy`` needs and ``env`` lacks: an InitTracker and primers of recurrent modules."""
+    """Return the transforms that ``policy`` needs and ``env`` lacks: an InitTracker and primers of its modules."""
     transforms: list[Transform] = [] if _declares(env, IS_INIT) else [InitTracker()]
     for module in _recurrent_modules(policy):
         primer = module.make_tensordict_primer()

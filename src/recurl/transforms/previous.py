@@ -179,7 +179,7 @@ def _flat(value: Tensor, dims: int) -> Tensor:
 
 
 def _one_hot(sizes: Sequence[int], ndim: int) -> _Encode:
-    """Return the encoder of ``ndim``-dimensional integers, the i-th below ``sizes[i]``; one-hot input is passed through."""
+    """Return the encoder of ``ndim``-dimensional integers, the i-th below ``sizes[i]``; one-hot input is accepted."""
     counts = torch.tensor(sizes)
     which = torch.arange(len(sizes)).repeat_interleave(counts)
     numbers = torch.cat([torch.arange(size) for size in sizes])

@@ -1,4 +1,4 @@
-"""Gymnasium environments that return what they may not, and vector environments that refuse an autoreset mode."""
+"""Gymnasium environments that return invalid results, and vector environments that reject an autoreset mode."""
 
 import warnings
 
@@ -17,7 +17,7 @@ BOX = spaces.Box(0, 9, (2,), np.float32)
 
 
 class Returns(gym.Env):
-    """Steps return what it was given; so does the reset, of observations."""
+    """Steps return the given values, and resets the given observation."""
 
     action_space = spaces.Discrete(2)
 
@@ -34,7 +34,7 @@ class Returns(gym.Env):
 
 
 def makers(**options):
-    """The environment alone, and two of them together."""
+    """Yield the single environment and a batch of two."""
     yield lambda: GymWrapper(Returns(**options))
     create = [lambda: Returns(**options)] * 2
     yield lambda: GymWrapper(SyncVectorEnv(create, copy=False, autoreset_mode=AutoresetMode.DISABLED))
@@ -70,7 +70,7 @@ def test_flags_that_are_not(name, value):
 
 
 class BadRows(RowsEnv):
-    """A vector environment of three rows whose steps return what it was given."""
+    """Vector environment of three rows whose steps return the given values."""
 
     def __init__(self, **returned):
         super().__init__(3, AutoresetMode.DISABLED)
@@ -177,7 +177,7 @@ def test_errors_of_the_environment_are_its_own():
 
 
 class Refusing(RowsEnv):
-    """Offers the modes of the Arcade Learning Environment, and says so as that does."""
+    """Supports the autoreset modes of the Arcade Learning Environment, and reports others in the same way."""
 
     made = 0
 
@@ -198,7 +198,7 @@ class NextStepOnly(RowsEnv):
 
 
 class Deaf(RowsEnv):
-    """Takes any argument, and does nothing with it."""
+    """Accepts any argument and ignores it."""
 
     def __init__(self, num_envs=1, **options):
         super().__init__(num_envs, AutoresetMode.NEXT_STEP)

@@ -172,9 +172,7 @@ def _spec(space: gym.Space[Any], key: NestedKey) -> TensorSpec:
         return box_spec(space)
     name = dotted(key)
     advice = (
-        ""
-        if key == OBSERVATION
-        else f"drop it with drop_observations=[{name!r}] (--drop-observations {name}), or "
+        "" if key == OBSERVATION else f"drop it with drop_observations=[{name!r}] (--drop-observations {name}), or "
     )
     raise UnsupportedError(
         f"The observation {name!r} is {brief(space)}, which has no tensor equivalent: {advice}wrap the environment "

@@ -277,7 +277,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
             process.kill()  # a stopped process ignores other signals
         self._state = AsyncState.DEFAULT
         self.close(terminate=True)
-        raise WorkerError(f"Environment {named} hangs: no reply for {_TIMEOUT_SECONDS:g} s. All processes were killed.")
+        raise WorkerError(f"Environment {named} hangs: no answer for {_TIMEOUT_SECONDS:g} s. All processes are killed.")
 
 
 class SameStepVectorEnv(gym.vector.VectorWrapper):

@@ -19,7 +19,7 @@ def space_to_json(space: gym.Space[Any]) -> dict[str, Any]:
     """Return plain values from which :func:`space_from_json` builds an equal space.
 
     Raises:
-        UnsupportedError: ``space`` isn't a Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these.
+        UnsupportedError: it isn't a Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these.
 
     Example:
         >>> space_to_json(spaces.Discrete(3))

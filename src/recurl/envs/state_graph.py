@@ -446,9 +446,9 @@ class GraphReader(PlainReader):
 
     def _new_instance(self, module: str, name: str) -> object:
         kind = self._class((module, name), None)
-        whole = issubclass(kind, gym.Env | VectorEnv | gym.Space | enum.Enum)
-        if whole or not _is_plain_class(kind) or hasattr(kind, "__del__"):
-            raise ArgumentError(f"The state has a {module}.{name} where a fresh environment has no equal object.")
+        is_env = issubclass(kind, gym.Env | VectorEnv | gym.Space | enum.Enum)
+        if is_env or not _is_plain_class(kind) or hasattr(kind, "__del__"):
+            raise ArgumentError(f"The state has a {module}.{name} where a fresh environment has none or another.")
         return object.__new__(kind)
 
     def _class(self, name: Any, known: type | None) -> type:

@@ -204,16 +204,16 @@ class GymWrapper(EnvBase):
 
     def _restart(self, rows: np.ndarray[Any, Any] | None) -> tuple[Any, Any]:
         """Reset the given rows, or all, and return observations and info."""
-        begun, self._first_reset = self._first_reset, None
+        result, self._first_reset = self._first_reset, None
         if rows is not None:
             found = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
             self._set_done_rows(self._done_rows & ~rows[:, None])
             return found
-        if begun is None or self._seed is not None:
-            begun = _parts(self._call("reset", seed=self._seed), "reset", _RESET)
+        if result is None or self._seed is not None:
+            result = _parts(self._call("reset", seed=self._seed), "reset", _RESET)
         self._seed = None
         self._set_done_rows(self._no_rows)
-        return begun
+        return result
 
     def _read(self, observation: Any, info: Any, needed: np.ndarray[Any, Any] | None) -> dict[NestedKey, torch.Tensor]:
         """Return the entries of an observation. If there are masks, the rows ``needed`` must have one."""

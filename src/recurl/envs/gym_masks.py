@@ -58,8 +58,8 @@ class MaskReader:
             ArgumentError: a mask is missing or has an invalid format.
         """
         rows = np.ones(self._shape[:-1], np.bool_) if needed is None else needed
-        value, there = value_at(source, self.path), self._rows_with_mask(source)
-        lacking = np.flatnonzero(rows & ~there) if value is not None else np.flatnonzero(rows)
+        value, present = value_at(source, self.path), self._rows_with_mask(source)
+        lacking = np.flatnonzero(rows & ~present) if value is not None else np.flatnonzero(rows)
         if lacking.size:
             which = f" of environment {lacking.tolist()}" if rows.ndim else ""
             raise ArgumentError(

@@ -365,9 +365,9 @@ def _final_info(info: dict[str, Any], final: dict[str, Any], done: Any) -> dict[
             continue
         out[name] = now if value is None else _merge_rows(now, value, done)
         if not name.startswith("_"):
-            there = np.asarray(info.get(f"_{name}", np.full(len(done), now is not None)))
+            present = np.asarray(info.get(f"_{name}", np.full(len(done), now is not None)))
             out[f"_{name}"] = _merge_rows(
-                there, np.asarray(final.get(f"_{name}", np.full(len(done), value is not None))), done
+                present, np.asarray(final.get(f"_{name}", np.full(len(done), value is not None))), done
             )
     return out
 

@@ -27,7 +27,7 @@ class Foreign(NamedTuple):
     save: Callable[[Any], Any]
     """Return the state, as plain values."""
     restore: Callable[[Any, Any], None]
-    """Write a state into an object."""
+    """Restore the state of an object."""
     make: Callable[[Any], Any] | None = None
     """Create an object for a state; None if only an existing object can be used."""
 
@@ -53,7 +53,7 @@ def _check_position(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a NumPy bit generator after checking its position, which NumPy uses as an unchecked index."""
     position = state["state"].get("pos", 0) if state["bit_generator"] == "MT19937" else state.get("buffer_pos", 0)
     if not 0 <= position <= (624 if state["bit_generator"] == "MT19937" else 4):
-        raise ArgumentError(f"A saved random generator is at position {position}, which it doesn't have.")
+        raise ArgumentError(f"A saved random generator is at position {position}, which is out of range.")
     return state
 
 

@@ -327,8 +327,8 @@ class GraphReader(PlainReader):
         return self._claim(number, made)
 
     def _read_objects(self, number: int, fresh: Any, _: str, shape: list[int], items: list[Any]) -> Any:
-        there = self._is_reusable(fresh, np.ndarray) and fresh.dtype == object and list(fresh.shape) == shape
-        made = fresh if there else np.empty(shape, object)
+        reusable = self._is_reusable(fresh, np.ndarray) and fresh.dtype == object and list(fresh.shape) == shape
+        made = fresh if reusable else np.empty(shape, object)
 
         def fill() -> None:
             found = self._items(items, made.ravel().tolist())
@@ -410,8 +410,10 @@ class GraphReader(PlainReader):
 
     def _read_foreign(self, number: int, fresh: Any, _: str, name: str, written: Any) -> Any:
         known, state = FOREIGN[name], self._plain(written)
-        there = fresh is not None and ".".join(_qualified_name(type(fresh))) == name and id(fresh) not in self._claimed
-        if known.make is None and not there:
+        reusable = (
+            fresh is not None and ".".join(_qualified_name(type(fresh))) == name and id(fresh) not in self._claimed
+        )
+        if known.make is None and not reusable:
             raise ArgumentError(f"A fresh environment has no {name} where the state has one.")
         made = fresh if known.make is None else known.make(state)
         known.restore(made, state)
@@ -427,8 +429,8 @@ class GraphReader(PlainReader):
         return self._claim(number, fresh)
 
     def _read_object(self, number: int, fresh: Any, _: str, module: str, name: str, attributes: list[Any]) -> Any:
-        there = _qualified_name(type(fresh)) == (module, name) and id(fresh) not in self._claimed
-        made = fresh if there else self._new_instance(module, name)
+        reusable = _qualified_name(type(fresh)) == (module, name) and id(fresh) not in self._claimed
+        made = fresh if reusable else self._new_instance(module, name)
         return self._claim(number, made, lambda: self._fill_object(made, attributes))
 
     def _fill_object(self, made: object, attributes: list[Any]) -> None:

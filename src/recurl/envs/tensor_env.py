@@ -92,8 +92,8 @@ class TensorEnv(EnvBase):
         self._xp = tensors_on(device)
         self.generator = torch.Generator(device)
         self._draw = TensorDraw(self.generator, num_envs)
-        begun = check_step(dynamics, self._xp, self._trial_draw, num_envs)
-        self._shapes = {name: tuple(value.shape) for name, value in begun.items()} | {"steps": (num_envs,)}
+        initial = check_step(dynamics, self._xp, self._trial_draw, num_envs)
+        self._shapes = {name: tuple(value.shape) for name, value in initial.items()} | {"steps": (num_envs,)}
         self.generator.seed()
         self._seed: int | None = None
         self._tensors: State | None = None

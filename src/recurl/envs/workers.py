@@ -219,7 +219,7 @@ class WorkerGroup:
 
     def __init__(self, tasks: Sequence[Task], timeout: float | None) -> None:
         check_posix()
-        if timeout is not None and not timeout > 0:  # also refuses NaN
+        if timeout is not None and not timeout > 0:  # also rejects NaN
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
         self.timeout = timeout
         self.tasks = list(tasks)

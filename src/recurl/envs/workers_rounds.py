@@ -91,7 +91,7 @@ class Rounds(ABC):
             self.announce(number, plan)
         slot, following = ((self._count + ahead) % len(self._doorbells) for ahead in (0, 1))
         # Workers that finish this round will poll the next doorbell, which must be drained by then.
-        for other in [other for other, taken in self._slot_of.items() if taken in (slot, following)]:
+        for other in [other for other, used in self._slot_of.items() if used in (slot, following)]:
             self._wait(other)
             self._finished.add(other)
         self._count += 1

@@ -190,7 +190,7 @@ def test_keys_are_checked() -> None:
         def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
             return value
 
-    with pytest.raises(ArgumentError, match="in_keys, but there are none"):
+    with pytest.raises(ArgumentError, match="in_keys, which is empty"):
         TransformedEnv(count(), Unnamed())
     with pytest.raises(ArgumentError, match="'observatoin'"):
         TransformedEnv(count(), Unnamed(["observatoin"]))

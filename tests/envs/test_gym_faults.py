@@ -87,7 +87,7 @@ class BadRows(RowsEnv):
     [
         ({"reward": 1.0}, "must return 3 numbers as reward, one per environment, got 1.0"),
         ({"reward": np.ones(2)}, "3 numbers as reward, one per environment, got array"),
-        ({"reward": [1, None, 2]}, "3 numbers, one per environment, got .1, None, 2."),
+        ({"reward": [1, None, 2]}, "3 numbers as reward, one per environment, got .1, None, 2."),
         ({"terminated": False}, "must return 3 bools as terminated, one per environment, got False"),
         ({"truncated": np.array(["a", "b", "c"])}, "must return 3 bools as truncated"),
         ({"terminated": np.array([0, 1, 2])}, "must return 3 bools as terminated"),

@@ -176,7 +176,7 @@ def test_a_shape_is_an_int_or_a_sequence(make, shape):
         (lambda: OneHot("3"), ArgumentTypeError, "number of categories"),
         (lambda: MultiCategorical(3), ArgumentTypeError, "a sequence of numbers"),
         (lambda: MultiCategorical([2, "a"]), ArgumentTypeError, "number"),
-        (lambda: MultiCategorical([[2, 3], [4]]), ArgumentError, "one length"),
+        (lambda: MultiCategorical([[2, 3], [4]]), ArgumentError, "equal lengths"),
         (lambda: MultiCategorical([2, 300], dtype=torch.uint8), ArgumentError, "can't represent 300 categories"),
         (lambda: Composite([1]), ArgumentTypeError, "maps keys to specs"),
         (lambda: Composite({"a": Unbounded(1), ("a", "b"): Unbounded(1)}), ArgumentError, "can't be nested in 'a'"),

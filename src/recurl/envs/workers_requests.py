@@ -28,7 +28,7 @@ class Requests(Rounds):
     def __init__(self, group: WorkerGroup, count: int) -> None:
         super().__init__(group, count)
         self._requested: list[deque[int]] = [deque() for _ in group.workers]
-        self._answers: list[dict[int, Any]] = [{} for _ in range(count)]
+        self._replies: list[dict[int, Any]] = [{} for _ in range(count)]
 
     def announce(self, number: int, plan: Any) -> None:
         """Assign a number to a plan in all workers."""
@@ -59,7 +59,7 @@ class Requests(Rounds):
             if self.is_running(place):
                 self.finish(place)
                 return []
-            kept = self._answers[place]
+            kept = self._replies[place]
             pending = set(indices).difference(kept)
             while pending:
                 for reply in self.group.replies(pending):
@@ -71,7 +71,7 @@ class Requests(Rounds):
         """Store a reply, or raise its error."""
         if reply.error is not None:
             raise reply.error
-        self._answers[self._requested[reply.worker].popleft()][reply.worker] = reply.value
+        self._replies[self._requested[reply.worker].popleft()][reply.worker] = reply.value
 
     @contextmanager
     def _all_or_nothing(self) -> Generator[None]:

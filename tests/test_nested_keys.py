@@ -446,7 +446,7 @@ def gru(state: NestedKey, reads: NestedKey = "observation") -> TensorDictSequent
 @pytest.mark.parametrize(
     ("observation", "state", "said"),
     [
-        (("robot", "joint"), "robot", r"'robot' can't be a tensor, as \[\('robot', 'joint'\)\] are nested in it"),
+        (("robot", "joint"), "robot", r"'robot' can't be a tensor because \[\('robot', 'joint'\)\] are nested in it"),
         ("observation", ("observation", "h"), "can't be nested in 'observation', which is a tensor"),
         ("observation", "reward", "'reward' is another entry of a step"),
         ("observation", ("action", "h"), "'action' is another entry of a step"),

@@ -362,8 +362,8 @@ def test_choices_among_nans_are_refused_as_before() -> None:
     ("result", "match"),
     [
         (lambda seen, *others: (seen[:, :3], *others), r"'observation' must be torch.float32 of shape \[3, 4\]"),
-        (lambda seen, reward, *others: (seen, None, *others), "as reward 3 numbers"),
-        (lambda seen, reward, ends, *others: (seen, reward, ends + 7, *others), "as terminated 3 bools"),
+        (lambda seen, reward, *others: (seen, None, *others), "3 numbers as reward"),
+        (lambda seen, reward, ends, *others: (seen, reward, ends + 7, *others), "3 bools as terminated"),
         (lambda *result: result[:4], "got 4 values"),
     ],
 )
@@ -504,7 +504,7 @@ def test_a_worker_writes_the_same_bits_without_tensors(case: str, monkeypatch: p
         ]
         given, result, fresh = parts
         server = Server(env, given, result, fresh)
-        assert (server._make is None) == apart
+        assert (server._in_place is None) == apart
         server.run(Plan(0, "reset", (), None))
         torch.manual_seed(4)
         seen = []

@@ -11,12 +11,12 @@ spaces = gym.spaces
 
 
 def counting_mask(time, n, first=0):
-    """Allow the choice that follows from the time, and the next one."""
+    """Allow the choice determined by the time, and the next one."""
     return np.array([(choice - time - first) % n < 2 for choice in range(n)])
 
 
 class MaskedEnv(gym.Env):
-    """Allows two of ``n`` choices at every step, others at each, and refuses the rest; ends after ``length`` steps.
+    """Allows two of ``n`` choices, different ones at each step, and rejects the rest; ends after ``length`` steps.
 
     The mask is in the observation, in ``info``, or in both (then that of ``info`` is wrong); at the end it is empty.
     """
@@ -65,7 +65,7 @@ class MaskedEnv(gym.Env):
 
 
 class MaskedRows(VectorEnv):
-    """The same, natively: row i ends after ``i + 2`` steps."""
+    """Native vector version of the same environment: row i ends after ``i + 2`` steps."""
 
     def __init__(self, num_envs, mode=AutoresetMode.SAME_STEP, n=4, final=True):
         self.num_envs, self.mode, self.n, self.final = num_envs, mode, n, final
@@ -125,7 +125,7 @@ ACTION_SPACES = {
 
 
 def _arrays(action):
-    """Return the action with arrays instead of NumPy's numbers, which ``Box.contains`` warns of."""
+    """Return the action with arrays instead of NumPy scalars, for which ``Box.contains`` warns."""
     if isinstance(action, dict):
         return {name: _arrays(part) for name, part in action.items()}
     if isinstance(action, tuple):
@@ -134,7 +134,7 @@ def _arrays(action):
 
 
 class AnyActionEnv(gym.Env):
-    """Shows three random numbers; refuses actions outside the space ``kind``; ends after ``length`` steps."""
+    """Observes three random numbers, rejects actions outside the space ``kind``, and ends after ``length`` steps."""
 
     def __init__(self, kind, length=6):
         self.kind, self.length = kind, length

@@ -1,4 +1,4 @@
-"""Small gymnasium environments that count what is asked of them."""
+"""Small Gymnasium environments that count steps and episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ spaces = gym.spaces
 
 
 class CountEnv(gym.Env):
-    """Counts its steps in the observation and ends after ``length`` of them; any observation and action space."""
+    """Observes its step count and ends after ``length`` steps; supports any observation and action space."""
 
     observation_space = spaces.Box(0, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(3)
@@ -45,7 +45,7 @@ class CountEnv(gym.Env):
 
 
 class SavingEnv(CountEnv):
-    """A CountEnv with a random observation that can save its state."""
+    """CountEnv with a random observation that can save its state."""
 
     def _observe(self):
         return np.array([self.np_random.random()], np.float32)
@@ -61,7 +61,7 @@ class SavingEnv(CountEnv):
 
 
 class RowsEnv(VectorEnv):
-    """Row i ends after ``i + 2`` steps; the observation is the step of the episode and the episode's number."""
+    """Row i ends after ``i + 2`` steps; the observation is the step within the episode and the episode number."""
 
     single_action_space = spaces.Discrete(2)
 

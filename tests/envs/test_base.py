@@ -28,7 +28,7 @@ from tests.envs.small import CountEnv
 
 
 class Walk(EnvBase):
-    """A walk on the integers that returns as few done flags as it may, with an observation nested in a TensorDict."""
+    """Walk on the integers that returns the minimal set of done flags, with a nested observation."""
 
     def __init__(self, batch_size=(), flags=("done",), nested=False):
         self.key = ("agent", "place") if nested else "place"
@@ -278,7 +278,7 @@ def with_memory():
 
 
 class Twice(Walk):
-    """Its rows begin at 2 after a reset of some rows alone."""
+    """Rows start at 2 after a partial reset."""
 
     def _root(self, tensordict):
         root = super()._root(tensordict)
@@ -301,7 +301,7 @@ MAKERS = [
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("lowered", [True, False])
 def test_a_step_with_the_reset_after_it(make, lowered):
-    """What a worker does in one call is what the calls of an interaction do."""
+    """A worker's single call is equivalent to the calls of an interaction."""
     plain, other = make(), make()
     lowered = lowered and plain.why_not_lowered() is None
     root = plain.reset(seed=2)

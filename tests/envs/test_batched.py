@@ -51,7 +51,7 @@ from recurl.specs import Bounded, Categorical, Composite, Unbounded
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests, so definitions of this module are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -64,7 +64,7 @@ def make_policy() -> Seq:
 
 
 def repeat_previous() -> EnvBase:
-    """Two rows, and inside: what a recurrent policy needs, and a transform that reads its entry at the root."""
+    """Two rows, with the transforms that a recurrent policy needs and one that reads its entry at the root."""
     env = GymEnv("recurl/RepeatPrevious-v0", num_envs=2)
     env = env.append_transform(InitTracker()).append_transform(StepCounter(max_steps=7))
     return env.append_transform(make_policy()[0].make_tensordict_primer())
@@ -94,7 +94,7 @@ def wait_until_gone(pids: list[int], seconds: float) -> bool:
     return False
 
 
-# -- the same thing, serial or parallel
+# -- serial and parallel environments are equivalent
 
 
 def test_specs(env):
@@ -252,7 +252,7 @@ def test_state_that_cannot_be_saved():
 
 
 class Faulty(gym.Env):
-    """Does what the action says: 0 a step, else a fault."""
+    """Action 0 takes a step, any other action triggers a fault."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(4)
@@ -294,7 +294,7 @@ def test_a_fault_is_reported_and_everything_cleaned_up(action, descriptors):
     with pytest.raises(WorkerError, match=FAULTS[action]) as caught:
         env.step(env.reset().set("action", torch.tensor([action])))
     assert action == 3 or " in step\n" in str(caught.value.__cause__)
-    del caught  # its frames keep the environment
+    del caught  # its frames keep the environment alive
     assert time.monotonic() - begin < 10
     assert wait_until_gone(pids, 1)
     with pytest.raises(UsageError, match="worker processes were stopped"):
@@ -305,7 +305,7 @@ def test_a_fault_is_reported_and_everything_cleaned_up(action, descriptors):
 
 
 class Liar(EnvBase):
-    """Declares what it does not return."""
+    """Declares an entry that it does not return."""
 
     def __init__(self, broken: str) -> None:
         spec = Composite(observation=Unbounded(2), extra=Unbounded(1))
@@ -326,7 +326,7 @@ class Liar(EnvBase):
 
 
 def test_errors_of_recurl_keep_their_type_and_name_the_worker():
-    """The second of two workers fails; the first, which did well, is stopped too."""
+    """If the second of two workers fails, the first one is stopped too."""
     env = ParallelEnv(2, [lambda: Liar("nothing"), lambda: Liar("missing")])
     pids = [worker.process.pid for worker in env._group.workers]
     with pytest.raises(
@@ -360,19 +360,19 @@ class Env(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
     def reset(self, *, seed=None, options=None):
-        os.write(1, f"{os.getpid()}\\n".encode())  # in one piece: two workers write
+        os.write(1, f"{os.getpid()}\\n".encode())  # in a single write, as two workers write
         return np.zeros(1, np.float32), {}
     def step(self, action):
         time.sleep(60 * action)
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 env = ParallelEnv(2, lambda: GymWrapper(Env()), timeout=None)
-env.step(env.reset().set("action", torch.tensor([0, 1])))  # one worker is at rest, the other hangs
+env.step(env.reset().set("action", torch.tensor([0, 1])))  # one worker is idle, the other hangs
 """
 
 
 def test_no_orphan_when_the_parent_is_killed(tmp_path, programs):
-    """Also: a script without a guard around its main code."""
+    """Also tests a script without a guard around its main code."""
     script = tmp_path / "script.py"
     script.write_text(ORPHANS)
     with programs.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
@@ -411,7 +411,7 @@ def test_dropping_the_environment_stops_the_workers(descriptors):
 
 
 def test_rows_of_workers_in_one_dimension():
-    """They are those of a batch of workers, flattened, and those of one environment with as many rows."""
+    """They equal those of a batch of workers, flattened, and those of one environment with the same number of rows."""
 
     def create():
         return GymEnv("CartPole-v1", num_envs=2)
@@ -456,7 +456,7 @@ def test_actions_of_several_numbers_and_rows_reach_their_rows():
 
 
 class ThreeTorques(gym.ActionWrapper):
-    """A pendulum that is turned by the sum of three numbers."""
+    """Pendulum whose torque is the sum of three numbers."""
 
     def __init__(self, env):
         super().__init__(env)

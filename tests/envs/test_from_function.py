@@ -61,14 +61,16 @@ def test_a_single_one_shows_itself():
     env = env_from_function(partial(gym.make, "recurl/TMaze-v0"), None, render_mode="rgb_array")
     env.reset()
     assert env.gym_env.render().shape == (120, 300, 3)
-    with pytest.raises(ArgumentError, match="makes one with None: give the function a parameter render_mode, and pass"):
+    with pytest.raises(
+        ArgumentError, match="creates one with None: give the function a parameter render_mode and pass"
+    ):
         env_from_function(single, None, render_mode="rgb_array")
 
 
 @pytest.mark.parametrize("options", [{"drop_observations": ["a"]}, {"action_mask": "legal"}])
 def test_environments_with_entries_of_their_own(options):
     for make, mode in ((own, None), (TMaze, "device")):
-        with pytest.raises(ArgumentError, match="are for environments of Gymnasium, but the function makes recurl"):
+        with pytest.raises(ArgumentError, match="are for Gymnasium environments, but the function creates recurl"):
             env_from_function(make, 2, vectorization_mode=mode, **options)
     with pytest.raises(ArgumentError, match=r"'a'|'legal'"):
         env_from_function(TMaze, 2, **options)
@@ -77,11 +79,13 @@ def test_environments_with_entries_of_their_own(options):
 def test_what_cannot_be_used():
     one, other = single(), own()
     for same in (one, other):
-        with pytest.raises(ArgumentError, match="must make a new one at every call"):
+        with pytest.raises(ArgumentError, match="must create a new one at every call"):
             env_from_function(lambda same=same: same, 2)
-    with pytest.raises(ArgumentTypeError, match=r"must make a gymnasium\.Env, .* got builtins\.int"):
+    with pytest.raises(ArgumentTypeError, match=r"must create a gymnasium\.Env, .* got builtins\.int"):
         env_from_function(int, 2)
-    with pytest.raises(ArgumentError, match=r"for single Gymnasium environments, but the function makes recurl\.envs"):
+    with pytest.raises(
+        ArgumentError, match=r"for single Gymnasium environments, but the function creates recurl\.envs"
+    ):
         env_from_function(own, 2, vectorization_mode="sync")
-    with pytest.raises(ArgumentError, match=r"needs a Gymnasium id, .* take sync or async"):
+    with pytest.raises(ArgumentError, match=r"needs a Gymnasium id, .* use sync or async"):
         env_from_function(single, 2, vectorization_mode="vector_entry_point")

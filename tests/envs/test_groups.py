@@ -1,4 +1,4 @@
-"""Groups of environments in the same workers, and steps that are begun before they are awaited."""
+"""Groups of environments in the same workers, and steps that are started before they are awaited."""
 
 import sys
 
@@ -22,7 +22,7 @@ from recurl.specs import Unbounded
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests, so definitions of this module are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -67,7 +67,7 @@ def test_rows_of_groups_are_those_of_one_process() -> None:
 
 @pytest.mark.parametrize("make", [create, remembering])
 def test_a_step_that_was_begun_is_the_same(make: object) -> None:
-    """Rows that a transform around the workers ends are reset too."""
+    """Rows that end because of a transform around the workers are reset too."""
     with ParallelEnv(2, make, concatenate=True) as workers:
         for env in (workers, workers.append_transform(StepCounter(max_steps=5))):
             seen = [walk(env, moves(4), begun=begun) for begun in (False, True)]
@@ -77,11 +77,11 @@ def test_a_step_that_was_begun_is_the_same(make: object) -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_done_rows_that_were_edited_are_reset(begun: bool) -> None:
-    """What the workers said of the rows doesn't hold then."""
+    """The done flags reported by the workers are no longer valid then."""
     with ParallelEnv(2, create, concatenate=True) as env:
         for edit in (torch.Tensor.logical_or_, torch.logical_or, torch.logical_and):
             root = env.reset(seed=3)
-            for action in moves(4, 4):  # none ends by itself
+            for action in moves(4, 4):  # none of the rows ends by itself
                 root.set("action", action)
                 if begun:
                     env.begin_step(root)
@@ -101,7 +101,7 @@ def test_a_step_that_was_begun_is_finished_or_given_up() -> None:
         root = first.reset(seed=0).set("action", torch.tensor([0, 1]))
         begun = root.clone()
         first.begin_step(root)
-        other = second.reset(seed=1)  # answered after the step that was begun
+        other = second.reset(seed=1)  # replied to after the started step
         with pytest.raises(UsageError, match="must be finished with the same root and action"):
             first.step(begun)
         first.begin_step(root)

@@ -27,7 +27,7 @@ def cartpole(request):
 
 
 def check_transitions(batch, limit=2.4, angle=0.2095):
-    """Every frame is a real step, every episode starts fresh and shows its true last observation."""
+    """Every frame is a real step; every episode starts from a reset and ends with its true final observation."""
     observation, after = batch["observation"], batch["next", "observation"]
     done = batch["next", "done"].squeeze(-1)
     assert torch.equal(batch["next", "done"], batch["next", "terminated"] | batch["next", "truncated"])
@@ -416,5 +416,5 @@ class TestSavedState:
     def test_environments_of_unknown_state_say_so(self):
         env = GymWrapper(gym.wrappers.FrameStackObservation(SavingEnv(), 2))
         assert not env.can_save_state
-        with pytest.raises(UnsupportedError, match="can't save its state: it was given as an object, and a trial"):
+        with pytest.raises(UnsupportedError, match="can't save its state: it was passed as an object, and the trial"):
             env.get_state()

@@ -10,7 +10,7 @@ from recurl.specs import Composite
 from tests.envs.masked import ACTION_SPACES
 from tests.envs.small import CountEnv, spaces
 
-# The environment refuses every action that is not in its space.
+# The environment rejects every action that is not in its space.
 ANY = "RecurlTest/AnyAction-v0"
 
 
@@ -84,7 +84,7 @@ def test_wrong_parts_are_refused(action, message):
     [
         (spaces.Dict({"say": spaces.Text(3)}), r"for \('action', 'say'\)"),
         (spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)]), r"for \('action', '0'\)"),
-        (spaces.Dict({}), "'action' must have a part"),
+        (spaces.Dict({}), "'action' must not be empty"),
     ],
 )
 def test_spaces_without_tensors_are_refused_by_key(space, message):

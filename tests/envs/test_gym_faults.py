@@ -1,4 +1,4 @@
-"""Gymnasium environments that return what they may not, and vector environments that refuse an autoreset mode."""
+"""Gymnasium environments that return invalid results, and vector environments that reject an autoreset mode."""
 
 import warnings
 
@@ -17,7 +17,7 @@ BOX = spaces.Box(0, 9, (2,), np.float32)
 
 
 class Returns(gym.Env):
-    """Steps return what it was given; so does the reset, of observations."""
+    """Steps return the given values, and resets the given observation."""
 
     action_space = spaces.Discrete(2)
 
@@ -34,7 +34,7 @@ class Returns(gym.Env):
 
 
 def makers(**options):
-    """The environment alone, and two of them together."""
+    """Yield the single environment and a batch of two."""
     yield lambda: GymWrapper(Returns(**options))
     create = [lambda: Returns(**options)] * 2
     yield lambda: GymWrapper(SyncVectorEnv(create, copy=False, autoreset_mode=AutoresetMode.DISABLED))
@@ -51,7 +51,7 @@ def test_rewards_that_are_numbers(value):
 
 @pytest.mark.parametrize("value", [None, "1.5", 1j, [1.0, 2.0], np.zeros(3), np.zeros(0), {"r": 1}, set()], ids=repr)
 def test_rewards_that_are_not(value):
-    with pytest.raises(UsageError, match=r"step\(\) of <Returns instance> must return as reward a number, got "):
+    with pytest.raises(UsageError, match=r"step\(\) of <Returns instance> must return a number as reward, got "):
         GymWrapper(Returns(reward=value)).rand_step()
 
 
@@ -65,12 +65,12 @@ def test_flags(name, value):
 @pytest.mark.parametrize("value", [None, "no", "", 2, 1.0, [False, True], np.zeros(2, bool), float("nan")], ids=repr)
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
 def test_flags_that_are_not(name, value):
-    with pytest.raises(UsageError, match=rf"must return as {name} a bool, got "):
+    with pytest.raises(UsageError, match=rf"must return a bool as {name}, got "):
         GymWrapper(Returns(**{name: value})).rand_step()
 
 
 class BadRows(RowsEnv):
-    """A vector environment of three rows whose steps return what it was given."""
+    """Vector environment of three rows whose steps return the given values."""
 
     def __init__(self, **returned):
         super().__init__(3, AutoresetMode.DISABLED)
@@ -85,12 +85,12 @@ class BadRows(RowsEnv):
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ({"reward": 1.0}, "must return as reward 3 numbers, one per environment, got 1.0"),
-        ({"reward": np.ones(2)}, "3 numbers, one per environment, got array"),
-        ({"reward": [1, None, 2]}, "3 numbers, one per environment, got .1, None, 2."),
-        ({"terminated": False}, "must return as terminated 3 bools, one per environment, got False"),
-        ({"truncated": np.array(["a", "b", "c"])}, "must return as truncated 3 bools"),
-        ({"terminated": np.array([0, 1, 2])}, "must return as terminated 3 bools"),
+        ({"reward": 1.0}, "must return 3 numbers as reward, one per environment, got 1.0"),
+        ({"reward": np.ones(2)}, "3 numbers as reward, one per environment, got array"),
+        ({"reward": [1, None, 2]}, "3 numbers as reward, one per environment, got .1, None, 2."),
+        ({"terminated": False}, "must return 3 bools as terminated, one per environment, got False"),
+        ({"truncated": np.array(["a", "b", "c"])}, "must return 3 bools as truncated"),
+        ({"terminated": np.array([0, 1, 2])}, "must return 3 bools as terminated"),
     ],
 )
 def test_vector_environments_that_return_something_else(returned, words):
@@ -177,7 +177,7 @@ def test_errors_of_the_environment_are_its_own():
 
 
 class Refusing(RowsEnv):
-    """Offers the modes of the Arcade Learning Environment, and says so as that does."""
+    """Supports the autoreset modes of the Arcade Learning Environment, and reports others in the same way."""
 
     made = 0
 
@@ -198,7 +198,7 @@ class NextStepOnly(RowsEnv):
 
 
 class Deaf(RowsEnv):
-    """Takes any argument, and does nothing with it."""
+    """Accepts any argument and ignores it."""
 
     def __init__(self, num_envs=1, **options):
         super().__init__(num_envs, AutoresetMode.NEXT_STEP)

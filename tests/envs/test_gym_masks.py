@@ -20,7 +20,7 @@ def expected(times, n=4):
 
 
 def check(played, time, length=5, empty=True):
-    """Every root and every ``next`` has the mask of its own time; after a termination it is empty."""
+    """Every root and every ``next`` has the mask of its own time step; after a termination the mask is empty."""
     for data, key in ((played, time), (played["next"], time)):
         times, found = data[key].flatten(), data["action_mask"].reshape(-1, 4)
         last = (times == length) & empty
@@ -33,7 +33,7 @@ def check(played, time, length=5, empty=True):
 @pytest.mark.parametrize("where", ["observation", "info", "both"])
 @pytest.mark.parametrize("rows", [None, "sync", "same_step"])
 def test_masks_are_found_and_kept_to(where, dtype, rows):
-    """The environment refuses forbidden choices, so a random rollout shows that there are none."""
+    """The environment rejects forbidden choices, so a random rollout shows that none are drawn."""
     time = "observation" if where == "info" else "time"
     if rows is None:
         env = GymWrapper(MaskedEnv(where, dtype=dtype))
@@ -60,7 +60,7 @@ def test_native_rows(mode):
 
 def test_same_step_rows_without_a_final_mask():
     env = GymWrapper(MaskedRows(3, final=False))
-    with pytest.raises(ArgumentError, match=r"missing in that of environment \[0\]"):
+    with pytest.raises(ArgumentError, match=r"missing in the info of environment \[0\]"):
         env.rollout(4, break_when_any_done=False)
 
 
@@ -74,7 +74,7 @@ def test_any_name():
     env = GymWrapper(MaskedEnv(entry="legal"), action_mask="legal")
     assert sorted(env.observation_spec.keys()) == ["action_mask", "time"]
     check_env_specs(env)
-    assert "legal" in GymWrapper(MaskedEnv(entry="legal")).observation_spec  # an observation as any other
+    assert "legal" in GymWrapper(MaskedEnv(entry="legal")).observation_spec  # an ordinary observation
     nested = spaces.Dict({"game": spaces.Dict({"legal": spaces.MultiBinary(3), "x": spaces.Discrete(2)})})
     for name in ("game.legal", ("game", "legal")):
         env = GymWrapper(CountEnv(observation_space=nested), action_mask=name)
@@ -100,7 +100,7 @@ def test_looking_into_info_costs_no_reset():
 
 
 class Forms(CountEnv):
-    """Gives the same mask in ``info`` in one of its forms."""
+    """Returns the same mask in ``info`` in one of the supported formats."""
 
     def __init__(self, form, space):
         super().__init__(action_space=space)
@@ -188,7 +188,7 @@ def test_an_empty_mask_is_refused_where_an_action_is_taken(limit):
     if limit is None:
         with pytest.raises(UsageError, match=r"the mask of environments \[1\] allows none"):
             env.rollout(5)
-    else:  # truncated there, where no action is taken
+    else:  # truncated there, so no action is taken
         env = env.append_transform(StepCounter(max_steps=limit)).append_transform(InitTracker())
         assert not env.rollout(7, break_when_any_done=False)["next", "action_mask"][1, 2].any()
     with pytest.raises(UsageError, match="the mask of the environment allows none"):
@@ -202,7 +202,7 @@ def test_random_actions_need_the_root():
 
 
 class OwnEnv(EnvBase):
-    """An environment of one's own with masks."""
+    """Custom environment with masks."""
 
     def __init__(self, mask):
         super().__init__(

@@ -32,13 +32,13 @@ DROPPED = ["mission", "graph", "words.list"]
 
 
 class Parts(CountEnv):
-    """A CountEnv with everything in its observations."""
+    """CountEnv with all kinds of spaces in its observations."""
 
     observation_space = PARTS
 
 
 class NativeParts(VectorEnv):
-    """Two rows that show the same, end after three steps, and reset within the step."""
+    """Two rows with equal observations, which end after three steps and reset within the step."""
 
     single_observation_space = PARTS
     single_action_space = spaces.Discrete(3)
@@ -110,7 +110,9 @@ def test_entries_without_tensors_are_refused_by_key(key, name):
 
 
 def test_a_space_without_tensors_is_refused():
-    with pytest.raises(UnsupportedError, match=r"'observation' is Text.*: wrap the environment to give Box, Discrete"):
+    with pytest.raises(
+        UnsupportedError, match=r"'observation' is Text.*: wrap the environment to return Box, Discrete"
+    ):
         ObservationReader(spaces.Text(3), [], "env")
 
 
@@ -124,8 +126,8 @@ def test_a_name_drops_all_below_it():
     [
         (PARTS, ["misson"], r"no observation 'misson' to drop.*which has graph, image.*did you mean mission\?"),
         (spaces.Discrete(3), ["mission"], r"no observation 'mission' to drop.*which is Discrete\(3\)\."),
-        (spaces.Dict({"a": spaces.Text(2)}), ["a"], "An observation must be left, but a of"),
-        (spaces.Dict({}), [], "An observation must be left, but nothing of"),
+        (spaces.Dict({"a": spaces.Text(2)}), ["a"], "At least one observation must be kept, but a of"),
+        (spaces.Dict({}), [], "At least one observation must be kept, but nothing of"),
     ],
 )
 def test_drops_that_dont_fit_are_refused(space, drop, match):

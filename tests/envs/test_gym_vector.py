@@ -1,4 +1,4 @@
-"""Environments that are stepped one after another: everything is as with Gymnasium's own class."""
+"""Environments stepped one after another behave as with Gymnasium's own class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ spaces = gym.spaces
 
 
 class Random(gym.Env[Any, Any]):
-    """Draws observations, and info in some steps; ``reuses`` one array for all of them."""
+    """Draws observations, and info in some steps; with ``reuses``, all observations share one array."""
 
     action_space = spaces.Discrete(3)
 
@@ -68,7 +68,7 @@ def outcome(cls: type, space: gym.Space[Any], options: dict[str, Any]) -> list[A
     for _ in range(40):
         step = env.step(random.integers(0, 3, 3))
         found.append(copy.deepcopy(step))
-        kept.append((step[1:4], found[-1][1:4]))  # other than observations they stay as they are
+        kept.append((step[1:4], found[-1][1:4]))  # unlike observations, these are not overwritten
         done = step[2] | step[3]
         if done.any():
             found.append(copy.deepcopy(env.reset(options={"reset_mask": done})))
@@ -113,7 +113,7 @@ def test_environments_are_made_as_by_gymnasium() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_named_and_all_are_ended(monkeypatch):
-    monkeypatch.setattr("recurl.envs.gym_vector._SECONDS", 1.0)
+    monkeypatch.setattr("recurl.envs.gym_vector._TIMEOUT_SECONDS", 1.0)
     env = make_vector("CartPole-v1", 2, "async")
     env.reset(seed=0)
     pids = [process.pid for process in env.processes]

@@ -52,7 +52,7 @@ def test_what_cannot_wrap():
     with pytest.raises(ArgumentError, match=r"TimeLimit can't wrap .*max_episode_steps.*write its arguments"):
         GymEnv("CartPole-v1", wrappers=[NamedWrapper("gymnasium.wrappers:TimeLimit")])
     with pytest.raises(ArgumentTypeError, match=r"A wrapper must return a gymnasium\.Env, got None"):
-        GymEnv("CartPole-v1", wrappers=[lambda env: None])  # type: ignore[arg-type, return-value] # refused
+        GymEnv("CartPole-v1", wrappers=[lambda env: None])  # type: ignore[arg-type, return-value] # rejected
     with pytest.raises(ArgumentError, match="Wrappers need single environments"):
         GymEnv("CartPole-v1", 2, vectorization_mode="vector_entry_point", wrappers=[limit])
 
@@ -66,5 +66,5 @@ def test_first_actions():
     assert env.step(3)[0] == other.step(3)[0]
     with pytest.raises(ArgumentError, match=r"needs a Discrete action space, got Box"):
         FirstActions(gym.make("Pendulum-v1"), 2)
-    with pytest.raises(ArgumentError, match=r"count must lie between 1 and the 6 actions that there are, got 7"):
+    with pytest.raises(ArgumentError, match=r"count must be between 1 and 6, the number of actions, got 7"):
         FirstActions(gym.make("Taxi-v4"), 7)

@@ -1,4 +1,4 @@
-"""Environments and transforms that return one buffer, changed at every step: what was seen stays as it was."""
+"""Environments and transforms that return one buffer, overwritten at every step: returned results don't change."""
 
 import sys
 
@@ -21,14 +21,14 @@ from tests.envs.small import RowsEnv
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests, so definitions of this module are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LENGTH = 3
 
 
 class Buffered(EnvBase):
-    """Counts steps, row i from 100 i on, in a buffer of one of several kinds; ``how="new"`` returns new tensors."""
+    """Counts steps, row i from 100 i, in a buffer of one of several kinds; ``how="new"`` returns new tensors."""
 
     def __init__(self, how, rows=2):
         super().__init__(
@@ -76,7 +76,7 @@ class Buffered(EnvBase):
 
 
 class FastBuffered(Buffered):
-    """The same on plain tensors."""
+    """Same environment on plain tensors."""
 
     @takes_entries
     def _reset(self, tensordict):
@@ -135,7 +135,7 @@ def test_workers():
 
 
 class Counter(Transform):
-    """Counts in one buffer, which it returns under a name of its own and in the place of an observation."""
+    """Counts in one buffer, returned under its own name and in place of an observation."""
 
     def __init__(self):
         self.count = torch.zeros(2, 1)
@@ -163,7 +163,7 @@ def test_transforms():
 
 
 class GymBuffered(gym.Env):
-    """Counts in one array."""
+    """Counts in a single array."""
 
     observation_space = gym.spaces.Dict({"place": gym.spaces.Box(0, 99, (1,), np.float32)})
     action_space = gym.spaces.Discrete(2)
@@ -223,12 +223,12 @@ def test_a_native_vector_environment():
 
     seen, wanted = collected(GymWrapper(Native())), collected(GymWrapper(Fresh()))
     assert (seen["observation"] == wanted["observation"]).all()
-    going_on = ~wanted["next", "done"].squeeze(-1)  # it writes over its final observations before anybody sees them
-    assert (seen["next", "observation"] == wanted["next", "observation"])[going_on].all()
+    running = ~wanted["next", "done"].squeeze(-1)  # it overwrites its final observations before they are read
+    assert (seen["next", "observation"] == wanted["next", "observation"])[running].all()
 
 
 class Marked(Buffered):
-    """Says that its tensors are new ones."""
+    """Claims that its tensors are new."""
 
     @makes_memory
     def _reset(self, tensordict):

@@ -1,4 +1,4 @@
-"""Environments registered in a script reach its workers."""
+"""Environments registered in a script are available in its workers."""
 
 import os
 import pickle

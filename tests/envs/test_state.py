@@ -1,4 +1,4 @@
-"""States of environments as plain data: what is kept, and what a state that was tampered with can't do."""
+"""Environment states as plain data: supported values, and the limits of a manipulated state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 class Box:
-    """An object with attributes."""
+    """Object with attributes."""
 
     def __init__(self, **attributes):
         self.__dict__.update(attributes)
@@ -49,7 +49,7 @@ class Hashed(Box):
 
 
 class Holder(gym.Env):
-    """An environment that holds things."""
+    """Environment with arbitrary attributes."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Discrete(2)
@@ -66,7 +66,7 @@ class Holder(gym.Env):
 
 
 def copied(used, fresh):
-    """Write the state of ``used`` into ``fresh``, through what ``torch.save`` takes."""
+    """Restore the state of ``used`` into ``fresh``, in the form given to ``torch.save``."""
     GraphReader(GraphWriter().written(used)).restore(fresh)
     return fresh
 
@@ -215,7 +215,7 @@ def tampered(env, change):
 
 
 def put(value):
-    """Return a change of nodes that sets the attribute ``thing``."""
+    """Return a modification of nodes that sets the attribute ``thing``."""
 
     def change(nodes):
         (attribute,) = [pair for pair in nodes[0][3] if pair[0] == "thing"]
@@ -287,7 +287,7 @@ def test_a_state_that_was_tampered_with_runs_nothing(name):
 @pytest.mark.parametrize("name", ["step", "reset", "__class__", "unwrapped"])
 def test_methods_are_not_hidden(name):
     state = tampered(Holder(), lambda nodes: nodes[0][3].append([name, 1]))
-    with pytest.raises(ArgumentError, match=f"has the attribute '{name}', which is one of the class"):
+    with pytest.raises(ArgumentError, match=f"has the attribute '{name}', which the class .* defines"):
         GraphReader(state).restore(Holder())
 
 
@@ -296,7 +296,7 @@ def test_deeply_nested_states_are_refused():
     for _ in range(100):
         value = ["tuple", [value]]
     state = tampered(Holder(thing=None), put(value))
-    GraphReader(state).restore(Holder())  # as deep as this is no trouble
+    GraphReader(state).restore(Holder())  # this depth is supported
     state["objects"] = "[" * 10**5
     with pytest.raises(ArgumentError, match="RecursionError"):
         GraphReader(state).restore(Holder())
@@ -342,13 +342,13 @@ class Quits(Holder):
     ("kind", "words"),
     [
         (Slow, "a trial of it takes longer than 0.1 s"),
-        (Global, "'observation' of step 1 after saving is another one when it is restored"),
-        (Shared, "'reward' of step 1 after saving is another one when it is restored"),
+        (Global, "'observation' of step 1 after saving differs once the state is restored"),
+        (Shared, "'reward' of step 1 after saving differs once the state is restored"),
         (Quits, "a trial of it raised OSError: no such machine"),
     ],
 )
 def test_a_trial_says_what_a_state_lacks(kind, words, monkeypatch):
-    monkeypatch.setattr(state_trial, "_SECONDS", 0.1 if kind is Slow else 60.0)
+    monkeypatch.setattr(state_trial, "_TIMEOUT_SECONDS", 0.1 if kind is Slow else 60.0)
     random.seed(1)
     state = random.getstate(), torch.get_rng_state()
     env = GymWrapper(kind(), create_env=kind)
@@ -360,12 +360,12 @@ def test_a_trial_says_what_a_state_lacks(kind, words, monkeypatch):
 
 
 def test_a_trial_needs_other_environments():
-    assert "needs a function that makes such" in str(GymWrapper(Holder()).state_obstacle)
+    assert "needs a function that creates such" in str(GymWrapper(Holder()).state_obstacle)
     one = Holder()
     env = GymWrapper(one, create_env=lambda: one)
-    assert "must make a new one at every call" in str(env.state_obstacle)
+    assert "must create a new one at every call" in str(env.state_obstacle)
     assert GymWrapper(gym.make("CartPole-v1")).can_save_state
-    env.step(env.rand_action(env.reset()))  # nothing has closed it
+    env.step(env.rand_action(env.reset()))  # it has not been closed
 
 
 def test_one_worker_of_each_kind_makes_the_trial(tmp_path):
@@ -384,7 +384,7 @@ def test_one_worker_of_each_kind_makes_the_trial(tmp_path):
     assert [(tmp_path / name).read_text() for name in "ab"] == ["x" * 4, "x" * 3]
     with ParallelEnv(2, lambda: GymWrapper(Holder())) as env:
         assert "needs a function" in str(env.state_obstacle)
-        with pytest.raises(UnsupportedError, match="can't save its state: it was given as an object"):
+        with pytest.raises(UnsupportedError, match="can't save its state: it was passed as an object"):
             env.get_state()
     with pytest.raises(UsageError):
         env.set_state({"envs": []})

@@ -5,7 +5,7 @@ from recurl.envs.workers_memory import Entry, SharedTensors
 
 
 def test_entries_in_a_copy_of_the_memory():
-    """As on a GPU, where all entries are copied at once."""
+    """Emulate a GPU, where all entries are copied at once."""
     entries = [
         Entry("a", (2, 3), torch.float32),
         Entry(("next", "b"), (2, 3, 5), torch.uint8),

@@ -1,4 +1,4 @@
-"""What the parent of workers does when one of them stops in the middle of something: it never waits for ever."""
+"""Workers that stop in the middle of an operation: the parent never waits forever."""
 
 import os
 import pickle
@@ -25,12 +25,12 @@ from recurl.errors import RemoteTraceback, UsageError, WorkerError
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests, so definitions of this module are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ENTRIES = [Entry("x", (3,), torch.float32)]
 HANGS = r"^Worker 0 \(process \d+\) hangs: no answer and no step for 1 s"
-LARGE = 16 << 20  # more than any socket takes
+LARGE = 16 << 20  # exceeds any socket buffer
 
 
 def stop():
@@ -38,7 +38,7 @@ def stop():
 
 
 def serve(channel, what):
-    """Greet, and at the next message stop in the middle of an answer."""
+    """Send a greeting, and at the next message stop in the middle of a reply."""
     channel.send("ready")
     if what == "unread":
         stop()
@@ -138,7 +138,7 @@ def test_memory_that_stays_locked(group):
     group.send_memory(0, memory)
     assert group.answers([0]) == ["mine"]
     time.sleep(0.2)
-    with pytest.raises(WorkerError, match="hangs: it has held the lock of shared memory for 1 s"), memory.lock(1.0):
+    with pytest.raises(WorkerError, match="hangs: it has held the shared-memory lock for 1 s"), memory.lock(1.0):
         pass
     group.kill()
     with memory.lock(1.0):
@@ -152,7 +152,7 @@ class Greedy(nn.Linear):
 
 
 class Stops(TensorDictModule):
-    """A policy that stops the worker which loads its second weights."""
+    """Policy that stops the worker when it loads the second set of weights."""
 
     loaded = 0
 
@@ -167,12 +167,12 @@ def test_a_worker_that_stops_while_it_reads_weights():
     policy = Stops(Greedy(4, 2), in_keys=["observation"], out_keys=["action"])
     collector = MultiAsyncCollector([lambda: GymEnv("CartPole-v1")], policy, frames_per_batch=4, timeout=1.0)
     collector.collect()
-    time.sleep(0.7)  # the worker makes its second batch with the same weights
+    time.sleep(0.7)  # the worker collects its second batch with the same weights
     collector.update_policy_weights_()
     collector.collect()
     time.sleep(0.7)
     begin = time.monotonic()
-    with pytest.raises(WorkerError, match="hangs: it has held the lock of shared memory for 1 s"):
+    with pytest.raises(WorkerError, match="hangs: it has held the shared-memory lock for 1 s"):
         collector.update_policy_weights_()
     assert time.monotonic() - begin < 5
     with pytest.raises(UsageError, match="worker processes were stopped"):
@@ -181,7 +181,7 @@ def test_a_worker_that_stops_while_it_reads_weights():
 
 
 def test_a_worker_that_stops_between_batches():
-    create = lambda: GymEnv("CartPole-v1")  # noqa: E731 - goes to a worker
+    create = lambda: GymEnv("CartPole-v1")  # noqa: E731 - sent to a worker
     collector = OverlappedCollector(create, frames_per_batch=4, timeout=2.0)
     collector.collect()
     collector._group.workers[0].process.send_signal(signal.SIGSTOP)
@@ -194,7 +194,7 @@ def test_a_worker_that_stops_between_batches():
 
 @pytest.mark.usefixtures("new_interpreters")
 def test_sys_path_may_hold_anything():
-    """Imports look at the strings in it only, here and in a worker."""
+    """Imports use only the strings in it, here and in a worker."""
     before = list(sys.path)
     sys.path[:0] = [Path("/no/such/folder"), b"/no/such/folder", None]
     try:
@@ -212,7 +212,7 @@ def random_numbers(channel, _):
 
 @pytest.mark.usefixtures("new_interpreters")
 def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
-    """As nothing computes there, a fork lacks nothing; and generators don't go on as their brothers' do."""
+    """Nothing is computed in the interpreter, so a fork is complete; the generators of forks differ from each other."""
     group = WorkerGroup([Task(random_numbers, (None,))] * 3, timeout=1.0)
     (interpreter,), *numbers = (set(column) for column in zip(*group.greetings, strict=True))
     assert len(os.listdir(f"/proc/{interpreter}/task")) == 1
@@ -264,7 +264,7 @@ def ends_after_a_fork(channel, _):
 
 
 def test_a_worker_that_dies_while_a_fork_of_it_lives():
-    """The fork holds the connection open, but nobody waits for it, and it ends too."""
+    """The fork keeps the connection open, but the parent doesn't wait for it, and it exits too."""
     group = WorkerGroup([Task(ends_after_a_fork, (None,))], timeout=None)
     group.ask(0, b"go")
     begin = time.monotonic()
@@ -328,7 +328,7 @@ def test_a_fork_of_the_program_neither_uses_nor_stops_nor_keeps_its_workers(prog
     with programs.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout
         refused = program.stdout.readline()
-        assert re.match(rf"UsageError .* answer the process .* {program.pid}, .* is a fork of it", refused)
+        assert re.match(rf"UsageError .* belong to the process .* {program.pid}, .* is a fork of it", refused)
         fork, *processes = map(int, program.stdout.readline().split())
         assert all(map(runs, (fork, *processes)))
         program.kill()

@@ -1,4 +1,4 @@
-"""Requests to all workers at once: plans reach everyone in order, and who doesn't answer is named."""
+"""Requests to all workers at once: plans arrive in order, and a worker that doesn't reply is named."""
 
 import os
 import pickle
@@ -17,14 +17,14 @@ from recurl.errors import WorkerError
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests, so definitions of this module are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WORKERS, PLACES = 3, 2
 
 
 def serve(channel, index):
-    """Note the rounds that were carried out, in order; the plans are called by their keys."""
+    """Record the completed rounds, in order; plans are identified by their keys."""
     channel.send("ready")
     rounds = RoundServer(channel, index, PLACES, WORKERS)
     plans, done = {}, []
@@ -73,12 +73,12 @@ def requests(descriptors):
 
 @pytest.fixture(scope="module")
 def lasting(descriptors):
-    """For tests that leave the workers as they are."""
+    """Shared workers, for tests that don't change their state."""
     yield from started(60.0, descriptors)
 
 
 def noted(requests):
-    """What each worker has done since this was asked last."""
+    """Return the rounds that each worker has completed since the last call."""
     for index in range(WORKERS):
         requests.ask(0, index, pickle.dumps(("what was done?",)))
     return requests.answers(0, range(WORKERS))

@@ -127,7 +127,7 @@ class TestCollector:
     def test_an_environment_of_recurl_refuses_torchrls_primer(self) -> None:
         env = recurl.envs.GymEnv("Pendulum-v1")
         with pytest.raises(
-            TypeError, match=r"A Transform instance is needed, got an instance of torchrl\..*for_torchrl"
+            TypeError, match=r"A Transform instance is required, got an instance of torchrl\..*for_torchrl"
         ):
             env.append_transform(for_torchrl(recurrent(RECURL, "memory")).make_tensordict_primer())
 

@@ -1,4 +1,4 @@
-"""Transforms of a user's own, in TorchRL's style: applied at resets and at steps, or refused where they are defined."""
+"""Custom transforms in TorchRL's style: applied at resets and steps, or rejected at their definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recurl.transforms import Compose, RewardSum, Transform
 
 
 class Count(gym.Env):
-    """Observes the number of the step within the episode, from 1, which ends after ``length`` steps."""
+    """Observes the step number within the episode, starting at 1; episodes end after ``length`` steps."""
 
     observation_space = gym.spaces.Box(0, 99, (2,), np.uint8)
     action_space = gym.spaces.Discrete(2)
@@ -46,7 +46,7 @@ def tenfold(observation_spec: Composite) -> Composite:
 
 
 class Applied(Transform):
-    """Another shape and dtype under the same key."""
+    """Transform to another shape and dtype under the same key."""
 
     def __init__(self) -> None:
         super().__init__(in_keys=["observation"])
@@ -60,7 +60,7 @@ class Applied(Transform):
 
 
 class Called(Transform):
-    """The same, in the other style of TorchRL."""
+    """Equivalent transform in TorchRL's other style."""
 
     def _call(self, next_tensordict: Any) -> Any:
         value = next_tensordict["observation"]
@@ -75,7 +75,7 @@ class Called(Transform):
 
 
 class Added(Transform):
-    """A new entry beside the old one, in memory that is written to again."""
+    """New entry next to the old one, in memory that is written to again."""
 
     def __init__(self, out_key: Any = ("more", "observation")) -> None:
         super().__init__(["observation"], [out_key])
@@ -190,11 +190,11 @@ def test_keys_are_checked() -> None:
         def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
             return value
 
-    with pytest.raises(ArgumentError, match="in_keys, but there are none"):
+    with pytest.raises(ArgumentError, match="in_keys, which is empty"):
         TransformedEnv(count(), Unnamed())
     with pytest.raises(ArgumentError, match="'observatoin'"):
         TransformedEnv(count(), Unnamed(["observatoin"]))
-    with pytest.raises(ArgumentError, match="A new entry must be declared"):
+    with pytest.raises(ArgumentError, match="To add an entry, declare it"):
         TransformedEnv(count(), Added("undeclared"))
     env = TransformedEnv(count(), Unnamed(["reward"]))
     before = list(env.observation_spec.keys(True, True))

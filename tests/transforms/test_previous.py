@@ -53,7 +53,7 @@ def test_leaves_of_a_nested_action_follow_each_other():
 
 
 def check_true(batch):
-    """Each row holds what happened in the row before, and zeros where an episode begins."""
+    """Each step holds the action and reward of the previous step, and zeros where an episode starts."""
     actions = torch.nn.functional.one_hot(batch["action"], batch["previous_action"].shape[-1])
     assert torch.equal(batch["next", "previous_action"].long(), actions)
     assert torch.equal(batch["next", "previous_reward"], batch["next", "reward"])
@@ -122,13 +122,13 @@ def test_transforms_run_on_entries():
 
 def test_what_cannot_be_used():
     env = GymEnv("CartPole-v1")
-    with pytest.raises(ArgumentTypeError, match=r"takes the spec of one environment's actions, .* got GymEnv"):
-        PreviousAction(env)  # type: ignore[arg-type] # refused
+    with pytest.raises(ArgumentTypeError, match=r"takes the action spec of one environment, .* got GymEnv"):
+        PreviousAction(env)  # type: ignore[arg-type] # rejected
     nothing = type("Nothing", (specs.TensorSpec,), {"rand": None, "is_in": None})
     with pytest.raises(ArgumentTypeError, match="can't encode actions of Nothing"):
         PreviousAction(nothing((), torch.float32, None))
     twice = env.append_transform(PreviousReward())
-    with pytest.raises(ArgumentError, match="has an entry 'previous_reward' already"):
+    with pytest.raises(ArgumentError, match="already has an entry 'previous_reward'"):
         twice.append_transform(PreviousReward())
     assert "earlier" in twice.append_transform(PreviousReward(out_key="earlier")).reset()
     with pytest.raises(MissingKeyError, match="PreviousReward needs the reward"):

@@ -46,7 +46,7 @@ def test_iteration():
     assert len(both) == 2
     both.append(tracker)
     assert len(both) == 3
-    with pytest.raises(ArgumentTypeError, match="A Transform instance is needed"):
+    with pytest.raises(ArgumentTypeError, match="A Transform instance is required"):
         Compose(InitTracker)
 
 

@@ -1,4 +1,4 @@
-"""Environments: Gymnasium environments, recurl's tasks, transformed and batched environments, the interaction loop."""
+"""Environments: Gymnasium wrappers, recurl's tasks, transformed and batched environments, and the interaction loop."""
 
 from typing import TYPE_CHECKING
 

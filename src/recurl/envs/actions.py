@@ -1,4 +1,4 @@
-"""Random actions of an environment, and the roots from which an action can be taken."""
+"""Random actions, and the check that action masks allow a choice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["check_choice", "random_action"]
 
 
 def random_action(spec: TensorSpec, root: Step) -> Any:
-    """Return random actions of the choices that the mask in ``root`` allows, from torch's global generator.
+    """Return random actions among the choices allowed by the mask in ``root``, drawn from torch's global generator.
 
     Args:
-        spec: the action of one environment.
+        spec: action spec of one environment.
         root: root of a step, ``[*B]``.
 
     Raises:
@@ -24,21 +24,21 @@ def random_action(spec: TensorSpec, root: Step) -> Any:
     """
     if ACTION_MASK not in root:
         raise MissingKeyError(
-            f"A random action of an environment with masks needs {ACTION_MASK!r}: give the root, as "
+            f"A random action in an environment with masks needs {ACTION_MASK!r}: pass the root, as in "
             "env.rand_action(env.reset())."
         )
     return masked_rand(spec, root.get(ACTION_MASK))
 
 
 def check_choice(spec: TensorSpec, root: Step) -> None:
-    """Refuse a root whose action mask allows no choice.
+    """Raise if the action mask of a root allows no choice.
 
     Args:
-        spec: the action of one environment.
+        spec: action spec of one environment.
         root: root of a step, with a mask.
 
     Raises:
-        UsageError: naming the rows.
+        UsageError: a mask allows no choice; the message names the rows.
     """
     rows = rows_without_choice(root.get(ACTION_MASK), choice_counts(spec))
     if rows.any():

@@ -1,4 +1,4 @@
-"""Base class of all environments: reset, step, carry, rollout."""
+"""Base class of environments: reset, step, carry, and rollout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recurl.devices import numbered
 from recurl.envs.actions import check_choice, random_action
 from recurl.envs.env_specs import EnvSpecs
 from recurl.envs.in_place import InPlace
-from recurl.envs.mdp import check_reset, complete_done, keep_written, refuse_stale
+from recurl.envs.mdp import check_not_stale, check_reset, complete_done_flags, keep_policy_entries
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError
@@ -22,13 +22,13 @@ from recurl.lowering import Entries, Step, StepT, leaves, like, takes_entries, u
 from recurl.ranges import checked_seed
 from recurl.specs import Composite, TensorSpec
 from recurl.transforms import Transform
-from recurl.transforms.base import fill_reset, keeps_memory, merge_reset, reset_mask
+from recurl.transforms.base import fill_reset, merge_reset, needs_copy, reset_mask
 
 _E = TypeVar("_E")
 
 
 class _EnvMeta(ABCMeta):
-    """Adds the argument ``policy=`` to every environment's constructor, which appends the transforms it needs."""
+    """Metaclass that adds ``policy=`` to every environment constructor and appends the transforms the policy needs."""
 
     def __call__(cls: type[_E], *args: Any, policy: Any = None, **kwargs: Any) -> _E:
         env: Any = super().__call__(*args, **kwargs)  # type: ignore[misc] # cls is the class being called
@@ -38,34 +38,35 @@ class _EnvMeta(ABCMeta):
 
 
 class EnvBase(EnvSpecs, metaclass=_EnvMeta):
-    """Base class of all environments; its specs are those of :class:`~recurl.envs.EnvSpecs`.
+    """Base class of environments. :class:`~recurl.envs.EnvSpecs` provides the specs.
 
-    A subclass passes its specs to this constructor and defines :meth:`_reset`, :meth:`_step`, :meth:`_set_seed`. Every
-    constructor also takes ``policy=``, a module: the result is then a ``TransformedEnv`` with an ``InitTracker``
-    and the primers of the policy's recurrent modules.
+    A subclass passes its specs to this constructor and implements :meth:`_reset`, :meth:`_step`, and :meth:`_set_seed`.
+    Every constructor also accepts ``policy=``, a module. The result is then a ``TransformedEnv`` with an
+    ``InitTracker`` and the primers of the policy's recurrent modules.
 
     The results of ``_reset`` and ``_step`` are copied, so they may be buffers that are overwritten at every step. A
-    subclass that returns new tensors at every call avoids the copies with :func:`~recurl.transforms.makes_memory`.
+    subclass that returns new tensors from every call avoids the copies with :func:`~recurl.transforms.makes_memory`.
 
     Args:
-        observation_spec: entries of the root and of ``next``, for one environment (no batch dimensions).
-        action_spec: the action, for one environment.
-        reward_spec: the reward, for one environment; float32 ``[1]`` when None.
-        state_spec: entries that a step reads from the root besides the action, for one environment; none when None.
+        observation_spec: spec of the entries of the root and of ``next``, for one environment (no batch dimensions).
+        action_spec: spec of the action, for one environment.
+        reward_spec: spec of the reward, for one environment; float32 ``[1]`` when None.
+        state_spec: spec of the entries other than the action that a step reads from the root, for one environment;
+            empty when None.
         batch_size: number of environments stepped together: ``[]`` or ``[n]``.
         device: device of all tensors; torch's default when None.
     """
 
     _wrapper: ClassVar[Any]  # the class that append_transform wraps with
-    _resets_plainly: ClassVar[bool]  # whether maybe_reset does no more than take rows of _reset
-    full_resets = 0  # number of resets of all rows; lets a collector detect resets by others
-    reads_root = True  # whether a step or a partial reset may read more of the root than action, states and mask
-    never_waits = False  # whether nothing is read from the device; done rows are then reset without asking for any
+    _has_plain_reset: ClassVar[bool]  # whether maybe_reset only merges rows of _reset into the root
+    full_resets = 0  # number of resets of all rows; lets a collector detect resets made elsewhere
+    reads_root = True  # whether a step or a partial reset may read root entries other than action, states, and mask
+    never_waits = False  # whether the device is never read; done rows are then reset without checking for any
 
     def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
         """Register the class that :meth:`append_transform` wraps with (``wraps=True``)."""
         super().__init_subclass__(**kwargs)
-        cls._resets_plainly = cls._root is EnvBase._root and cls.maybe_reset is EnvBase.maybe_reset
+        cls._has_plain_reset = cls._root is EnvBase._root and cls.maybe_reset is EnvBase.maybe_reset
         if wraps:
             EnvBase._wrapper = cls
 
@@ -82,40 +83,40 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         size = torch.Size(batch_size)
         super().__init__(observation_spec, action_spec, reward_spec, state_spec, size, numbered(device))
         self.is_closed = False
-        self._keeps_memory = keeps_memory(self)
+        self._needs_copy = needs_copy(self)
 
-    # -- to be defined by subclasses; they receive TensorDicts, or any ``Step`` if marked with ``takes_entries``
+    # -- for subclasses to implement; they receive TensorDicts, or any ``Step`` if marked with ``takes_entries``
 
     @abstractmethod
     def _reset(self, tensordict: Any) -> Any:
-        """Return the observations after a reset of the rows in the mask ``tensordict["_reset"]`` (all rows if absent).
+        """Reset the rows selected by ``tensordict["_reset"]`` (all rows if absent) and return the observations.
 
-        The result covers all rows; those that were not reset are ignored. ``done`` flags are not required.
+        The result covers all rows; rows that were not reset are ignored. ``done`` flags are not required.
         """
 
     @abstractmethod
     def _step(self, tensordict: Any) -> Any:
-        """Return observations, reward and ``terminated``, ``truncated`` (or ``done``) of all rows after the action."""
+        """Execute the action and return observations, reward, ``terminated``, and ``truncated`` (or ``done``)."""
 
     @abstractmethod
     def _set_seed(self, seed: int) -> None:
-        """Seed the environment; takes effect at the next full reset."""
+        """Seed the environment; the seed takes effect at the next full reset."""
 
     def _close(self) -> None:
-        """Free the environment's resources."""
+        """Release the environment's resources."""
 
     # -- interaction
 
     def reset(self, tensordict: TensorDictBase | None = None, seed: int | None = None) -> TensorDictBase:
-        """Reset and return the root, from which a step can be made: observations, states and ``done`` flags.
+        """Reset the environment and return the root of the next step: observations, states, and ``done`` flags.
 
         Args:
-            tensordict: if it holds the mask ``"_reset"``, bool ``[*B, 1]`` or ``[*B]``, only those rows are reset, and
-                the others keep their values in ``tensordict``; otherwise all rows are reset.
+            tensordict: if it contains the mask ``"_reset"``, bool ``[*B, 1]`` or ``[*B]``, only those rows are reset;
+                the other rows keep their values from ``tensordict``. Otherwise all rows are reset.
             seed: seed to set before the reset; requires a reset of all rows.
 
         Raises:
-            ArgumentError: the mask has another shape or dtype, or a seed is given with a mask.
+            ArgumentError: the mask has the wrong shape or dtype, or a seed is given along with a mask.
         """
         check_reset(tensordict, self.batch_size, seed)
         if seed is not None:
@@ -127,38 +128,38 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         mask = reset_mask(tensordict)
         if tensordict is None or mask is None:
             self.full_resets += 1
-            root = self._own(self._reset(tensordict))
+            root = self._cloned_if_needed(self._reset(tensordict))
             for key in DONE_KEYS:
                 root.set(key, torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device))
             return root
-        # After exclude alone, a nested TensorDict would be shared with the caller's and written to below.
+        # exclude() alone would share nested TensorDicts with the caller's, and they are written to below.
         root = (tensordict.copy() if self._nested else tensordict).exclude(RESET, NEXT)
         if self.never_waits or self.has_any(mask):
-            fresh = self._own(self._reset(tensordict))
+            fresh = self._cloned_if_needed(self._reset(tensordict))
             for key, value in leaves(fresh):
                 root.set(key, merge_reset(mask, value, root, key))
         for key in DONE_KEYS:
             root.set(key, fill_reset(mask, False, root, key, (1,), torch.bool))
         return root
 
-    def _own(self, tensordict: StepT) -> StepT:
+    def _cloned_if_needed(self, tensordict: StepT) -> StepT:
         """Return ``tensordict``, cloned if its tensors may be buffers that the next step overwrites."""
-        return tensordict.clone() if self._keeps_memory else tensordict
+        return tensordict.clone() if self._needs_copy else tensordict
 
     @takes_entries
     def step(self, tensordict: StepT) -> StepT:
-        """Make one step and return ``tensordict`` with ``"next"`` filled: observations, reward, done flags, states.
+        """Take one step and return ``tensordict`` with ``"next"`` filled: observations, reward, done flags, and states.
 
-        Entries that the policy already wrote under ``"next"`` (its new states) are kept. ``next`` is not promoted to
-        the root: continue with :func:`~recurl.envs.mdp.step_mdp` or :meth:`step_and_maybe_reset`.
+        Entries that the policy has already written under ``"next"`` (its new states) are kept. ``next`` is not promoted
+        to the root: continue with :func:`~recurl.envs.mdp.step_mdp` or :meth:`step_and_maybe_reset`.
 
         Args:
             tensordict: root of the environment's batch size, with the action.
 
         Raises:
-            ArgumentError: the batch size differs, or the action is not valid in this environment.
-            MissingKeyError: there is no action.
-            UsageError: the root was already stepped and its recurrent states are stale; or a row is done.
+            ArgumentError: the batch size doesn't match, or the action is invalid in this environment.
+            MissingKeyError: the action is missing.
+            UsageError: the root was already stepped and its recurrent states are stale, or a row is done.
         """
         if tensordict.batch_size != self.batch_size:
             sizes = f"{list(self.batch_size)}, the TensorDict to step has {list(tensordict.batch_size)}"
@@ -167,19 +168,19 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
             raise MissingKeyError("A step needs an 'action': call the policy, or env.rand_action, on the root.")
         given = tensordict.get(NEXT, None)
         if given is not None and REWARD in given:
-            refuse_stale(given, self.observation_spec, self.state_spec)
+            check_not_stale(given, self.observation_spec, self.state_spec)
         return tensordict.set(NEXT, self._next(tensordict))
 
     @property
     def groups(self) -> list[EnvBase]:
-        """The environments whose rows, one after another, are those of this one, and which can be stepped in turn."""
+        """The environments that this one concatenates, in row order; they can be stepped in turn."""
         return [self]
 
     def begin_step(self, tensordict: Step) -> None:
-        """Begin a step, and the reset of the rows that it ends, without waiting for them.
+        """Start a step, and the reset of the rows that it finishes, without waiting for the results.
 
-        The next calls must be :meth:`step` with the same ``tensordict``, which waits, and :meth:`maybe_reset` of its
-        :meth:`carry`. Only an environment in worker processes begins anything.
+        The next calls must be :meth:`step` with the same ``tensordict``, which waits, and :meth:`maybe_reset` on its
+        :meth:`carry`. This is a no-op except in environments that run in worker processes.
 
         Args:
             tensordict: root of the environment's batch size, with the action.
@@ -187,18 +188,18 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
 
     @takes_entries
     def _next(self, tensordict: Step) -> Any:
-        """Return ``next`` after the action, including the entries that the policy already wrote there."""
-        after = self._own(self._step(tensordict))
+        """Return ``next`` after the action, including the entries that the policy has already written there."""
+        after = self._cloned_if_needed(self._step(tensordict))
         if DONE not in after or TERMINATED not in after or TRUNCATED not in after:
-            complete_done(after)
+            complete_done_flags(after)
         given = tensordict.get(NEXT, None)
         if given is not None:
-            keep_written(given, after)
+            keep_policy_entries(given, after)
         return after
 
     @takes_entries
     def carry(self, tensordict: StepT) -> StepT:
-        """Return the root after a step: the observations, states and done flags of ``next`` (shared, not copied)."""
+        """Return the root after a step: the observations, states, and done flags of ``next`` (shared, not copied)."""
         after: Any = tensordict[NEXT]
         if self._nested:
             return like(after, {key: after[key] for key in self._carried}, self.batch_size, self.device)
@@ -222,42 +223,42 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
 
     @takes_entries
     def advance(self, tensordict: Step) -> tuple[Any, Any]:
-        """Make a step, and reset the rows that are then done.
+        """Take a step and reset the rows that are done afterwards.
 
         Returns:
-            ``next`` after the action; and the root after the reset, of which the rows that were done count alone, or
-            None where none was done.
+            ``next`` after the action, and the root after the reset, valid only in the rows that were done; None if no
+            row was done.
         """
         after = self._next(tensordict)
         done = after.get(DONE)
         if not self.has_any(done):
             return after, None
         root = self.carry(tensordict.set(NEXT, after))
-        if self._masked or self.state_spec or not self._resets_plainly:
+        if self._masked or self.state_spec or not self._has_plain_reset:
             return after, self.maybe_reset(root)
-        return after, self._own(self._reset(root.set(RESET, done)))
+        return after, self._cloned_if_needed(self._reset(root.set(RESET, done)))
 
     def has_any(self, rows: torch.Tensor) -> bool:
-        """Return whether there is a row in the mask ``rows``, without reading it from a device where that is known."""
+        """Return whether the mask ``rows`` selects any row, without reading it from the device if already known."""
         return bool(rows.any())
 
     def _actionable(self, root: StepT) -> StepT:
-        """Return ``root``, or refuse it: an action is taken there, but its mask allows none."""
+        """Return ``root``, from which an action will be taken; raise if its action mask allows no choice."""
         if self._masked:
             check_choice(self._action_unbatched, root)
         return root
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Step and return ``tensordict`` with ``"next"`` filled, and the root to continue from, its done rows reset."""
+        """Take a step and return ``tensordict`` with ``"next"`` filled, and the next root with its done rows reset."""
         tensordict = self.step(tensordict)
         return tensordict, self.maybe_reset(self.carry(tensordict))
 
     @takes_entries
     def rand_action(self, tensordict: Any = None) -> Any:
-        """Set a random action, drawn from torch's global generator, in ``tensordict`` (a new one when None).
+        """Write a random action, drawn from torch's global generator, to ``tensordict`` (a new one when None).
 
         Raises:
-            MissingKeyError: the environment has action masks, and ``tensordict`` holds none.
+            MissingKeyError: the environment has action masks, and ``tensordict`` has none.
         """
         root = TensorDict({}, self.batch_size, device=self.device) if tensordict is None else tensordict
         action = random_action(self._action_unbatched, root) if self._masked else self.action_spec.rand()
@@ -265,7 +266,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         return root.set(ACTION, Entries.of(action) if nested else action)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Step with a random action, from ``tensordict`` or from a reset."""
+        """Take a step with a random action, from ``tensordict`` or from a reset."""
         return self.step(self.rand_action(self.reset() if tensordict is None else tensordict))
 
     def rollout(
@@ -280,9 +281,9 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         tensordict: TensorDictBase | None = None,
         set_truncated: bool = False,
     ) -> TensorDict:
-        """Interact for up to ``max_steps`` steps and return them as ``[*B, T]``, the last dimension named ``"time"``.
+        """Run a rollout of up to ``max_steps`` steps, returned as ``[*B, T]`` with the last dimension named ``"time"``.
 
-        Recurrent modules run in sequential mode, whatever the mode outside. ``("collector", "traj_ids")`` and
+        Recurrent modules run in sequential mode, regardless of the current mode. ``("collector", "traj_ids")`` and
         ``("collector", "traj_steps")`` are written as by a Collector; every call uses new ids.
 
         Args:
@@ -292,15 +293,15 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
             auto_reset: start from a reset; otherwise from ``tensordict``.
             break_when_any_done: stop as soon as a row is done. If False, done rows are reset and continue.
             break_when_all_done: (with ``break_when_any_done=False``) stop once every row has been done.
-            auto_cast_to_device: call the policy on its parameters' device.
+            auto_cast_to_device: call the policy on the device of its parameters.
             tensordict: root to start from if ``auto_reset`` is False.
-            set_truncated: set ``truncated`` and ``done`` at the last step of the rows that aren't done.
+            set_truncated: set ``truncated`` and ``done`` at the last step of rows that aren't done.
 
         Raises:
             ArgumentError: ``max_steps`` is below 1, both ``break_when`` flags are set, or ``tensordict`` and
                 ``auto_reset`` contradict each other.
             WiringError: the policy has a state that the environment would not feed back (no primer).
-            MissingKeyError: the policy reads ``is_init``, and the environment has no InitTracker.
+            MissingKeyError: the policy reads ``is_init``, but the environment has no InitTracker.
 
         Example:
             >>> from recurl.envs import GymEnv
@@ -308,7 +309,9 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
             torch.Size([2, 5, 1])
         """
         if break_when_any_done and break_when_all_done:
-            raise ArgumentError("break_when_all_done=True needs break_when_any_done=False, else any done row stops it.")
+            raise ArgumentError(
+                "break_when_all_done=True needs break_when_any_done=False; otherwise the first done row stops it."
+            )
         if auto_reset == (tensordict is not None):
             raise ArgumentError("A tensordict to start from and auto_reset=False must be given together, or neither.")
         return rollout(
@@ -332,9 +335,9 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         return unmarked(self, "step", "carry", "maybe_reset", "rand_action", "_next", "_root", "_reset", "_step")
 
     def in_place(self) -> InPlace | str:
-        """Return what steps this environment in the memory of a batch, or the reason why nothing does.
+        """Return the in-place stepper, which writes steps into batch memory, or the reason why there is none.
 
-        Where something does, a collector may use it instead of :meth:`step` and :meth:`maybe_reset`.
+        A collector may use the stepper instead of :meth:`step` and :meth:`maybe_reset`.
         """
         return f"{type(self).__name__} makes new tensors at every step"
 
@@ -343,10 +346,10 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         return EnvBase._wrapper(self, transform)
 
     def set_seed(self, seed: int) -> None:
-        """Seed the environment (row ``i`` of a batch with ``seed + i``); takes effect at the next full reset.
+        """Seed the environment (row ``i`` of a batch with ``seed + i``); the seed takes effect at the next full reset.
 
-        A Gymnasium environment gets the seed unchanged. A :class:`~recurl.envs.TensorEnv` derives that of its one
-        generator (:func:`recurl.seeding.derive_seed`): it draws other numbers than ``torch.manual_seed(seed)``.
+        A Gymnasium environment gets the seed unchanged. A :class:`~recurl.envs.TensorEnv` derives the seed of its
+        single generator (:func:`recurl.seeding.derive_seed`), so its draws differ from ``torch.manual_seed(seed)``.
 
         Raises:
             ArgumentError: ``seed`` is negative or not an integer.
@@ -360,11 +363,11 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state can't be saved, None if it can."""
+        """Reason why the state can't be saved; None if it can."""
         return None if self.can_save_state else f"{type(self).__name__} has no get_state() and set_state()"
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the running episodes as tensors and plain Python values, fit for ``torch.save``.
+        """Return the state of the running episodes as tensors and plain Python values, suitable for ``torch.save``.
 
         Raises:
             UnsupportedError: the environment can't save its state (see :attr:`can_save_state`).
@@ -380,7 +383,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         raise UnsupportedError(f"{self!r} can't restore a state: reset it when resuming.")
 
     def close(self) -> None:
-        """Free the environment's resources; closing twice is harmless."""
+        """Release the environment's resources; closing twice is harmless."""
         if not self.is_closed:
             self.is_closed = True
             self._close()

@@ -1,4 +1,4 @@
-"""Batches of environments, and those that are stepped one after another in this process."""
+"""Batched environments, and the serial implementation that steps them one after another in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl.envs.base import EnvBase
-from recurl.envs.workers_env import EnvInfo, creators, firsts, make_env, written_keys
+from recurl.envs.workers_env import EnvInfo, creators, first_indices, make_env, written_keys
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import NestedKey
 from recurl.specs import Composite
@@ -24,9 +24,9 @@ CreateEnv: TypeAlias = Callable[[], EnvBase]
 
 
 class EnvCreator:
-    """Picklable function that creates an environment; lambdas and closures are allowed.
+    """Picklable environment factory; lambdas and closures are allowed.
 
-    Objects that it refers to are pickled by value if they are defined in the main script, else by name.
+    Objects that it refers to are pickled by value if they are defined in the main script, and by name otherwise.
 
     Args:
         create_env_fn: function that creates an environment.
@@ -61,12 +61,12 @@ def _unpickle_creator(data: bytes) -> EnvCreator:
 
 
 class BatchedEnv(EnvBase):
-    """Environments with equal specs, stacked along a new first dimension.
+    """Base class of batches of environments with equal specs, stacked along a new first dimension.
 
     Args:
         infos: properties of each environment.
-        concatenate: stack the environments along their first dimension instead, ``[n * B]``.
-        device: device of all tensors; that of the environments when None.
+        concatenate: concatenate the environments along their first dimension instead, ``[n * B]``.
+        device: device of all tensors; the environments' device when None.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class BatchedEnv(EnvBase):
             for name, given, wanted in zip(EnvInfo._fields, info, first, strict=True):
                 if given != wanted:
                     raise ArgumentError(
-                        f"Batched environments must have equal specs: {name} of number {index} is {given}, that of "
-                        f"number 0 is {wanted}."
+                        f"Batched environments must have equal specs: {name} of environment {index} is {given}, that "
+                        f"of environment 0 is {wanted}."
                     )
         self.num_workers = len(infos)
         stacked_size = torch.Size([len(infos), *first.batch_size])
@@ -99,7 +99,7 @@ class BatchedEnv(EnvBase):
         self._rows = first.batch_size.numel()
 
     def _envs_to_reset(self, mask: Tensor | None) -> list[int]:
-        """Return the indices of the environments with rows to reset."""
+        """Return the indices of the environments that have rows to reset."""
         if mask is None:
             return list(range(self.num_workers))
         return mask.reshape(self.num_workers, -1).any(1).nonzero().flatten().tolist()
@@ -111,28 +111,29 @@ class BatchedEnv(EnvBase):
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state of an environment can't be saved, None if that of all can."""
+        """Reason why the state of an environment can't be saved; None if all can."""
         raise NotImplementedError
 
     @staticmethod
     def _saved_envs(state: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the states of the environments.
+        """Return the states of the individual environments.
 
         Raises:
-            ArgumentError: there are none.
+            ArgumentError: ``state`` contains none.
         """
         if "envs" not in state:
-            raise ArgumentError(f"A batch restores only states that one like it has saved, got {sorted(state)}.")
+            raise ArgumentError(f"A batch restores only states saved by an equal batch, got {sorted(state)}.")
         return state["envs"]
 
 
 class SerialEnv(BatchedEnv):
-    """Environments stepped one after another in this process.
+    """Batch of environments stepped one after another in this process.
 
     Transforms may be inside (one set per environment) or outside (around the batch); the entries are the same.
 
     Args:
-        num_workers: number of environments; the batch size is ``[num_workers, *B]``, where ``[*B]`` is that of each.
+        num_workers: number of environments. The batch size is ``[num_workers, *B]``, where ``[*B]`` is the batch size
+            of each environment.
         create_env_fn: function that creates an environment, or a list of ``num_workers`` such functions. All
             environments must have the same specs.
 
@@ -150,15 +151,15 @@ class SerialEnv(BatchedEnv):
     def __init__(self, num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv]) -> None:
         functions = creators(num_workers, create_env_fn)
         self.envs = [make_env(create) for create in functions]
-        self._kinds = [self.envs[index] for index in firsts(functions)]
+        self._kinds = [self.envs[index] for index in first_indices(functions)]
         super().__init__([EnvInfo.of(env) for env in self.envs])
 
     @makes_memory
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         indices = self._envs_to_reset(reset_mask(tensordict))
         rows = [None] * self.num_workers if tensordict is None else tensordict.unbind(0)
-        fresh = {index: self.envs[index]._root(rows[index]) for index in indices}  # checked by this reset
-        filler = fresh[indices[0]]  # for environments that are not reset, whose rows are ignored
+        fresh = {index: self.envs[index]._root(rows[index]) for index in indices}  # this reset has checked the mask
+        filler = fresh[indices[0]]  # for environments that are not reset; their rows are ignored
         return self._stack([fresh.get(index, filler) for index in range(self.num_workers)], self._root_keys)
 
     @makes_memory
@@ -176,14 +177,14 @@ class SerialEnv(BatchedEnv):
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state of an environment can't be saved, None if that of all can."""
+        """Reason why the state of an environment can't be saved; None if all can."""
         return next((found for env in self._kinds if (found := env.state_obstacle) is not None), None)
 
     def get_state(self) -> dict[str, Any]:
         """Return the states of all environments.
 
         Raises:
-            UnsupportedError: one of them can't save its state.
+            UnsupportedError: an environment can't save its state.
         """
         return {"envs": [env.get_state() for env in self.envs]}
 

@@ -1,4 +1,4 @@
-"""What an environment declares: the entries of a step, and which of them go on to the next root."""
+"""Environment specs: the entries of a step, and which of them are carried to the next root."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from recurl.specs import Binary, Composite, TensorSpec, Unbounded, declare, has_
 __all__ = ["EnvSpecs"]
 
 _RESERVED = (ACTION, COLLECTOR, *DONE_KEYS, NEXT, RESET, REWARD)
-"""What a step holds besides observations and states, so that neither can have these names."""
+"""Entries of a step other than observations and states, which can't use these names."""
 
 
 class EnvSpecs:
-    """The specs of an environment, part of :class:`~recurl.envs.EnvBase`.
+    """Specs of an environment; base class of :class:`~recurl.envs.EnvBase`.
 
     Args:
-        observation_spec: entries of the root and of ``next``, for one environment (no batch dimensions).
-        action_spec: the action, for one environment.
-        reward_spec: the reward, for one environment; float32 ``[1]`` when None.
-        state_spec: entries that a step reads from the root besides the action, for one environment; none when None.
+        observation_spec: spec of the entries of the root and of ``next``, for one environment (no batch dimensions).
+        action_spec: spec of the action, for one environment.
+        reward_spec: spec of the reward, for one environment; float32 ``[1]`` when None.
+        state_spec: spec of the entries other than the action that a step reads from the root, for one environment;
+            empty when None.
         batch_size: number of environments stepped together: ``[]`` or ``[n]``.
         device: device of all tensors.
 
@@ -56,7 +57,7 @@ class EnvSpecs:
         return spec.expand(*self.batch_size, *spec.shape).to(self.device)
 
     def _plan_carry(self) -> None:
-        """Collect the keys that go from ``next`` to the root: observations, states and done flags."""
+        """Collect the keys carried from ``next`` to the root: observations, states, and done flags."""
         _check_entries(self._observation, self._state)
         specs = (self._observation, self._state, self._done)
         self._carried: dict[NestedKey, None] = dict.fromkeys(key for spec in specs for key in spec.keys(True, True))
@@ -65,17 +66,17 @@ class EnvSpecs:
 
     @property
     def observation_spec(self) -> Composite:
-        """Entries of the root and of ``next`` (without reward and done flags), batch dimensions included."""
+        """Entries of the root and of ``next`` (without reward and done flags), including batch dimensions."""
         return self._observation
 
     @property
     def state_spec(self) -> Composite:
-        """Entries that a step reads from the root besides the action; carried like observations."""
+        """Entries other than the action that a step reads from the root; carried like observations."""
         return self._state
 
     @property
     def action_spec(self) -> Any:
-        """Spec of the action, batch dimensions included."""
+        """Spec of the action, including batch dimensions."""
         return self._action
 
     @property
@@ -85,12 +86,12 @@ class EnvSpecs:
 
     @property
     def full_action_spec(self) -> Composite:
-        """Composite with the action's spec under its key, batch dimensions included."""
+        """Composite with the action spec under its key, including batch dimensions."""
         return Composite({ACTION: self.action_spec}, shape=self.batch_size, device=self.device)
 
     @property
     def full_action_spec_unbatched(self) -> Composite:
-        """Composite with the spec of one environment's action under its key."""
+        """Composite with the action spec of one environment under its key."""
         return Composite({ACTION: self.action_spec_unbatched}, device=self.device)
 
     @property
@@ -100,11 +101,11 @@ class EnvSpecs:
 
     @property
     def done_spec(self) -> Composite:
-        """Specs of ``done``, ``terminated`` and ``truncated``, bool ``[*B, 1]``."""
+        """Specs of ``done``, ``terminated``, and ``truncated``, bool ``[*B, 1]``."""
         return self._done
 
     def fake_tensordict(self) -> TensorDict:
-        """Return a TensorDict of zeros with the entries of a step: root, action and ``next``."""
+        """Return a TensorDict of zeros with the entries of a step: root, action, and ``next``."""
         root = TensorDict({}, self.batch_size, device=self.device)
         for spec in (self.observation_spec, self.state_spec, self.done_spec):
             root.update(spec.zero())
@@ -113,17 +114,17 @@ class EnvSpecs:
 
 
 def _check_entries(observation: Composite, state: Composite) -> None:
-    """Refuse observations and states that would overwrite each other, or another entry of a step.
+    """Raise if observations and states would overwrite each other or another entry of a step.
 
     Raises:
-        ArgumentError: naming the entry.
+        ArgumentError: an entry conflicts; the message names it.
     """
     for key in (*observation.keys(True, True), *state.keys(True, True)):
         name = path_of(key)[0]
         if name in _RESERVED:
             raise ArgumentError(
-                f"An observation or a state can't be named {key!r}, as {name!r} is another entry of a step: rename it, "
-                "or leave it out with GymWrapper(env, drop_observations=[...])."
+                f"An observation or state can't be named {key!r}, because {name!r} is another entry of a step: rename "
+                "it, or drop it with GymWrapper(env, drop_observations=[...])."
             )
     merged = observation.clone()
     for key, spec in state.items(True, True):

@@ -1,4 +1,4 @@
-"""Environments made by a user's function."""
+"""Environments created by a user's function."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ def env_from_function(
     render_mode: str | None = None,
     **kwargs: Any,
 ) -> EnvBase:
-    """Return ``num_envs`` environments side by side, made by ``create``.
+    """Return a batch of ``num_envs`` environments created by ``create``.
 
-    A function with a parameter ``num_envs`` is called once, with this number. Otherwise one that makes a single
-    environment is called ``num_envs`` times; one that makes a batch is called once, and its batch may be of another
-    size. A task's :class:`~recurl.envs.tasks.Dynamics` are stepped by NumPy, or on a device by torch.
+    A function with a parameter ``num_envs`` is called once, with this number. Otherwise, a function that creates a
+    single environment is called ``num_envs`` times. A function that creates a batch is called once, and its batch may
+    have another size. A task's :class:`~recurl.envs.tasks.Dynamics` are stepped by NumPy, or by torch on a device.
 
     Args:
-        create: makes a ``gymnasium.Env``, a Gymnasium vector environment, an environment of recurl, or ``Dynamics``.
-        num_envs: environments side by side; None for a single one, with batch size ``[]`` where the function can make
-            it.
-        vectorization_mode: ``"sync"``, ``"async"`` or None for single Gymnasium environments; for ``Dynamics``
+        create: function that creates a ``gymnasium.Env``, a Gymnasium vector environment, an environment of recurl, or
+            ``Dynamics``.
+        num_envs: number of environments; None for a single one, with batch size ``[]`` if the function can create it.
+        vectorization_mode: ``"sync"``, ``"async"`` or None for single Gymnasium environments; for ``Dynamics``,
             ``"vector_entry_point"`` (NumPy), ``"device"`` (torch), or None, which is NumPy on the CPU.
         wrappers: wrappers of single Gymnasium environments, the first innermost.
         device: device of the tensors; an environment of recurl has its own.
-        drop_observations: see :class:`GymWrapper`; not for an environment of recurl, nor for a task on a device.
+        drop_observations: see :class:`GymWrapper`; not supported for environments of recurl and tasks on a device.
         action_mask: likewise.
-        render_mode: how a single environment shows itself: an argument of ``create``.
+        render_mode: render mode of a single environment, an argument of ``create``.
         **kwargs: further arguments of ``create``.
 
     Raises:
-        ArgumentTypeError: the function makes something else.
-        ArgumentError: it makes the same environment twice, or one that does not show itself as it should; or the
-            options don't fit what it makes.
+        ArgumentTypeError: the function creates an object of another type.
+        ArgumentError: the function creates the same environment twice, or one with the wrong render mode, or the
+            options don't fit the created object.
 
     Example:
         >>> env_from_function(lambda: gym.make("CartPole-v1"), 3).reset()["observation"].shape
         torch.Size([3, 4])
     """
     rows = {"num_envs": num_envs or 1} if "num_envs" in _parameters(create) else {}
-    shown = {"render_mode": render_mode} if render_mode is not None and _can_show(create) else {}
+    shown = {"render_mode": render_mode} if render_mode is not None and _takes_render_mode(create) else {}
     make = partial(create, **kwargs, **shown)
     first = make(**rows)
     wrap = partial(
@@ -76,43 +76,43 @@ def env_from_function(
         drop_observations=drop_observations,
         action_mask=action_mask,
     )
-    another = partial(_another, partial(make, **dict.fromkeys(rows, 1)), wrappers)
+    make_wrapped = partial(_make_wrapped, partial(make, **dict.fromkeys(rows, 1)), wrappers)
     if isinstance(first, gym.Env) and num_envs is None:
-        return wrap(_showing(wrapped(first, wrappers), render_mode), create_env=another)
+        return wrap(_check_render_mode(wrapped(first, wrappers), render_mode), create_env=make_wrapped)
     if isinstance(first, gym.Env):
         vector = _vector(first, make, num_envs or 1, vectorization_mode, wrappers, not drop_observations)
-        return wrap(vector, create_env=partial(vector_of, [another, another][: vector.num_envs], None))
+        return wrap(vector, create_env=partial(vector_of, [make_wrapped, make_wrapped][: vector.num_envs], None))
     tasks = (None, "vector_entry_point", "device") if isinstance(first, Dynamics) else (None,)
     if wrappers or vectorization_mode not in tasks:
         raise ArgumentError(
-            "Wrappers and vectorization are for single Gymnasium environments, but the function makes "
-            f"{_kind(first)}: apply them in the function."
+            "Wrappers and vectorization are for single Gymnasium environments, but the function creates "
+            f"{_type_name(first)}: apply them in the function."
         )
     if isinstance(first, VectorEnv):
         return wrap(first, create_env=partial(make, **rows))
     if isinstance(first, Dynamics) and not (num_envs and _is_on_device(vectorization_mode, device)):
-        return wrap(_rows_of(first, num_envs, render_mode))
+        return wrap(_task_env(first, num_envs, render_mode))
     if drop_observations or action_mask not in (None, ACTION_MASK):
         raise ArgumentError(
-            f"Observations to drop and action masks are for environments of Gymnasium, but the function makes "
-            f"{_kind(first)}, which has its own entries: leave these options out."
+            f"Dropped observations and action masks are for Gymnasium environments, but the function creates "
+            f"{_type_name(first)}, which has its own entries: leave these options out."
         )
-    return _of_recurl(first, make, num_envs, device)
+    return _recurl_env(first, make, num_envs, device)
 
 
-def _another(make: Callable[[], gym.Env[Any, Any]], wrappers: Sequence[Wrap]) -> gym.Env[Any, Any]:
+def _make_wrapped(make: Callable[[], gym.Env[Any, Any]], wrappers: Sequence[Wrap]) -> gym.Env[Any, Any]:
     return wrapped(make(), wrappers)
 
 
-def _of_recurl(
+def _recurl_env(
     first: object, make: Callable[[], Any], num_envs: int | None, device: torch.device | str | None
 ) -> EnvBase:
     if isinstance(first, Dynamics):
         return TensorEnv(first, num_envs or 1, device=device, categorical_action_encoding=True)
     if not isinstance(first, EnvBase):
         raise ArgumentTypeError(
-            f"The function must make a gymnasium.Env, a gymnasium.vector.VectorEnv, an environment of recurl (EnvBase) "
-            f"or a task's Dynamics, got {_kind(first)}."
+            f"The function must create a gymnasium.Env, a gymnasium.vector.VectorEnv, an environment of recurl "
+            f"(EnvBase), or a task's Dynamics, got {_type_name(first)}."
         )
     return first if first.batch_size or num_envs is None else _serial(first, make, num_envs)
 
@@ -121,17 +121,17 @@ def _is_on_device(mode: str | None, device: torch.device | str | None) -> bool:
     return mode == "device" or (mode is None and torch.device(device or "cpu").type != "cpu")
 
 
-def _rows_of(dynamics: Dynamics, num_envs: int | None, render_mode: str | None) -> TaskVectorEnv | TaskEnv:
+def _task_env(dynamics: Dynamics, num_envs: int | None, render_mode: str | None) -> TaskVectorEnv | TaskEnv:
     rows = TaskVectorEnv(dynamics, num_envs or 1, AutoresetMode.DISABLED)
     return rows if num_envs else TaskEnv(rows, render_mode)
 
 
-def _showing(env: gym.Env[Any, Any], render_mode: str | None) -> gym.Env[Any, Any]:
-    """Return ``env``, or refuse one that doesn't show itself so."""
+def _check_render_mode(env: gym.Env[Any, Any], render_mode: str | None) -> gym.Env[Any, Any]:
+    """Return ``env``; raise if it doesn't have the requested render mode."""
     if render_mode is not None and env.render_mode != render_mode:
         raise ArgumentError(
-            f"The environment must have the render mode {render_mode!r} to be shown, but the function makes one with "
-            f"{env.render_mode!r}: give the function a parameter render_mode, and pass it on."
+            f"The environment must have the render mode {render_mode!r} to be shown, but the function creates one with "
+            f"{env.render_mode!r}: give the function a parameter render_mode and pass it on."
         )
     return env
 
@@ -146,35 +146,36 @@ def _vector(
 ) -> VectorEnv[Any, Any, Any]:
     if mode not in (None, "sync", "async"):
         raise ArgumentError(
-            "A native vector environment needs a Gymnasium id, or a function that makes a gymnasium.vector.VectorEnv "
-            "or Dynamics, and one on the device Dynamics; this one makes single environments: take sync or async."
+            "A native vector environment needs a Gymnasium id, or a function that creates a gymnasium.vector.VectorEnv "
+            "or Dynamics; one on the device needs Dynamics. This function creates single environments: use sync or "
+            "async."
         )
 
-    again = partial(_another, make, wrappers)
+    make_each = partial(_make_wrapped, make, wrappers)
     if mode == "async":
         first.close()
-        return vector_of([again] * num_envs, mode, shared_memory)
-    return vector_of([lambda: wrapped(first, wrappers), *[again] * (num_envs - 1)], mode)
+        return vector_of([make_each] * num_envs, mode, shared_memory)
+    return vector_of([lambda: wrapped(first, wrappers), *[make_each] * (num_envs - 1)], mode)
 
 
 def _serial(first: EnvBase, make: Callable[[], EnvBase], num_envs: int) -> EnvBase:
     env = SerialEnv(num_envs, [lambda: first, *[make] * (num_envs - 1)])
     if len({id(single) for single in env.envs}) < num_envs:
-        raise ArgumentError("A function that makes an environment must make a new one at every call.")
+        raise ArgumentError("A function that creates an environment must create a new one at every call.")
     return env
 
 
 def _parameters(create: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(create).parameters
-    except (TypeError, ValueError):  # some functions written in C have none
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return {}
 
 
-def _can_show(create: Callable[..., Any]) -> bool:
+def _takes_render_mode(create: Callable[..., Any]) -> bool:
     parameters = _parameters(create)
     return "render_mode" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def _kind(made: object) -> str:
+def _type_name(made: object) -> str:
     return f"{type(made).__module__}.{type(made).__qualname__}"

@@ -1,4 +1,4 @@
-"""Several environments as one, whose rows are those of all."""
+"""Groups of environments, concatenated into one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["GroupedEnv"]
 
 
 class GroupedEnv(BatchedEnv):
-    """Environments ``[B]`` with equal specs as one of all their rows, ``[n * B]``, the first environment's first.
+    """Environments ``[B]`` with equal specs, concatenated in order into one environment ``[n * B]``.
 
-    They can be stepped one by one too, as :attr:`groups`: a :class:`~recurl.collectors.Collector` computes the actions
-    of one while another steps, where those step in worker processes (:func:`parallel_groups`).
+    They can also be stepped one by one, as :attr:`groups`: a :class:`~recurl.collectors.Collector` computes the actions
+    of one group while another steps, if they step in worker processes (:func:`parallel_groups`).
 
     Args:
         groups: the environments.
 
     Raises:
-        ArgumentError: their specs differ, there is none, or the batch size is not ``[B]``.
+        ArgumentError: the specs differ, ``groups`` is empty, or a batch size is not ``[B]``.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -48,8 +48,8 @@ class GroupedEnv(BatchedEnv):
         return list(self._members)
 
     @property
-    def full_resets(self) -> int:  # type: ignore[override] # the groups count
-        """Number of resets of all rows of a group."""
+    def full_resets(self) -> int:  # type: ignore[override] # counted by the groups
+        """Number of full resets, summed over the groups."""
         return sum(group.full_resets for group in self._members)
 
     def _split(self, tensordict: TensorDictBase | None) -> Sequence[TensorDictBase | None]:
@@ -75,14 +75,14 @@ class GroupedEnv(BatchedEnv):
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state of a group can't be saved, None if that of all can."""
+        """Reason why the state of a group can't be saved; None if all can."""
         return next((found for group in self._members if (found := group.state_obstacle) is not None), None)
 
     def get_state(self) -> dict[str, Any]:
         """Return the states of all groups.
 
         Raises:
-            UnsupportedError: one of them can't save its state.
+            UnsupportedError: a group can't save its state.
         """
         return {"envs": [group.get_state() for group in self._members]}
 

@@ -1,4 +1,4 @@
-"""Gymnasium environments, single and vectorised."""
+"""Gymnasium environments, single and vectorized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recurl._torch import edits_of
 from recurl.envs import gym_state, state_trial
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
-from recurl.envs.gym_masks import MaskReader, no_mask, path_in, paths_of, value_at, without
+from recurl.envs.gym_masks import MaskReader, candidate_paths, find_path, missing_mask_error, value_at, without
 from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_spaces import brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
@@ -36,9 +36,9 @@ _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
 _FLAGS = (np.dtype(np.bool_),)
-_AS_USUAL = {"reward": (np.dtype(np.float64), np.dtype(np.float32)), "terminated": _FLAGS, "truncated": _FLAGS}
+_EXPECTED_DTYPES = {"reward": (np.dtype(np.float64), np.dtype(np.float32)), "terminated": _FLAGS, "truncated": _FLAGS}
 _UNKNOWN: Any = object()
-_KINDS = {"reward": "fiub", "terminated": "biu", "truncated": "biu"}  # of numpy, that are taken
+_ACCEPTED_KINDS = {"reward": "fiub", "terminated": "biu", "truncated": "biu"}  # NumPy dtype kinds
 
 
 def _parts(result: object, method: str, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -61,19 +61,19 @@ def _raised_in_batching(error: BaseException) -> bool:
 class GymWrapper(EnvBase):
     """Wrapper of a Gymnasium environment or vector environment.
 
-    Every counted step executes an action: a vector environment must have its autoreset disabled, or must reset within
-    the step (``AutoresetMode.SAME_STEP``). ``next`` always holds the true final observation.
+    Every counted step executes an action: a vector environment must have autoreset disabled, or must reset within the
+    step (``AutoresetMode.SAME_STEP``). ``next`` always holds the true final observation.
 
-    Entries: ``"observation"``, or those of a ``Dict`` or ``Tuple`` space under their own (nested) names, a tuple's
-    being ``"0"``, ``"1"`` and so on; ``reward``, float32 ``[*B, 1]``; ``done``, ``terminated`` and ``truncated``, bool
-    ``[*B, 1]``. A ``Box`` keeps its dtype (but float64 becomes float32; uint8 images stay uint8), a ``Discrete``
-    observation becomes a float32 one-hot vector (above 512 values an int64 index), a ``MultiDiscrete`` one int64
-    indices from 0. ``info`` is dropped, but for an action mask.
+    Entries are ``"observation"``, or the entries of a ``Dict`` or ``Tuple`` space under their own (nested) names
+    (``"0"``, ``"1"``, ... for a tuple); ``reward``, float32 ``[*B, 1]``; and ``done``, ``terminated``, and
+    ``truncated``, bool ``[*B, 1]``. A ``Box`` keeps its dtype, except that float64 becomes float32; uint8 images stay
+    uint8. A ``Discrete`` observation becomes a float32 one-hot vector, or an int64 index above 512 values.
+    ``MultiDiscrete`` becomes int64 indices starting at 0. ``info`` is dropped, except for an action mask.
 
-    An action mask, which says which choices of a discrete action are allowed, is written to ``"action_mask"``, bool
-    ``[*B, n]``; policies, losses and random actions keep to it (see :mod:`recurl.specs.masks`). It is taken from the
-    observation, where it then no longer counts as one, or else from ``info``. As nothing else says whether ``info`` has
-    one, an environment with discrete actions is reset once when it is wrapped; its first reset without a seed returns
+    An action mask, which marks the allowed choices of a discrete action, is written to ``"action_mask"``, bool
+    ``[*B, n]``; policies, losses, and random actions honor it (see :mod:`recurl.specs.masks`). It is read from the
+    observation, from which it is then removed, or otherwise from ``info``. To find out whether ``info`` contains a
+    mask, an environment with discrete actions is reset once when it is wrapped; its first reset without a seed returns
     that result.
 
     Args:
@@ -81,18 +81,18 @@ class GymWrapper(EnvBase):
         device: device of all tensors; torch's default when None.
         categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
             ``[*B]`` and one-hot vectors ``[*B, n]`` are accepted in either case.
-        drop_observations: entries to leave out, such as texts, which have no tensor equivalent; the parts of a nested
-            name are joined by dots.
-        action_mask: name of the mask in the observation (a ``Dict`` space; a nested key, or parts joined by a dot) or
-            in ``info``: integers or bools, 1 for an allowed choice, see :class:`~recurl.envs.gym_masks.MaskReader`.
-            ``"action_mask"`` need not exist, any other name must. None: there is no mask, and an observation of that
-            name is one as any other.
-        create_env: function that makes another such environment, for the trial whether its state can be saved
-            (:attr:`can_save_state`). None: Gymnasium makes it, if it made ``env``.
+        drop_observations: entries to drop, such as text, which has no tensor equivalent. The parts of a nested name are
+            joined by dots.
+        action_mask: name of the mask in the observation (of a ``Dict`` space; a nested key, or parts joined by dots) or
+            in ``info``. A mask holds integers or bools, 1 for an allowed choice; see
+            :class:`~recurl.envs.gym_masks.MaskReader`. ``"action_mask"`` need not exist, any other name must. None:
+            there is no mask, and an observation of that name is an ordinary one.
+        create_env: function that creates another such environment, to test whether its state can be saved
+            (:attr:`can_save_state`). None: use Gymnasium, if it created ``env``.
 
     Raises:
         ArgumentTypeError: ``env`` is not a Gymnasium environment.
-        ArgumentError: there is no such mask, or it does not fit the actions; the vector environment resets in the step
+        ArgumentError: the mask doesn't exist or doesn't match the actions; the vector environment resets in the step
             after the end of an episode; or, at a reset or step, an observation is not in the observation space.
         UsageError: (at a step) a reward is not a number, a flag is not a bool, or a row is done.
         UnsupportedError: a space can't be represented by tensors.
@@ -123,11 +123,11 @@ class GymWrapper(EnvBase):
         elif isinstance(env, gym.Env):  # type: ignore[reportUnnecessaryIsInstance] # users
             observation_space, action_space, batch_size = env.observation_space, env.action_space, []
         else:
-            raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is needed, got {type(env)}.")
+            raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is required, got {type(env)}.")
         self._env: Any = env
         self._create, self._obstacle = create_env, _UNKNOWN
-        self._reading: dict[str, Any] = {"drop_observations": drop_observations, "action_mask": action_mask}
-        self._begun: tuple[Any, Any] | None = None  # what a reset at the beginning returned, for the first reset
+        self._reader_options: dict[str, Any] = {"drop_observations": drop_observations, "action_mask": action_mask}
+        self._first_reset: tuple[Any, Any] | None = None  # result of the reset in the constructor, until it is used
         self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
         self._mask = None if action_mask is None else self._find_mask(action_mask, observation_space, batch_size)
         if self._mask is not None and self._mask.source == "observation":
@@ -136,9 +136,9 @@ class GymWrapper(EnvBase):
         if self._mask is not None:
             self._observations.spec.set(ACTION_MASK, self._mask.spec)
         self._rows_shape = tuple(batch_size)
-        self._closed_rows = self._open_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
-        self._any_closed, self._all_open = False, self._open_rows.tobytes()
-        self._ended: tuple[torch.Tensor | None, bool] = None, False  # flags of the last step, and whether one is set
+        self._done_rows = self._no_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
+        self._any_done, self._no_rows_bytes = False, self._no_rows.tobytes()
+        self._last_done: tuple[torch.Tensor | None, bool] = None, False  # flags of the last step, whether any is set
         self._seed: int | None = None
         super().__init__(
             observation_spec=self._observations.spec,
@@ -147,30 +147,30 @@ class GymWrapper(EnvBase):
             device=device,
         )
         nested = any(isinstance(key, tuple) for key in self._observations.spec.keys(True, True))
-        self._takes_entries_as_they_are = not nested and (self.device is None or self.device.type == "cpu")
+        self._skips_conversion = not nested and (self.device is None or self.device.type == "cpu")
 
     def _find_mask(self, name: NestedKey, space: gym.Space[Any], batch_size: list[int]) -> MaskReader | None:
         """Return the reader of the action mask, or None if there is none."""
         key, action = normalize_key(name), self._actions.spec
-        path, discrete = path_in(space, key), bool(choice_counts(action))
+        path, discrete = find_path(space, key), bool(choice_counts(action))
         if path is not None and discrete:
             return MaskReader(path, "observation", action, batch_size, self._env)
         if path is not None:
             raise ArgumentError(
                 f"Masks are for Discrete and MultiDiscrete actions, but the observation of {self._env} has {name!r} "
-                f"and its action is {action}: turn masks off with action_mask=None (--action-mask none), and the "
-                "entry is an observation as any other."
+                f"and its action is {action}: turn masks off with action_mask=None (--action-mask none) to use the "
+                "entry as an ordinary observation."
             )
         info: Any = {}
         if discrete:
-            self._begun = _parts(self._call("reset"), "reset", _RESET)
-            info = self._begun[1]
-            path = next((path for path in paths_of(key) if value_at(info, path) is not None), None)
+            self._first_reset = _parts(self._call("reset"), "reset", _RESET)
+            info = self._first_reset[1]
+            path = next((path for path in candidate_paths(key) if value_at(info, path) is not None), None)
             if path is not None:
                 return MaskReader(path, "info", action, batch_size, self._env)
         if key == ACTION_MASK:
             return None
-        raise no_mask(key, space, info, action, self._env)
+        raise missing_mask_error(key, space, info, action, self._env)
 
     @property
     def gym_env(self) -> Any:
@@ -178,21 +178,21 @@ class GymWrapper(EnvBase):
         return self._env
 
     def wrap_gym(self, wrapper: Callable[[Any], Any]) -> None:
-        """Put a Gymnasium wrapper around the wrapped environment, one that leaves its spaces as they are.
+        """Wrap the wrapped environment in a further Gymnasium wrapper that doesn't change its spaces.
 
         Args:
-            wrapper: from the environment to the one around it, such as a recorder.
+            wrapper: function from the environment to the wrapped one, such as a recorder.
         """
         self._env = wrapper(self._env)
 
     @property
     def readers(self) -> tuple[ObservationReader, ActionReader]:
-        """What converts observations to tensors, and action tensors to Gymnasium's actions."""
+        """Converters from observations to tensors and from action tensors to Gymnasium actions."""
         return self._observations, self._actions
 
     @property
     def mask_path(self) -> tuple[str, ...] | None:
-        """Where the action mask is in the observation or in ``info``, or None if there is none."""
+        """Path of the action mask in the observation or in ``info``; None if there is no mask."""
         return None if self._mask is None else self._mask.path
 
     @takes_entries
@@ -200,23 +200,23 @@ class GymWrapper(EnvBase):
     def _reset(self, tensordict: Step | None) -> Step:
         mask = None if tensordict is None else tensordict.get(RESET, None)
         rows = None if mask is None or not self.batch_size else mask.cpu().numpy().reshape(self.batch_size)
-        return self._given_as(tensordict, self._read(*self._restart(rows), rows))
+        return self._in_type_of(tensordict, self._read(*self._restart(rows), rows))
 
     def _restart(self, rows: np.ndarray[Any, Any] | None) -> tuple[Any, Any]:
-        """Reset some rows, or all, and return observations and info."""
-        begun, self._begun = self._begun, None
+        """Reset the given rows, or all, and return observations and info."""
+        result, self._first_reset = self._first_reset, None
         if rows is not None:
             found = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
-            self._close_rows(self._closed_rows & ~rows[:, None])
+            self._set_done_rows(self._done_rows & ~rows[:, None])
             return found
-        if begun is None or self._seed is not None:
-            begun = _parts(self._call("reset", seed=self._seed), "reset", _RESET)
+        if result is None or self._seed is not None:
+            result = _parts(self._call("reset", seed=self._seed), "reset", _RESET)
         self._seed = None
-        self._close_rows(self._open_rows)
-        return begun
+        self._set_done_rows(self._no_rows)
+        return result
 
     def _read(self, observation: Any, info: Any, needed: np.ndarray[Any, Any] | None) -> dict[NestedKey, torch.Tensor]:
-        """Return the entries of an observation; rows ``needed`` must have a mask, if there are masks."""
+        """Return the entries of an observation. If there are masks, the rows ``needed`` must have one."""
         entries = self._observations.read(observation)
         if self._mask is not None:
             source = observation if self._mask.source == "observation" else info
@@ -226,68 +226,69 @@ class GymWrapper(EnvBase):
     @takes_entries
     @makes_memory
     def _step(self, tensordict: Step) -> Step:
-        flags = np.empty((3, *self._closed_rows.shape), dtype=np.bool_)
+        flags = np.empty((3, *self._done_rows.shape), dtype=np.bool_)
         observation, reward, info, any_done = self._advance(tensordict[ACTION], *flags.reshape(3, -1))
         entries: dict[Any, torch.Tensor] = self._read(
             observation, info, None if self._mask is None else ~flags[0, ..., 0]
         )
         rewards = np.array(self._one_per_row("reward", reward), dtype=np.float32)
-        entries[REWARD] = torch.from_numpy(rewards.reshape(self._closed_rows.shape))
+        entries[REWARD] = torch.from_numpy(rewards.reshape(self._done_rows.shape))
         entries[TERMINATED], entries[TRUNCATED], entries[DONE] = ended = [torch.from_numpy(flag) for flag in flags]
-        self._ended = ended[2], any_done
-        return self._given_as(tensordict, entries)
+        self._last_done = ended[2], any_done
+        return self._in_type_of(tensordict, entries)
 
     def _advance(self, action: Any, terminated: _Flags, truncated: _Flags, done: _Flags) -> tuple[Any, Any, Any, bool]:
-        """Make a step, write its flags, ``[rows]`` each, and return observation, reward, info, and if one is done."""
-        if self._any_closed:
+        """Take a step, write its flags, ``[rows]`` each, and return observation, reward, info, and any(done)."""
+        if self._any_done:
             raise UsageError(
-                f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
+                f"Rows {np.flatnonzero(self._done_rows)} are done: reset them before the next step "
                 "(env.maybe_reset, or env.step_and_maybe_reset)."
             )
-        self._begun = None
+        self._first_reset = None
         outcome = self._call("step", self._actions.read(action))
         observation, reward, ended, cut, info = _parts(outcome, "step", _STEP)
         terminated[...] = ended = self._one_per_row("terminated", ended)
         truncated[...] = cut = self._one_per_row("truncated", cut)
-        if ended.tobytes() == cut.tobytes() == self._all_open:  # less than a sum, or any()
+        if ended.tobytes() == cut.tobytes() == self._no_rows_bytes:  # faster than sum() or any()
             done[...] = False
         else:
-            self._close_rows(np.logical_or(terminated, truncated, out=done))
-        return observation, reward, info, self._any_closed
+            self._set_done_rows(np.logical_or(terminated, truncated, out=done))
+        return observation, reward, info, self._any_done
 
     def in_place(self) -> InPlace | str:
-        """Return what steps this environment in the memory of a batch, or the reason why nothing does."""
+        """Return the in-place stepper of this environment, or the reason why there is none."""
         if type(self) not in (GymWrapper, GymEnv):
             return f"{type(self).__name__} may do more than GymWrapper"
         if self._masked or (self.device is not None and self.device.type != "cpu"):
             return f"actions are masked, or {self} isn't on the CPU"
         return InPlace(self._advance, self._one_per_row, self._restart, self._observations, bool(self.batch_size))
 
-    def _given_as(self, tensordict: Step | None, entries: dict[NestedKey, torch.Tensor]) -> Any:
-        """Return entries, which lie on the host, on the device and in the type of ``tensordict``."""
-        if type(tensordict) is Entries and self._takes_entries_as_they_are:
+    def _in_type_of(self, tensordict: Step | None, entries: dict[NestedKey, torch.Tensor]) -> Any:
+        """Return host entries as the type of ``tensordict``, moved to this environment's device."""
+        if type(tensordict) is Entries and self._skips_conversion:
             return Entries(entries, self.batch_size, self.device)
         return like(tensordict, entries, self.batch_size, self.device)
 
     def has_any(self, rows: torch.Tensor) -> bool:
-        """Return whether there is a row in the mask; of the flags of the last step it is known."""
-        done, any_done = self._ended
+        """Return whether the mask selects any row; already known for the done flags of the last step."""
+        done, any_done = self._last_done
         if rows is done and not rows.is_inference() and not edits_of(rows):
             return any_done
         return super().has_any(rows)
 
     def _one_per_row(self, name: str, value: Any) -> np.ndarray[Any, Any]:
-        """Return rewards or flags, ``[rows]`` or ``[]``."""
-        if type(value) is np.ndarray and value.shape == self._rows_shape and value.dtype in _AS_USUAL[name]:
+        """Validate rewards or flags and return them as an array, ``[rows]`` or ``[]``."""
+        if type(value) is np.ndarray and value.shape == self._rows_shape and value.dtype in _EXPECTED_DTYPES[name]:
             return value
         found = np.asarray(value)
-        fits = found.dtype.kind in _KINDS[name] and found.size == self._closed_rows.size
+        fits = found.dtype.kind in _ACCEPTED_KINDS[name] and found.size == self._done_rows.size
         if fits and name != "reward" and found.dtype.kind != "b":
             fits = bool(np.isin(found, (0, 1)).all())
         if not fits:
             kind = "number" if name == "reward" else "bool"
-            count = f"{self._closed_rows.size} {kind}s, one per environment" if self.batch_size else f"a {kind}"
-            raise UsageError(f"step() of {self._env} must return as {name} {count}, got {brief(value)}.")
+            size = self._done_rows.size
+            wanted = f"{size} {kind}s as {name}, one per environment" if self.batch_size else f"a {kind} as {name}"
+            raise UsageError(f"step() of {self._env} must return {wanted}, got {brief(value)}.")
         return found if found.ndim < 2 else found.ravel()
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -297,15 +298,15 @@ class GymWrapper(EnvBase):
             if not _raised_in_batching(error):
                 raise
             raise ArgumentError(
-                f"An observation must fit the observation space {self._env.observation_space}, and one that "
-                f"{method}() made does not ({type(error).__name__}: {error}). Correct the observation_space of "
-                f"{self._env}, or what its reset() and step() return."
+                f"An observation must fit the observation space {self._env.observation_space}, but one returned by "
+                f"{method}() does not ({type(error).__name__}: {error}). Fix the observation_space of {self._env}, or "
+                "the observations of its reset() and step()."
             ) from error
 
-    def _close_rows(self, rows: np.ndarray[Any, Any]) -> None:
-        """Take note of the rows that are done, as many flags; that memory may be changed afterwards."""
-        self._any_closed = bool(np.count_nonzero(rows))
-        self._closed_rows = rows.copy().reshape(self._open_rows.shape) if self._any_closed else self._open_rows
+    def _set_done_rows(self, rows: np.ndarray[Any, Any]) -> None:
+        """Store the flags of done rows; ``rows`` may be overwritten afterwards."""
+        self._any_done = bool(np.count_nonzero(rows))
+        self._done_rows = rows.copy().reshape(self._no_rows.shape) if self._any_done else self._no_rows
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed
@@ -315,36 +316,37 @@ class GymWrapper(EnvBase):
 
     @property
     def can_save_state(self) -> bool:
-        """Whether the state of the running episodes can be saved; :attr:`state_obstacle` says why it can't.
+        """Whether the state of the running episodes can be saved; if not, :attr:`state_obstacle` gives the reason.
 
-        It can if the environment has ``get_state()`` and ``set_state(state)`` of its own. That of any other is what its
-        attributes and those of its wrappers hold, which a trial with two more environments checks once.
+        It can if the environment implements ``get_state()`` and ``set_state(state)``. Otherwise, the state consists of
+        the attributes of the environment and its wrappers, and a trial with two further environments checks once
+        whether it can be restored.
         """
         return self.state_obstacle is None
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state can't be saved, None if it can."""
+        """Reason why the state can't be saved; None if it can."""
         if self._obstacle is _UNKNOWN:
-            self._obstacle = None if gym_state.saves_itself(self._env) else self._found_obstacle()
+            self._obstacle = None if gym_state.implements_state(self._env) else self._find_obstacle()
         return self._obstacle
 
-    def _found_obstacle(self) -> str | None:
+    def _find_obstacle(self) -> str | None:
         create = self._create or gym_state.creator_of(self._env)
         if create is None:
-            return "it was given as an object, and a trial needs a function that makes such environments"
+            return "it was passed as an object, and the trial needs a function that creates such environments"
         mine = {id(core) for core in gym_state.cores(self._env)}
 
         def make() -> GymWrapper:
             env = create()
             if not mine.isdisjoint(id(core) for core in gym_state.cores(env)):
-                raise UsageError("the function that makes it must make a new one at every call")
-            return GymWrapper(env, **self._reading)
+                raise UsageError("the function that creates it must create a new one at every call")
+            return GymWrapper(env, **self._reader_options)
 
         return state_trial.obstacle(make)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the running episodes, random generators included.
+        """Return the state of the running episodes, including random generators.
 
         Raises:
             UnsupportedError: the environment can't save its state.
@@ -354,17 +356,17 @@ class GymWrapper(EnvBase):
                 saved = gym_state.save(self._env)
             except UnsavableError as error:
                 raise UnsupportedError(f"{self!r} can't save its state: {error}.") from error
-            done = torch.from_numpy(self._closed_rows.copy())
+            done = torch.from_numpy(self._done_rows.copy())
             return {"gym": saved, "done": done, "seed": self._seed}
         return super().get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way."""
         if "gym" not in state:
-            raise ArgumentError(f"{self} restores only states that it, or one like it, has saved; got {sorted(state)}.")
-        self._begun = None
+            raise ArgumentError(f"{self} restores only states saved by an equal environment, got {sorted(state)}.")
+        self._first_reset = None
         gym_state.restore(self._env, state["gym"])
-        self._close_rows(state["done"].cpu().numpy())
+        self._set_done_rows(state["done"].cpu().numpy())
         self._seed = state["seed"]
 
     def __repr__(self) -> str:
@@ -372,10 +374,10 @@ class GymWrapper(EnvBase):
 
 
 class GymEnv(GymWrapper):
-    """Environment from Gymnasium's registry, single or vectorised.
+    """Environment from Gymnasium's registry, single or vectorized.
 
-    Entries and actions: see :class:`GymWrapper`. A native vector environment that always resets in the step after the
-    end of an episode (such as that of ``CartPole-v1``) is run as ``num_envs`` instances of one row, each reset
+    See :class:`GymWrapper` for entries and actions. A native vector environment that always resets in the step after
+    the end of an episode (such as that of ``CartPole-v1``) is run as ``num_envs`` single-row instances, each reset
     individually.
 
     Args:
@@ -384,17 +386,17 @@ class GymEnv(GymWrapper):
         device: device of all tensors; torch's default when None.
         vectorization_mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's
             native vector implementation), or None: the native one if its autoreset can be disabled and there are no
-            wrappers, else ``"sync"``.
-        wrappers: functions from a Gymnasium environment to one around it, such as ``gymnasium.Wrapper`` classes; the
-            first is innermost.
+            wrappers, otherwise ``"sync"``.
+        wrappers: functions that wrap a Gymnasium environment, such as ``gymnasium.Wrapper`` classes; the first is
+            innermost.
         categorical_action_encoding: see :class:`GymWrapper`.
         drop_observations: see :class:`GymWrapper`.
         action_mask: see :class:`GymWrapper`.
-        **kwargs: keyword arguments of ``gymnasium.make``, passed on to the environment's constructor.
+        **kwargs: keyword arguments of ``gymnasium.make``, which are passed to the environment's constructor.
 
     Raises:
         ArgumentError: the id or mode is unknown, ``num_envs`` is below 1, a mode is given without ``num_envs``, or
-            wrappers with a native vector environment.
+            wrappers are given along with a native vector environment.
         MissingDependencyError: the environment needs a package that is not installed.
         UnsupportedError: a space can't be represented by tensors.
 

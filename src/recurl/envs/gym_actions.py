@@ -18,27 +18,27 @@ from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHo
 __all__ = ["ActionReader"]
 
 spaces = gym.spaces
-_FEW = 32
+_SMALL_BATCH = 32
 _INT64 = np.dtype(np.int64)
 
 
 class ActionReader:
-    """Converts action tensors, or arrays of the same, to Gymnasium actions, and refuses invalid ones.
+    """Converter from action tensors or arrays to Gymnasium actions, which raises for invalid ones.
 
-    A ``Discrete`` action is read as an integer of shape ``[*B]`` or as a one-hot vector ``[*B, n]``; the shape decides,
-    independently of the spec. A ``Dict`` of actions is a TensorDict with an entry for each of its names, a ``Tuple``
-    one with the entries ``"0"``, ``"1"`` and so on. So integers stay integers beside real numbers, and each part can be
-    read, replayed and exported by its name, as with TorchRL's composite specs; the log-probability is the joint one.
+    A ``Discrete`` action is read as an integer of shape ``[*B]`` or as a one-hot vector ``[*B, n]``, depending on its
+    shape and not on the spec. A ``Dict`` of actions is a TensorDict with an entry for each name; a ``Tuple`` has the
+    entries ``"0"``, ``"1"``, and so on. Integers thus stay integers next to real numbers, and each part can be read,
+    replayed, and exported by name, as with TorchRL's composite specs. The log-probability is the joint one.
 
     Args:
         space: action space of one environment.
         batch_size: ``[]`` or ``[n]``.
         categorical: use the spec :class:`Categorical` for a ``Discrete`` space instead of :class:`OneHot`.
-        key: entry of the action, for error messages.
+        key: key of the action, for error messages.
 
     Attributes:
         space: the space.
-        spec: spec of the action of one environment.
+        spec: action spec of one environment.
 
     Raises:
         UnsupportedError: the space has no tensor equivalent (``Text``, ``Graph``, ``Sequence``), or is empty.
@@ -54,7 +54,7 @@ class ActionReader:
         self.spec: TensorSpec
         self.read = self._box
         if isinstance(space, spaces.Dict | spaces.Tuple):
-            self._parts(space, categorical)
+            self._set_parts(space, categorical)
             return
         if isinstance(space, spaces.Discrete):
             self._n, self._start = int(space.n), int(space.start)
@@ -74,29 +74,29 @@ class ActionReader:
         else:
             raise UnsupportedError(
                 f"The action space must be Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of "
-                f"these, got {space} for {key!r}: wrap the environment to give it one of these."
+                f"these, got {space} for {key!r}: wrap the environment to provide one of these."
             )
         self._shape = (*self._batch, *self.spec.shape)
         self._dtype = space.dtype
 
     def rebatched(self, batch_size: Sequence[int]) -> ActionReader:
-        """Return the same reader for another batch size."""
+        """Return an equal reader for another batch size."""
         return ActionReader(self.space, batch_size, self._categorical, self._key)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` builds an equal reader of, as plain values."""
+        """Return plain values from which :meth:`from_json` builds an equal reader."""
         return {"space": space_to_json(self.space), "categorical": self._categorical}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int]) -> ActionReader:
-        """Build a reader of what :meth:`to_json` returned."""
+        """Build a reader from the result of :meth:`to_json`."""
         return cls(space_from_json(values["space"]), batch_size, values["categorical"])
 
-    def _parts(self, space: spaces.Dict | spaces.Tuple, categorical: bool) -> None:
+    def _set_parts(self, space: spaces.Dict | spaces.Tuple, categorical: bool) -> None:
         named = isinstance(space, spaces.Dict)
         children = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
         if not children:
-            raise UnsupportedError(f"The action space of {self._key!r} must have a part, got {space}.")
+            raise UnsupportedError(f"The action space of {self._key!r} must not be empty, got {space}.")
         prefix = (self._key,) if isinstance(self._key, str) else self._key
         readers = {
             str(name): ActionReader(child, self._batch, categorical, (*prefix, str(name)))
@@ -117,8 +117,8 @@ class ActionReader:
         values = action if type(action) is np.ndarray else self._numpy(action)
         if values.shape == self._batch and values.dtype.kind in "iu":
             index = values
-            if values.size < _FEW:
-                listed = sorted(values.tolist()) if self._batch else [values.item()]  # faster than numpy
+            if values.size < _SMALL_BATCH:
+                listed = sorted(values.tolist()) if self._batch else [values.item()]  # faster than NumPy
                 valid = listed[0] >= 0 and listed[-1] < self._n
             else:
                 valid = bool(values.min() >= 0 and values.max() < self._n)

@@ -1,4 +1,4 @@
-"""Ids of Gymnasium: what is registered under them, and clear errors where something is missing."""
+"""Gymnasium ids: lookup of registered specs, and clear errors for missing ones."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["check_id", "spec_of", "with_clear_errors"]
 
 _T = TypeVar("_T")
 _MODULE_HINT = (
-    " An environment that a module registers is written module:id, such as ale_py:ALE/Pong-v5 or my_module:My-v0."
+    " Write an environment that a module registers as module:id, such as ale_py:ALE/Pong-v5 or my_module:My-v0."
 )
 
 
 def check_id(name: object) -> None:
-    """Refuse what is neither an id nor ``module:id``.
+    """Check that ``name`` is an id or ``module:id``.
 
     Raises:
-        ArgumentTypeError: it is an environment, or something else that isn't text.
-        ArgumentError: it names more than one module.
+        ArgumentTypeError: ``name`` is an environment, or another object that isn't a string.
+        ArgumentError: ``name`` has more than one module.
     """
     if isinstance(name, str):
         if name.count(":") > 1:
             near = ":".join(name.split(":")[-2:])
-            raise ArgumentError(f"An environment is an id or module:id, got {name!r}: write {near!r}.")
+            raise ArgumentError(f"An environment name is an id or module:id, got {name!r}: write {near!r}.")
         return
     hint = " Wrap an environment with GymWrapper(env)." if isinstance(name, gym.Env | VectorEnv) else ""
     raise ArgumentTypeError(f"GymEnv takes the id of an environment, such as 'CartPole-v1', got {name!r}.{hint}")
 
 
 def spec_of(name: str) -> EnvSpec:
-    """Return what is registered under an id, after importing the module before it.
+    """Return the spec registered under an id, after importing the module in front of it.
 
     Example:
         >>> spec_of("CartPole-v1").max_episode_steps
@@ -51,10 +51,10 @@ def spec_of(name: str) -> EnvSpec:
 
 
 def with_clear_errors(name: str, build: Callable[[], _T]) -> _T:
-    """Return ``build()``, whose errors about ids and packages become recurl's.
+    """Return ``build()``, and convert errors about ids and packages to recurl's.
 
     Raises:
-        ArgumentError: the id is unknown, or can't be made.
+        ArgumentError: the id is unknown, or the environment can't be created.
         MissingDependencyError: the environment needs a package that is not installed.
     """
     try:
@@ -62,7 +62,7 @@ def with_clear_errors(name: str, build: Callable[[], _T]) -> _T:
     except gym.error.DependencyNotInstalled as error:
         raise MissingDependencyError(f"The environment {name!r} needs a package that is missing: {error}") from error
     except ModuleNotFoundError as error:
-        raise _lacking(name, error) from error
+        raise _missing_module(name, error) from error
     except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
         hint = "" if "Did you mean" in str(error) else _MODULE_HINT
         raise ArgumentError(f"Gymnasium can't create {name!r}: {error}{hint}") from error
@@ -70,7 +70,7 @@ def with_clear_errors(name: str, build: Callable[[], _T]) -> _T:
         raise ArgumentError(f"Gymnasium can't create {name!r}: {error}") from error
 
 
-def _lacking(name: str, error: ModuleNotFoundError) -> Exception:
+def _missing_module(name: str, error: ModuleNotFoundError) -> Exception:
     module = name.rpartition(":")[0]
     if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
         return MissingDependencyError(

@@ -15,22 +15,22 @@ from recurl.errors import ArgumentError
 from recurl.keys import NestedKey, normalize_key
 from recurl.specs import Binary, Composite, TensorSpec, choice_counts
 
-__all__ = ["MaskReader", "no_mask", "path_in", "paths_of", "value_at", "without"]
+__all__ = ["MaskReader", "candidate_paths", "find_path", "missing_mask_error", "value_at", "without"]
 
 spaces = gym.spaces
 
 
 class MaskReader:
-    """Converts the action masks of an environment to bool tensors ``[*B, n]``.
+    """Converter from an environment's action masks to bool tensors ``[*B, n]``.
 
-    A mask holds zeros and ones (or bools), one per choice: those of all integers of the action one after another, or a
-    tuple with a mask for each integer; for a ``Dict`` or ``Tuple`` of actions also a dict or tuple with a mask for each
-    discrete part.
+    A mask holds zeros and ones (or bools), one per choice. It is either the concatenation over all integers of the
+    action, or a tuple with a mask for each integer. For a ``Dict`` or ``Tuple`` of actions, it may also be a dict or
+    tuple with a mask for each discrete part.
 
     Args:
-        path: where the mask is in the observation, or in ``info``.
+        path: path of the mask in the observation or in ``info``.
         source: ``"observation"`` or ``"info"``, for error messages.
-        action: spec of one environment's action.
+        action: action spec of one environment.
         batch_size: ``[]`` or ``[n]``.
         owner: the environment, for error messages.
     """
@@ -47,25 +47,25 @@ class MaskReader:
         self.spec = Binary((sum(self._counts),), dtype=torch.bool)
 
     def read(self, source: Any, needed: np.ndarray[Any, Any] | None = None) -> torch.Tensor:
-        """Return the masks in an observation, or in an ``info``, as a new tensor.
+        """Return the masks in an observation or an ``info`` as a new tensor.
 
         Args:
-            source: the observation or the ``info``, of one environment or of a vector environment.
-            needed: bool ``[*B]``, the rows that must have a mask; elsewhere no choice is allowed where it is missing.
-                All rows when None.
+            source: the observation or ``info``, of one environment or of a vector environment.
+            needed: bool ``[*B]``, the rows that must have a mask; all rows when None. In other rows, a missing mask
+                allows no choice.
 
         Raises:
-            ArgumentError: the mask has another form, or is missing.
+            ArgumentError: a mask is missing or has an invalid format.
         """
         rows = np.ones(self._shape[:-1], np.bool_) if needed is None else needed
-        value, there = value_at(source, self.path), self._rows_with_mask(source)
-        lacking = np.flatnonzero(rows & ~there) if value is not None else np.flatnonzero(rows)
+        value, present = value_at(source, self.path), self._rows_with_mask(source)
+        lacking = np.flatnonzero(rows & ~present) if value is not None else np.flatnonzero(rows)
         if lacking.size:
             which = f" of environment {lacking.tolist()}" if rows.ndim else ""
             raise ArgumentError(
                 f"{'.'.join(self.path)!r} must be in every {self.source}, except after the last step of an episode "
-                f"that terminated, but it is missing in that{which}, which has {_names(source)}. "
-                f"Mend {self._owner}, or turn masks off with action_mask=None (--action-mask none)."
+                f"that terminated, but it is missing in the {self.source}{which}, which has {_names(source)}. "
+                f"Fix {self._owner}, or turn masks off with action_mask=None (--action-mask none)."
             )
         if value is None:
             return torch.zeros(self._shape, dtype=torch.bool)
@@ -75,12 +75,12 @@ class MaskReader:
         """Return masks as a new tensor.
 
         Raises:
-            ArgumentError: they have another form.
+            ArgumentError: the masks have an invalid format.
         """
         return torch.from_numpy(self._flat(mask))
 
     def _rows_with_mask(self, source: Any) -> np.ndarray[Any, Any]:
-        """Return which rows have a mask: in Gymnasium's ``info`` a second array, of the name with ``_``, says so."""
+        """Return which rows have a mask: in Gymnasium's ``info``, an array named with a leading ``_`` marks them."""
         flags = None
         if self.source == "info":
             flags = value_at(source, (*self.path[:-1], f"_{self.path[-1]}"))
@@ -95,12 +95,12 @@ class MaskReader:
             raise ArgumentError(
                 f"The mask {'.'.join(self.path)!r} in the {self.source} must hold {self._shape[-1]} zeros and ones for "
                 f"the action {self._action}, in an array or in a tuple of {len(self._counts)}; got {brief(value)} "
-                f"({type(error).__name__}: {error}). Mend {self._owner}, name another entry with action_mask= "
+                f"({type(error).__name__}: {error}). Fix {self._owner}, name another entry with action_mask= "
                 "(--action-mask), or turn masks off with None (none)."
             ) from error
 
     def _joined(self, value: Any, action: TensorSpec, batch_dims: int) -> np.ndarray[Any, Any]:
-        """Return a mask, in one piece or in parts, as one array ``[*B, n]``."""
+        """Return a mask, given as one array or in parts, as one array ``[*B, n]``."""
         if batch_dims and isinstance(value, np.ndarray) and value.dtype == object:  # one object per environment
             none = np.zeros(sum(choice_counts(action)), np.bool_)
             return np.stack([none if row is None else self._joined(row, action, 0) for row in value])
@@ -131,29 +131,31 @@ def _numbered(values: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(str(index), value) for index, value in enumerate(values)]
 
 
-def path_in(space: gym.Space[Any], key: NestedKey) -> tuple[str, ...] | None:
-    """Return the path of an entry of a ``Dict`` space, or None; the parts of a nested key may be joined by a dot.
+def find_path(space: gym.Space[Any], key: NestedKey) -> tuple[str, ...] | None:
+    """Return the path of an entry of a ``Dict`` space, or None; the parts of a nested key may be joined by dots.
 
     Example:
-        >>> path_in(spaces.Dict({"game": spaces.Dict({"legal": spaces.MultiBinary(2)})}), "game.legal")
+        >>> find_path(spaces.Dict({"game": spaces.Dict({"legal": spaces.MultiBinary(2)})}), "game.legal")
         ('game', 'legal')
     """
-    return next((path for path in paths_of(key) if _space_at(space, path) is not None), None)
+    return next((path for path in candidate_paths(key) if _space_at(space, path) is not None), None)
 
 
-def paths_of(key: NestedKey) -> list[tuple[str, ...]]:
-    """Return the paths that ``key`` may mean."""
+def candidate_paths(key: NestedKey) -> list[tuple[str, ...]]:
+    """Return the paths that ``key`` may refer to."""
     key = normalize_key(key)
     return [(key,), tuple(key.split("."))] if isinstance(key, str) else [key]
 
 
-def no_mask(key: NestedKey, space: gym.Space[Any], info: Any, action: TensorSpec, owner: object) -> ArgumentError:
-    """Return the error about a mask that is neither in the observation nor in ``info``."""
+def missing_mask_error(
+    key: NestedKey, space: gym.Space[Any], info: Any, action: TensorSpec, owner: object
+) -> ArgumentError:
+    """Return the error for a mask that is neither in the observation nor in ``info``."""
     names = [*(space.spaces if isinstance(space, spaces.Dict) else ()), *map(str, info)]
     close = get_close_matches(str(key), [name for name in names if not name.startswith("_")], 1)
     return ArgumentError(
-        f"The mask {key!r} must be in the observation or in the info of {owner}, whose actions must be discrete; the "
-        f"action is {action}, the observation space {space}, and info has {sorted(map(str, info))}"
+        f"The mask {key!r} must be in the observation or in the info of {owner}, whose actions must be discrete. The "
+        f"action is {action}, the observation space is {space}, and info has {sorted(map(str, info))}"
         f"{f': did you mean {close[0]!r}?' if close else ': name another entry, or none.'}"
     )
 

@@ -19,41 +19,42 @@ from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHo
 __all__ = ["ObservationReader"]
 
 spaces = gym.spaces
-_ONE_HOT_MOST = 512  # values of a Discrete space; more are read as an index
-_TENSORS = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+_MAX_ONE_HOT = 512  # largest Discrete space encoded as one-hot; larger ones are read as an index
+_SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
 _Path = tuple[str | int, ...]
 
 
 class _Leaf(NamedTuple):
     key: NestedKey
     path: _Path
-    shape: tuple[int, ...]  # of the tensor that is read, batch dimensions included
+    shape: tuple[int, ...]  # shape of the resulting tensor, including batch dimensions
     read: Callable[[Any], torch.Tensor]
 
 
 class ObservationReader:
-    """Converts Gymnasium observations to tensors that share no memory with the environment.
+    """Converter from Gymnasium observations to tensors, which share no memory with the environment.
 
-    ``Box`` keeps its dtype, but float64 becomes float32 and unsigned integers of more than 8 bits become signed ones of
-    twice the size (at most int64); ``Discrete`` becomes a float32 one-hot vector, or above 512 values an int64 index
-    from 0; ``MultiDiscrete`` becomes int64 ``[k]``, each from 0; ``MultiBinary`` becomes int8. The entries of a
-    ``Dict`` space keep their (nested) names, those of a ``Tuple`` are named ``"0"``, ``"1"`` and so on; any other space
-    is named ``"observation"``.
+    ``Box`` keeps its dtype, except that float64 becomes float32 and unsigned integers of more than 8 bits become signed
+    integers of twice the size (at most int64). ``Discrete`` becomes a float32 one-hot vector, or an int64 index
+    starting at 0 above 512 values. ``MultiDiscrete`` becomes int64 ``[k]``, each starting at 0; ``MultiBinary`` becomes
+    int8. The entries of a ``Dict`` space keep their (nested) names, and those of a ``Tuple`` are named ``"0"``,
+    ``"1"``, and so on; any other space is named ``"observation"``.
 
     Args:
         space: observation space of one environment.
         batch_size: ``[]`` or ``[n]``.
         owner: the environment, for error messages.
-        drop: entries to leave out: keys, or nested ones joined by dots; a name leaves out all that is below it.
+        drop: entries to drop: keys, with the parts of nested keys joined by dots. A name also drops all entries nested
+            in it.
 
     Attributes:
         space: the space.
         spec: specs of the entries of one environment.
 
     Raises:
-        UnsupportedError: an entry that is not left out is a ``Text``, ``Graph``, ``Sequence`` or another space without
+        UnsupportedError: an entry that is not dropped is a ``Text``, ``Graph``, ``Sequence``, or another space without
             a tensor equivalent.
-        ArgumentError: there is nothing of a name to drop, or nothing is left.
+        ArgumentError: an entry to drop doesn't exist, or no entry is left.
     """
 
     def __init__(
@@ -63,32 +64,32 @@ class ObservationReader:
         self._owner = owner
         self._drop = list(map(dotted, drop))
         self._leaves: list[_Leaf] = []
-        self._copied: tuple[object, object] = None, None  # dtype and shape of arrays that are read by copying them
+        self._direct_copy: tuple[object, object] = None, None  # dtype and shape of arrays to copy directly
         self.spec = Composite()
-        for path, leaf in _kept(space, drop):
+        for path, leaf in _kept_leaves(space, drop):
             key = normalize_key(tuple(map(str, path))) if path else OBSERVATION
             spec = _spec(leaf, key)
             self.spec.set(key, spec)
             shape = (*batch_size, *spec.shape)
             self._leaves.append(_Leaf(key, path, shape, _reader(leaf, len(batch_size))))
             if not path and isinstance(leaf, spaces.Box | spaces.MultiBinary):
-                self._copied = numpy_dtype(leaf), shape
+                self._direct_copy = numpy_dtype(leaf), shape
 
     def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
-        """Return the same reader for another batch size."""
+        """Return an equal reader for another batch size."""
         return ObservationReader(self.space, batch_size, self._owner, self._drop)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` builds an equal reader of, as plain values."""
+        """Return plain values from which :meth:`from_json` builds an equal reader."""
         return {"space": space_to_json(self.space), "drop": self._drop}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int], owner: object) -> ObservationReader:
-        """Build a reader of what :meth:`to_json` returned."""
+        """Build a reader from the result of :meth:`to_json`."""
         return cls(space_from_json(values["space"]), batch_size, owner, values["drop"])
 
     def read(self, observation: Any) -> dict[NestedKey, torch.Tensor]:
-        """Return the entries of ``observation``, from one environment or batched along the first dimension.
+        """Return the entries of ``observation``, which comes from one environment or a batch along the first dimension.
 
         Raises:
             ArgumentError: ``observation`` is not in the space.
@@ -96,12 +97,12 @@ class ObservationReader:
         return {leaf.key: self._read(leaf, observation) for leaf in self._leaves}
 
     def read_into(self, memory: Sequence[np.ndarray[Any, Any]], step: int, observation: Any) -> None:
-        """Write the entries of ``observation`` as a step of arrays ``[T, *B, ...]``, in the order of :attr:`spec`.
+        """Write the entries of ``observation`` at ``step`` of arrays ``[T, *B, ...]``, in the order of :attr:`spec`.
 
         Raises:
             ArgumentError: ``observation`` is not in the space.
         """
-        dtype, shape = self._copied
+        dtype, shape = self._direct_copy
         if type(observation) is np.ndarray and observation.dtype is dtype and observation.shape == shape:
             memory[0][step] = observation
             return
@@ -116,16 +117,16 @@ class ObservationReader:
                 value = value[name]
             found = read(value)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise self._misfit(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
+            raise self._mismatch(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
         if found.shape != shape:
-            raise self._misfit(key, shape, f"{found.dtype} of shape {list(found.shape)}")
+            raise self._mismatch(key, shape, f"{found.dtype} of shape {list(found.shape)}")
         return found
 
-    def _misfit(self, key: NestedKey, shape: tuple[int, ...], got: str) -> ArgumentError:
+    def _mismatch(self, key: NestedKey, shape: tuple[int, ...], got: str) -> ArgumentError:
         spec = cast(TensorSpec, self.spec[key])
         return ArgumentError(
             f"An observation must fit the observation space: {key!r} must be {spec.dtype} of shape {list(shape)}, got "
-            f"{got}. Correct the observation_space of {self._owner}, or what its reset() and step() return."
+            f"{got}. Fix the observation_space of {self._owner}, or the observations of its reset() and step()."
         )
 
 
@@ -140,8 +141,8 @@ def _leaves(space: gym.Space[Any], path: _Path = ()) -> Iterator[tuple[_Path, gy
         yield path, space
 
 
-def _kept(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
-    """Return the leaves of ``space`` without those that ``drop`` names."""
+def _kept_leaves(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
+    """Return the leaves of ``space`` except those named by ``drop``."""
     leaves = list(_leaves(space))
     named = [".".join(map(str, path)) for path, _ in leaves]
     for name in map(dotted, drop):
@@ -155,14 +156,14 @@ def _kept(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path,
     kept = [leaf for name, leaf in zip(named, leaves, strict=True) if not is_within(name, drop)]
     if not kept:
         dropped = ", ".join(map(dotted, drop)) or "nothing"
-        raise ArgumentError(f"An observation must be left, but {dropped} of {space} was dropped.")
+        raise ArgumentError(f"At least one observation must be kept, but {dropped} of {space} was dropped.")
     return kept
 
 
 def _spec(space: gym.Space[Any], key: NestedKey) -> TensorSpec:
     if isinstance(space, spaces.Discrete):
         n = int(space.n)
-        return OneHot(n, dtype=torch.float32) if n <= _ONE_HOT_MOST else Categorical(n)
+        return OneHot(n, dtype=torch.float32) if n <= _MAX_ONE_HOT else Categorical(n)
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical(space.nvec.ravel().tolist())
     if isinstance(space, spaces.MultiBinary):
@@ -171,13 +172,11 @@ def _spec(space: gym.Space[Any], key: NestedKey) -> TensorSpec:
         return box_spec(space)
     name = dotted(key)
     advice = (
-        ""
-        if key == OBSERVATION
-        else f"leave it out with drop_observations=[{name!r}] (--drop-observations {name}), or "
+        "" if key == OBSERVATION else f"drop it with drop_observations=[{name!r}] (--drop-observations {name}), or "
     )
     raise UnsupportedError(
         f"The observation {name!r} is {brief(space)}, which has no tensor equivalent: {advice}wrap the environment "
-        f"to give {_TENSORS}."
+        f"to return {_SUPPORTED}."
     )
 
 
@@ -187,7 +186,7 @@ def _reader(space: gym.Space[Any], batch_dims: int) -> Callable[[Any], torch.Ten
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_reader(space, batch_dims)
     dtype = numpy_dtype(space)
-    allowed = _FROM[dtype.kind]
+    allowed = _CONVERTIBLE_KINDS[dtype.kind]
 
     def read(value: Any) -> torch.Tensor:
         found = np.asarray(value)
@@ -203,25 +202,25 @@ def _reader(space: gym.Space[Any], batch_dims: int) -> Callable[[Any], torch.Ten
     return read
 
 
-_FROM = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
-"""Kinds of numpy dtypes that may be converted to a kind (the key)."""
+_CONVERTIBLE_KINDS = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+"""NumPy dtype kinds (the values) that may be converted to another kind (the key)."""
 
 
-def _whole(value: Any) -> np.ndarray[Any, Any]:
+def _integers(value: Any) -> np.ndarray[Any, Any]:
     found = np.asarray(value)
     if found.dtype.kind not in "iu":
-        raise TypeError("not a whole number")
+        raise TypeError("not an integer")
     return found
 
 
 def _discrete_reader(n: int, start: int) -> Callable[[Any], torch.Tensor]:
-    if n > _ONE_HOT_MOST:
-        return lambda value: torch.from_numpy(_from_zero(_whole(value), np.int64(start), np.int64(n)))
+    if n > _MAX_ONE_HOT:
+        return lambda value: torch.from_numpy(_zero_based(_integers(value), np.int64(start), np.int64(n)))
     rows = np.eye(n, dtype=np.float32)
 
     def read_index(value: Any) -> torch.Tensor:
-        # As unsigned numbers, indices below the start are too large, like those above the end.
-        return torch.from_numpy(np.array(rows[(_whole(value) - start).astype(np.uintp)]))
+        # Cast to unsigned, indices below the start become too large, like those above the end.
+        return torch.from_numpy(np.array(rows[(_integers(value) - start).astype(np.uintp)]))
 
     return read_index
 
@@ -230,16 +229,16 @@ def _multi_discrete_reader(space: spaces.MultiDiscrete, batch_dims: int) -> Call
     shape, start, limits = space.shape, space.start.astype(np.int64), space.nvec.astype(np.int64)
 
     def read_indices(value: Any) -> torch.Tensor:
-        found = _whole(value)
+        found = _integers(value)
         if found.shape[batch_dims:] != shape:
-            return torch.from_numpy(found.astype(np.int64))  # refused by its shape
-        return torch.from_numpy(_from_zero(found, start, limits).reshape(*found.shape[:batch_dims], -1))
+            return torch.from_numpy(found.astype(np.int64))  # rejected later because of its shape
+        return torch.from_numpy(_zero_based(found, start, limits).reshape(*found.shape[:batch_dims], -1))
 
     return read_indices
 
 
-def _from_zero(found: np.ndarray[Any, Any], start: Any, limits: Any) -> np.ndarray[Any, Any]:
-    """Return integers of a space as new ones that count from 0, or refuse those outside."""
+def _zero_based(found: np.ndarray[Any, Any], start: Any, limits: Any) -> np.ndarray[Any, Any]:
+    """Return integers of a space shifted to start at 0; raise if any is outside the space."""
     out = np.asarray(found.astype(np.int64) - start)
     if (out < 0).any() or (out >= limits).any():
         raise ValueError(f"outside [{start}, {start + limits})")

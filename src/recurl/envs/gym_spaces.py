@@ -18,34 +18,34 @@ spaces = gym.spaces
 def brief(value: object) -> str:
     """Return the ``repr`` of a value, on one line and at most 80 characters long."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 
 
-_SHOWN = 80
+_MAX_CHARS = 80
 
 
 def box_spec(space: spaces.Box) -> TensorSpec:
-    """Return the spec of the tensors that stand for the values of a ``Box``: without bounds if none is finite."""
+    """Return the spec of the tensors of a ``Box``, unbounded if no bound is finite."""
     kind = numpy_dtype(space)
     dtype = torch.from_numpy(np.empty(0, kind)).dtype
     if not np.isfinite(space.low).any() and not np.isfinite(space.high).any():
         return Unbounded(*space.shape, dtype=dtype) if space.shape else Unbounded((), dtype=dtype)
-    low, high = (torch.from_numpy(_within(bound, kind)) for bound in (space.low, space.high))
+    low, high = (torch.from_numpy(_clipped(bound, kind)) for bound in (space.low, space.high))
     return Bounded(low, high, space.shape, dtype=dtype)
 
 
-def _within(bound: np.ndarray[Any, Any], kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _clipped(bound: np.ndarray[Any, Any], kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if kind.kind == "i" and bound.dtype == np.uint64:
         bound = np.minimum(bound, np.iinfo(kind).max)
     return np.array(bound, dtype=kind)
 
 
 def numpy_dtype(space: gym.Space[Any]) -> np.dtype[Any]:
-    """Return the dtype of a space's values as tensors: one that torch calculates with."""
+    """Return the NumPy dtype of a space's values as tensors, one that torch supports in computations."""
     dtype = cast("np.dtype[Any]", space.dtype)
-    if dtype.kind == "f" and dtype.itemsize > _WIDEST:
+    if dtype.kind == "f" and dtype.itemsize > _MAX_FLOAT_BYTES:
         return np.dtype(np.float32)
     return np.dtype(f"i{min(2 * dtype.itemsize, 8)}") if dtype.kind == "u" and dtype.itemsize > 1 else dtype
 
 
-_WIDEST = 4  # bytes of a float
+_MAX_FLOAT_BYTES = 4

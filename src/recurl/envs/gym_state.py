@@ -11,22 +11,22 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
-from recurl.envs.state_plain import MOST_BYTES
+from recurl.envs.state_plain import MAX_BYTES
 from recurl.errors import ArgumentError, UnfitStateError
 
-__all__ = ["Gym", "SavedState", "cores", "creator_of", "restore", "save", "saves_itself"]
+__all__ = ["Gym", "SavedState", "cores", "creator_of", "implements_state", "restore", "save"]
 
 Gym: TypeAlias = gym.Env[Any, Any] | VectorEnv[Any, Any, Any]
 
-_KNOWN = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.TimeLimit)
+_KNOWN_WRAPPERS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.TimeLimit)
 
 
 class SavedState(gym.Wrapper[Any, Any, Any, Any]):
-    """Outermost wrapper of an environment in a process of Gymnasium, for its state to be read and written."""
+    """Outermost wrapper of an environment in a Gymnasium worker process; gives access to the environment's state."""
 
     @property
     def saved_state(self) -> tuple[str, bytes]:
-        """The state of the environment inside."""
+        """State of the wrapped environment."""
         state = save(self.env)
         return state["objects"], state["bytes"].numpy().tobytes()
 
@@ -39,11 +39,11 @@ def _state(objects: str, data: bytes) -> dict[str, Any]:
     return {"objects": objects, "bytes": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
 
 
-def saves_itself(env: Any) -> bool:
-    """Return whether an environment has ``get_state()`` and ``set_state(state)``, and no wrapper but Gymnasium's."""
+def implements_state(env: Any) -> bool:
+    """Return whether an environment, wrapped by Gymnasium at most, has ``get_state()`` and ``set_state(state)``."""
     if isinstance(env, SyncVectorEnv):
-        return all(saves_itself(child) for child in env.envs)
-    while isinstance(env, _KNOWN):
+        return all(implements_state(child) for child in env.envs)
+    while isinstance(env, _KNOWN_WRAPPERS):
         env = env.env
     return has_own_state(env)
 
@@ -52,21 +52,21 @@ def save(env: Any) -> dict[str, Any]:
     """Return the state of ``env`` and its wrappers as tensors and plain Python values.
 
     Raises:
-        UnsavableError: something in it can't be saved.
+        UnsavableError: a value in it can't be saved.
     """
     if isinstance(env, AsyncVectorEnv):
         return {"envs": [_state(*state) for state in env.get_attr("saved_state")]}
-    return GraphWriter(MOST_BYTES * getattr(env, "num_envs", 1)).written(env)
+    return GraphWriter(MAX_BYTES * getattr(env, "num_envs", 1)).written(env)
 
 
 def restore(env: Any, state: dict[str, Any]) -> None:
-    """Restore a state returned by :func:`save` on ``env``, which was constructed the same way.
+    """Restore a state returned by :func:`save` on ``env``, which must be constructed the same way.
 
     Raises:
-        UnfitStateError: the state is of another environment, or holds what this one can't take. The environment must be
-            reset then, as some of the state may be restored.
+        UnfitStateError: the state belongs to another environment, or contains values that don't fit this one. The
+            environment must be reset afterwards, because the state may be partially restored.
     """
-    env.reset()  # what an environment makes at its first reset is there then
+    env.reset()  # creates the objects that an environment creates at its first reset
     try:
         if isinstance(env, AsyncVectorEnv):
             states: Sequence[dict[str, Any]] = state["envs"]
@@ -74,20 +74,20 @@ def restore(env: Any, state: dict[str, Any]) -> None:
         elif "objects" in state:
             GraphReader(state).restore(env)
         else:
-            _restore_old(env, state)
+            _restore_legacy(env, state)
     except ArgumentError as error:
         raise UnfitStateError(str(error)) from error
 
 
-def _restore_old(env: Any, state: dict[str, Any]) -> None:
-    """Restore a state as earlier versions saved it: that of ``get_state()``, and the steps that limits had counted."""
+def _restore_legacy(env: Any, state: dict[str, Any]) -> None:
+    """Restore a state saved by an earlier version: the result of ``get_state()`` and the step counts of time limits."""
     if isinstance(env, SyncVectorEnv):
         for child, saved in zip(env.envs, state["envs"], strict=True):
             child.reset()
-            _restore_old(child, saved)
+            _restore_legacy(child, saved)
         return
     if not has_own_state(env.unwrapped):
-        raise ArgumentError(f"The state is of another environment than {env}.")
+        raise ArgumentError(f"The state belongs to another environment than {env}.")
     env.unwrapped.set_state(_to_arrays(state["env"]))
     for limit, elapsed in zip(_limits(env), state["elapsed"], strict=True):
         limit._elapsed_steps = elapsed
@@ -113,7 +113,7 @@ def _to_arrays(value: Any) -> Any:
 
 
 def creator_of(env: Gym) -> Callable[[], Gym] | None:
-    """Return what makes such an environment anew, None where that isn't known."""
+    """Return a function that creates such an environment again; None if it isn't known."""
     if isinstance(env, SyncVectorEnv):
         return partial(SyncVectorEnv, list(env.env_fns)[:2], autoreset_mode=env.autoreset_mode)
     spec: Any = env.spec
@@ -121,7 +121,7 @@ def creator_of(env: Gym) -> Callable[[], Gym] | None:
 
 
 def cores(env: Gym) -> list[object]:
-    """Return the environments without their wrappers."""
+    """Return the unwrapped environments."""
     if isinstance(env, SyncVectorEnv):
         return [core for child in env.envs for core in cores(child)]
     return [env.unwrapped]

@@ -1,7 +1,7 @@
-"""Gymnasium vector environments, adapted to behave as with autoreset disabled.
+"""Gymnasium vector environments, adapted to behave as if autoreset were disabled.
 
-Gymnasium's default autoreset adds one step per episode in which the action is ignored. There is no such step here: a
-done row keeps its true final observation until it is reset with ``reset(options={"reset_mask": mask})``.
+Gymnasium's default autoreset adds one step per episode in which the action is ignored. These environments have no such
+step: a done row keeps its true final observation until it is reset with ``reset(options={"reset_mask": mask})``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 ]
 
 _MODES = (None, "sync", "async", "vector_entry_point")
-_CONTEXT = "spawn"  # how processes of Gymnasium begin
-_SECONDS = 60.0  # that a reset or step may take in one
+_CONTEXT = "spawn"  # start method of Gymnasium's processes
+_TIMEOUT_SECONDS = 60.0  # limit for a reset or step in a process
 
 
 def make(name: str, wrappers: Sequence[Wrap], /, **kwargs: Any) -> gym.Env[Any, Any]:
-    """Return ``gymnasium.make(name, **kwargs)`` in ``wrappers``, the first innermost.
+    """Return ``gymnasium.make(name, **kwargs)`` wrapped in ``wrappers``, the first innermost.
 
     Raises:
-        ArgumentTypeError: ``name`` is an environment, or anything else that is not an id; or a wrapper returns no
+        ArgumentTypeError: ``name`` is an environment or another object that isn't an id, or a wrapper doesn't return an
             environment.
-        ArgumentError: the environment is unknown to Gymnasium.
+        ArgumentError: Gymnasium doesn't know the environment.
         MissingDependencyError: the environment needs a package that is not installed.
     """
     check_id(name)
@@ -60,23 +60,23 @@ def make_vector(
     /,
     **kwargs: Any,
 ) -> VectorEnv[Any, Any, Any]:
-    """Return ``num_envs`` environments that step together, with autoreset disabled.
+    """Return a vector environment of ``num_envs`` rows, with autoreset disabled.
 
     Args:
         name: a Gymnasium id.
         num_envs: number of environments, at least 1.
         mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's native vector
-            implementation) or None: the native one if its autoreset can be disabled and there are no wrappers, else
-            ``"sync"``.
+            implementation), or None: the native one if its autoreset can be disabled and there are no wrappers,
+            otherwise ``"sync"``.
         wrappers: wrappers of each environment, the first innermost.
-        shared_memory: with ``"async"``, send observations through shared memory, which all entries must fit into,
-            rather than through pipes, which take graphs and sequences too.
+        shared_memory: with ``"async"``, send observations through shared memory, which must support all entries,
+            instead of pipes, which also support graphs and sequences.
         **kwargs: keyword arguments of the environment's constructor.
 
     Raises:
-        ArgumentTypeError: ``name`` is an environment, or anything else that is not an id.
+        ArgumentTypeError: ``name`` is an environment or another object that isn't an id.
         ArgumentError: ``num_envs`` is below 1, ``mode`` or the id is unknown, or ``mode`` requires a native vector
-            implementation, which the environment lacks or ``wrappers`` exclude.
+            implementation, which the environment lacks or ``wrappers`` rule out.
         MissingDependencyError: the environment needs a package that is not installed.
     """
     check_id(name)
@@ -86,7 +86,7 @@ def make_vector(
         raise ArgumentError(f"vectorization_mode must be one of {_MODES}, got {mode!r}.")
     if wrappers and mode == "vector_entry_point":
         raise ArgumentError(
-            f"Wrappers need single environments, which the native vector environment of {name!r} has not: take "
+            f"Wrappers need single environments, which the native vector environment of {name!r} doesn't have: use "
             'vectorization_mode="sync" or "async".'
         )
     return with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, wrappers, shared_memory, kwargs))
@@ -108,7 +108,7 @@ def _make_vector(
         env = SyncVectorEnv([lambda: wrapped(gym.make(name, **kwargs), wrappers)] * num_envs, **_settings(mode))
         env.spec = spec
         return env
-    create = partial(_saved, lambda: wrapped(gym.make(spec, **kwargs), wrappers))
+    create = partial(_with_saved_state, lambda: wrapped(gym.make(spec, **kwargs), wrappers))
     env = AsyncVectorEnv([create] * num_envs, **_settings(mode, shared_memory))
     env.spec = spec
     return env
@@ -122,25 +122,27 @@ def _settings(mode: str, shared_memory: bool = True) -> dict[str, Any]:
 def vector_of(
     creators: Sequence[Callable[[], gym.Env[Any, Any]]], mode: str | None, shared_memory: bool = True
 ) -> VectorEnv[Any, Any, Any]:
-    """Return environments that step together, each made by a function, with autoreset disabled.
+    """Return a vector environment with one row per function in ``creators``, with autoreset disabled.
 
     Args:
-        creators: the functions.
-        mode: ``"async"`` for spawned processes, ``"sync"`` or None for this one.
+        creators: functions that each create an environment.
+        mode: ``"async"`` for spawned processes, ``"sync"`` or None for this process.
         shared_memory: see :func:`make_vector`.
 
     Raises:
         ArgumentError: two functions return the same environment.
     """
     if mode == "async":
-        return AsyncVectorEnv([partial(_saved, create) for create in creators], **_settings(mode, shared_memory))
+        return AsyncVectorEnv(
+            [partial(_with_saved_state, create) for create in creators], **_settings(mode, shared_memory)
+        )
     env = SyncVectorEnv(creators, **_settings("sync"))
     if len({id(single.unwrapped) for single in env.envs}) < len(creators):
-        raise ArgumentError("A function that makes an environment must make a new one at every call.")
+        raise ArgumentError("A function that creates an environment must create a new one at every call.")
     return env
 
 
-def _saved(create: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
+def _with_saved_state(create: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
     return SavedState(create())
 
 
@@ -157,12 +159,12 @@ def _make_native(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[
 
 
 def _native(name: str, num_envs: int, wanted: AutoresetMode, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any] | None:
-    """Return the native vector environment in the autoreset mode ``wanted``, or None if it doesn't support it."""
+    """Return the native vector environment in the autoreset mode ``wanted``, or None if the mode isn't supported."""
     options: dict[str, Any] = {"autoreset_mode": wanted, **kwargs}
     try:
         env = gym.make_vec(name, num_envs, "vector_entry_point", **options)
     except Exception as error:
-        # The argument or its value is not supported; any other error will be raised again without it.
+        # The argument or its value is not supported. Other errors will be raised again without it.
         if isinstance(error, TypeError) or "autoreset" in str(error).lower():
             return None
         raise
@@ -180,7 +182,7 @@ def native_row(name: str, **kwargs: Any) -> VectorEnv[Any, Any, Any] | None:
         **kwargs: keyword arguments of the environment's constructor.
 
     Raises:
-        ArgumentError: the environment is unknown to Gymnasium.
+        ArgumentError: Gymnasium doesn't know the environment.
         MissingDependencyError: the environment needs a package that is not installed.
     """
 
@@ -192,15 +194,15 @@ def native_row(name: str, **kwargs: Any) -> VectorEnv[Any, Any, Any] | None:
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return the autoreset mode in the metadata of ``env``; Gymnasium's default if there is none."""
+    """Return the autoreset mode in the metadata of ``env``, or Gymnasium's default if there is none."""
     return AutoresetMode((env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP))
 
 
 def autoreset_disabled(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    """Return ``env``, or an adapter around it, that keeps done rows until they are reset.
+    """Return ``env``, or an adapter around it, such that done rows are kept until they are reset.
 
     Raises:
-        ArgumentError: ``env`` resets in the step after the end of an episode, whose action is ignored.
+        ArgumentError: ``env`` resets in the step after the end of an episode, which ignores its action.
     """
     mode = _mode_of(env)
     if mode is AutoresetMode.DISABLED:
@@ -208,16 +210,16 @@ def autoreset_disabled(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any
     if mode is AutoresetMode.SAME_STEP:
         return SameStepVectorEnv(env)
     raise ArgumentError(
-        f"{env} resets in the step after the end of an episode, and the action of that step is lost: construct it with "
+        f"{env} resets in the step after the end of an episode, which ignores its action: construct it with "
         "autoreset_mode=AutoresetMode.DISABLED (or SAME_STEP)."
     )
 
 
 class SyncVectorEnv(gym.vector.SyncVectorEnv):
-    """Steps environments one after another, as Gymnasium's class does with autoreset disabled, in less time.
+    """Faster version of Gymnasium's ``SyncVectorEnv`` with autoreset disabled.
 
-    Observations that are arrays of the space's shape and dtype are copied each to its row, instead of being stacked
-    afterwards.
+    Observations that are arrays of the space's shape and dtype are copied directly to their rows, instead of being
+    stacked afterwards.
 
     Example:
         >>> mode = AutoresetMode.DISABLED
@@ -246,10 +248,10 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):
 
 
 class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
-    """Steps environments in processes, as Gymnasium's class does, and gives up where one of them hangs.
+    """Version of Gymnasium's ``AsyncVectorEnv`` that raises if one of its processes hangs.
 
     Raises:
-        WorkerError: (at a reset or step) an environment hasn't answered for a minute. All processes are ended.
+        WorkerError: (at a reset or step) an environment hasn't replied for a minute. All processes are killed.
 
     Example:
         >>> AsyncVectorEnv.__mro__[1]
@@ -267,23 +269,22 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
         return super().step_wait(timeout)
 
     def _check_answers(self, timeout: float | None) -> None:
-        if timeout is not None or self._poll_pipe_envs(_SECONDS):  # else Gymnasium's own limit
+        if timeout is not None or self._poll_pipe_envs(_TIMEOUT_SECONDS):  # else Gymnasium's own limit
             return
         silent = [index for index, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
         named = ", ".join(f"{index} (process {self.processes[index].pid})" for index in silent)
         for process in self.processes:
-            process.kill()  # one that is stopped ignores anything else
+            process.kill()  # a stopped process ignores other signals
         self._state = AsyncState.DEFAULT
         self.close(terminate=True)
-        raise WorkerError(f"Environment {named} hangs: no answer for {_SECONDS:g} s. All processes were ended.")
+        raise WorkerError(f"Environment {named} hangs: no answer for {_TIMEOUT_SECONDS:g} s. All processes are killed.")
 
 
 class SameStepVectorEnv(gym.vector.VectorWrapper):
-    """Adapter of a vector environment that resets within the step to one with autoreset disabled.
+    """Adapter that turns a vector environment which resets within the step into one with autoreset disabled.
 
-    The final observation and info (``info["final_obs"]``, ``info["final_info"]``) are returned by the step, those of
-    the reset by the reset after it.
-    A partial reset is only possible for done rows.
+    The step returns the final observation and info (``info["final_obs"]``, ``info["final_info"]``); the next reset
+    returns those of the reset. A partial reset is only possible for done rows.
 
     Args:
         env: a vector environment in ``AutoresetMode.SAME_STEP``.
@@ -314,7 +315,7 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
         return self._started
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all rows; done rows return their final observation."""
+        """Step all rows. Done rows return their final observation."""
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         self._started = observations, info
         self._done = np.logical_or(terminated, truncated)
@@ -330,7 +331,7 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
 
     def _final(self, info: dict[str, Any]) -> dict[str, Any]:
         final: Any = info.get("final_info", {})
-        if not isinstance(final, dict):  # one dict for each row
+        if not isinstance(final, dict):  # one dict per row
             rows, final = final, dict[str, Any]()
             for index in np.flatnonzero(self._done).tolist():
                 final = self._add_info(final, rows[index] or {}, index)
@@ -339,9 +340,9 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
 
 
 def _row(space: gym.Space[Any], batched: Any, index: Any) -> Any:
-    """Return a row (a slice: several rows) of batched observations or actions of ``space``.
+    """Return a row (for a slice: several rows) of batched observations or actions of ``space``.
 
-    A Gymnasium ``info`` may hold whole dicts and tuples in an array of objects.
+    A Gymnasium ``info`` may hold whole dicts and tuples in an object array.
     """
     if isinstance(space, gym.spaces.Dict) and isinstance(batched, dict):
         return {name: _row(child, batched[name], index) for name, child in space.spaces.items()}
@@ -351,9 +352,10 @@ def _row(space: gym.Space[Any], batched: Any, index: Any) -> Any:
 
 
 def _final_info(info: dict[str, Any], final: dict[str, Any], done: Any) -> dict[str, Any]:
-    """Return ``info`` with that of the final steps in the done rows: dicts of arrays over all rows.
+    """Return ``info`` with the done rows replaced by the info of their final steps: dicts of arrays over all rows.
 
-    As in Gymnasium, ``_name`` says which rows have an entry ``name``: none that is done and lacks it in ``final``.
+    As in Gymnasium, ``_name`` marks the rows that have an entry ``name``; done rows that lack it in ``final`` are not
+    marked.
     """
     out: dict[str, Any] = {}
     for name in (*info, *(name for name in final if name not in info)):
@@ -361,23 +363,23 @@ def _final_info(info: dict[str, Any], final: dict[str, Any], done: Any) -> dict[
         if isinstance(now, dict) or isinstance(value, dict):
             out[name] = _final_info(now or {}, value or {}, done)
             continue
-        out[name] = now if value is None else _with_rows(now, value, done)
+        out[name] = now if value is None else _merge_rows(now, value, done)
         if not name.startswith("_"):
-            there = np.asarray(info.get(f"_{name}", np.full(len(done), now is not None)))
-            out[f"_{name}"] = _with_rows(
-                there, np.asarray(final.get(f"_{name}", np.full(len(done), value is not None))), done
+            present = np.asarray(info.get(f"_{name}", np.full(len(done), now is not None)))
+            out[f"_{name}"] = _merge_rows(
+                present, np.asarray(final.get(f"_{name}", np.full(len(done), value is not None))), done
             )
     return out
 
 
-def _with_rows(now: Any, value: Any, done: Any) -> Any:
+def _merge_rows(now: Any, value: Any, done: Any) -> Any:
     out = np.zeros_like(value) if now is None else np.array(now)
     out[done] = value[done]
     return out
 
 
 def _only_row(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the info of one environment, from that of a vector environment of one row."""
+    """Return the info of a single environment, given the info of a vector environment with one row."""
     return {
         name: _only_row(value) if isinstance(value, dict) else value[0]
         for name, value in info.items()
@@ -387,10 +389,10 @@ def _only_row(info: dict[str, Any]) -> dict[str, Any]:
 
 
 class SingleRowsVectorEnv(VectorEnv[Any, Any, Any]):
-    """Batch of vector environments of one row each, stepped together and reset individually.
+    """Batch of single-row vector environments, stepped together and reset individually.
 
-    Runs a native vector environment that always resets in the step after the end of an episode without such steps:
-    each row is reset before its autoreset would happen.
+    It runs native vector environments that always reset in the step after the end of an episode, and avoids that step
+    by resetting each row before its autoreset would happen.
 
     Args:
         rows: vector environments with ``num_envs == 1``.
@@ -427,7 +429,7 @@ class SingleRowsVectorEnv(VectorEnv[Any, Any, Any]):
         return self._batched(), results[0], results[1] != 0, results[2] != 0, info
 
     def _with_info(self, info: dict[str, Any], row_info: dict[str, Any], index: int) -> dict[str, Any]:
-        """Return ``info`` with what a vector environment of one row returned as its own."""
+        """Return ``info`` with the info of a single-row vector environment added."""
         return self._add_info(info, _only_row(row_info), index) if row_info else info
 
     def _batched(self) -> Any:

@@ -1,4 +1,4 @@
-"""Gymnasium wrappers that an option names."""
+"""Gymnasium wrappers that can be named in options."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from recurl.ranges import shown
 __all__ = ["NamedWrapper", "SelectEntries", "Wrap", "wrapped"]
 
 Wrap: TypeAlias = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
-"""A function from an environment to one around it, such as a ``gymnasium.Wrapper`` class."""
+"""Function that wraps an environment, such as a ``gymnasium.Wrapper`` class."""
 
 
 class NamedWrapper:
-    """A wrapper class by its name, ``module:Class`` or ``module:Class(name=value)``.
+    """Wrapper class given by name, ``module:Class`` or ``module:Class(name=value)``.
 
     Args:
         text: the name; the values are Python literals.
 
     Raises:
-        ArgumentError: there is no such wrapper, or it is written otherwise; or (when called) it takes other arguments.
+        ArgumentError: the wrapper doesn't exist, or the text has another format; or (when called) the arguments don't
+            match.
         MissingDependencyError: its module is not installed.
 
     Example:
@@ -58,15 +59,15 @@ class NamedWrapper:
 
 
 class SelectEntries(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Shows some entries of a vector observation only: the positions of a body without its velocities, for instance.
+    """Observation wrapper that keeps a range of a vector observation, such as positions without velocities.
 
     Args:
-        env: an environment that observes a ``Box`` of one dimension.
-        start: the first entry.
-        stop: the entry after the last.
+        env: an environment with a one-dimensional ``Box`` observation.
+        start: index of the first entry.
+        stop: index after the last entry.
 
     Raises:
-        ArgumentError: the observation is another one, or there are no such entries.
+        ArgumentError: the observation isn't a vector, or the range is invalid.
 
     Example:
         >>> SelectEntries(gym.make("Pendulum-v1"), start=0, stop=2).observation_space.shape
@@ -78,10 +79,10 @@ class SelectEntries(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConst
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            raise ArgumentError(f"SelectEntries needs a vector as observation, a Box of one dimension, got {space}.")
+            raise ArgumentError(f"SelectEntries needs a vector observation, a one-dimensional Box, got {space}.")
         if not 0 <= start < stop <= space.shape[0]:
             raise ArgumentError(
-                f"start and stop must choose some of the {space.shape[0]} entries of the observation, 0 <= start < "
+                f"start and stop must select some of the {space.shape[0]} entries of the observation, 0 <= start < "
                 f"stop <= {space.shape[0]}, got {start} and {stop}."
             )
         self._kept = slice(start, stop)
@@ -89,19 +90,19 @@ class SelectEntries(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConst
         self.observation_space = gym.spaces.Box(low, high, dtype=cast(Any, space.dtype))
 
     def observation(self, observation: Any) -> Any:
-        """Return the entries."""
+        """Return the selected entries."""
         return observation[self._kept]
 
 
 class FirstActions(gym.ActionWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Offers the first actions of a ``Discrete`` space only: the turns and steps of a MiniGrid, for instance.
+    """Action wrapper that keeps the first actions of a ``Discrete`` space, such as the turns and moves of a MiniGrid.
 
     Args:
         env: an environment with ``Discrete`` actions.
-        count: how many of them are offered.
+        count: number of actions to keep.
 
     Raises:
-        ArgumentError: the actions are others, or there are fewer.
+        ArgumentError: the actions aren't ``Discrete``, or there are fewer of them.
 
     Example:
         >>> FirstActions(gym.make("Acrobot-v1"), count=2).action_space
@@ -115,19 +116,19 @@ class FirstActions(gym.ActionWrapper[Any, Any, Any], gym.utils.RecordConstructor
         if not isinstance(space, gym.spaces.Discrete):
             raise ArgumentError(f"FirstActions needs a Discrete action space, got {space}.")
         if not 1 <= count <= space.n:
-            raise ArgumentError(f"count must lie between 1 and the {space.n} actions that there are, got {count}.")
+            raise ArgumentError(f"count must be between 1 and {space.n}, the number of actions, got {count}.")
         self.action_space = gym.spaces.Discrete(count, start=int(space.start))
 
     def action(self, action: Any) -> Any:
-        """Return the action, which is the same."""
+        """Return the action unchanged."""
         return action
 
 
 def wrapped(env: gym.Env[Any, Any], wrappers: Sequence[Wrap]) -> gym.Env[Any, Any]:
-    """Return ``env`` in ``wrappers``, the first innermost.
+    """Return ``env`` wrapped in ``wrappers``, the first innermost.
 
     Raises:
-        ArgumentTypeError: a wrapper returns something else.
+        ArgumentTypeError: a wrapper doesn't return an environment.
     """
     for wrap in wrappers:
         env = wrap(env)

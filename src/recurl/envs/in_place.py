@@ -1,4 +1,4 @@
-"""Steps of an environment that are written straight into the memory of a batch."""
+"""In-place collection: environment steps written directly into batch memory."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ _Rows: TypeAlias = NDArray[np.bool_]
 
 
 class InPlace:
-    """Steps of a Gymnasium environment, and resets, written into arrays.
+    """In-place stepper: writes the steps and resets of a Gymnasium environment into arrays.
 
     Args:
-        advance: makes a step, given the action and arrays of the flags; returns observation, reward, info and whether a
-            row is done.
-        checked: returns a reward, or another result of a step by its name, as an array with a number for each row.
-        restart: resets rows, or all for None; returns observation and info.
-        observations: converts observations.
+        advance: takes a step, given the action and the arrays of the flags; returns observation, reward, info, and
+            whether any row is done.
+        checked: validates a named result of a step, such as the reward, and returns it as an array with one value per
+            row.
+        restart: resets the given rows, or all rows for None; returns observation and info.
+        observations: converter of observations.
         batched: whether there is a batch dimension.
 
     Attributes:
-        constants: entries of the root that are one constant in rows that are reset, and another one, or what the policy
-            wrote, after a step.
+        constants: entries of the root that have one constant value in rows that are reset, and another value, or the
+            one written by the policy, after a step.
     """
 
     def __init__(
@@ -44,20 +45,20 @@ class InPlace:
         observations: ObservationReader,
         batched: bool,
     ) -> None:
-        self._advance, self._checked, self._restart = advance, checked, restart
+        self._advance, self._per_row, self._restart = advance, checked, restart
         self._observations, self._batched = observations, batched
         self._observed = [path_of(key) for key in observations.spec.keys(True, True)]
         self.constants = {path_of(key): Constant(key, False, False) for key in DONE_KEYS}
 
     def add(self, transform: Transform) -> str | None:
-        """Add the entries of a transform, or return the reason why they are none of the batch's memory."""
+        """Add the entries of a transform, or return the reason why they can't be written in place."""
         constants = constants_of(transform)
         if constants is None:
             return f"{transform} sets more than constants"
         found = {path_of(constant.key): constant for constant in constants}
-        taken = found.keys() & {*self._observed, *((key,) for key in (*DONE_KEYS, REWARD))}
+        conflicts = found.keys() & {*self._observed, *((key,) for key in (*DONE_KEYS, REWARD))}
         self.constants.update(found)
-        return f"{transform} sets {sorted(taken)} of the environment" if taken else None
+        return f"{transform} sets {sorted(conflicts)} of the environment" if conflicts else None
 
     @property
     def roots(self) -> list[Path]:
@@ -66,48 +67,48 @@ class InPlace:
 
     @property
     def after(self) -> list[Path]:
-        """Paths of the entries under ``next`` that a step writes, constants among them."""
+        """Paths of the entries under ``next`` that a step writes, including constants."""
         constants = [path for path, constant in self.constants.items() if constant.after_step is not None]
         return [*self._observed, (REWARD,), *constants]
 
     def begin(self, actions: _Array | Tensor, after: Mapping[Path, _Array]) -> None:
-        """Take the memory of a batch, ``[T, *B, ...]`` each.
+        """Set the batch memory to work on, arrays ``[T, *B, ...]``.
 
         Args:
-            actions: the actions, which are read.
-            after: entries under ``next``, which are written.
+            actions: actions to read.
+            after: entries under ``next`` to write.
         """
         self._actions = actions
-        self._seen = [after[path] for path in self._observed]
+        self._observation_memory = [after[path] for path in self._observed]
         numbers = (after[key,] for key in (TERMINATED, TRUNCATED, DONE, REWARD))
         self._terminated, self._truncated, self._done, self._reward = (
             array[..., 0] if self._batched else array for array in numbers
         )
 
     def step(self, step: int) -> bool:
-        """Make a step of the batch, write it, and return whether a row is done."""
+        """Take and write step ``step`` of the batch, and return whether any row is done."""
         observation, reward, _, any_done = self._advance(
             self._actions[step, ...], self._terminated[step], self._truncated[step], self._done[step]
         )
-        self._observations.read_into(self._seen, step, observation)
-        self._reward[step] = self._checked(REWARD, reward)
+        self._observations.read_into(self._observation_memory, step, observation)
+        self._reward[step] = self._per_row(REWARD, reward)
         return any_done
 
     def reset(self, step: int, root: Mapping[Path, _Array]) -> None:
-        """Reset the rows that are done after a step, and write their entries that differ from those after any step.
+        """Reset the rows that are done after a step, and write their entries that differ from those after a step.
 
         Args:
-            step: the step.
-            root: entries of the root after it, ``[*B, ...]`` each.
+            step: index of the step.
+            root: entries of the root after the step, ``[*B, ...]`` each.
         """
         rows = self._done[step].copy() if self._batched else None
         found = self._observations.read(self._restart(rows)[0])
-        there: Any = ...
+        where: Any = ...
         if rows is not None:
-            there = np.flatnonzero(rows)
-            there = there if len(there) > 1 else int(there[0])  # one row is faster by its number
+            where = np.flatnonzero(rows)
+            where = where if len(where) > 1 else int(where[0])  # an integer index is faster for a single row
         for key, value in found.items():
-            root[path_of(key)][there] = value.numpy()[there]
+            root[path_of(key)][where] = value.numpy()[where]
         for path, constant in self.constants.items():
             if constant.at_reset != constant.after_step:
-                root[path][there] = constant.at_reset
+                root[path][where] = constant.at_reset

@@ -1,4 +1,4 @@
-"""Functions on one step of the decision process: the next root, and the done flags."""
+"""Functions on a single MDP step: the next root, and the done flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED
 from recurl.lowering import Step, leaves_by_path
 from recurl.specs import Composite
 
-__all__ = ["check_reset", "complete_done", "keep_written", "refuse_stale", "step_mdp"]
+__all__ = ["check_not_stale", "check_reset", "complete_done_flags", "keep_policy_entries", "step_mdp"]
 
 
 def step_mdp(
@@ -27,10 +27,10 @@ def step_mdp(
     Tensors are shared with ``tensordict``, not copied.
 
     Args:
-        tensordict: the result of ``env.step``, any batch size.
+        tensordict: result of ``env.step``, of any batch size.
         keep_other: keep root entries that have no counterpart under ``"next"``.
         exclude_reward: drop the reward.
-        exclude_done: drop ``done``, ``terminated`` and ``truncated``.
+        exclude_done: drop ``done``, ``terminated``, and ``truncated``.
         exclude_action: drop the action.
 
     Raises:
@@ -43,7 +43,7 @@ def step_mdp(
     """
     after = tensordict.get(NEXT, None)
     if after is None:
-        raise MissingKeyError(f"step_mdp needs the result of env.step, with 'next': got {list(tensordict.keys())}.")
+        raise MissingKeyError(f"step_mdp needs the result of env.step, with 'next', got {list(tensordict.keys())}.")
     out = tensordict.exclude(NEXT) if keep_other else TensorDict({}, tensordict.batch_size, device=tensordict.device)
     out = out.copy().update(after.copy())
     excluded = [REWARD] * exclude_reward + [*DONE_KEYS] * exclude_done + [ACTION] * exclude_action
@@ -52,8 +52,8 @@ def step_mdp(
     return out
 
 
-def complete_done(after: Step) -> None:
-    """Add the missing ones of ``done``, ``terminated`` and ``truncated`` to the result of a step.
+def complete_done_flags(after: Step) -> None:
+    """Add missing flags among ``done``, ``terminated``, and ``truncated`` to the result of a step.
 
     Raises:
         MissingKeyError: all three are missing.
@@ -71,10 +71,10 @@ def complete_done(after: Step) -> None:
 
 
 def check_reset(tensordict: TensorDictBase | None, batch_size: torch.Size, seed: int | None) -> None:
-    """Refuse a mask ``"_reset"`` of another shape or dtype than bool ``[*B, 1]`` or ``[*B]``, or a seed with a mask.
+    """Check that the mask ``"_reset"`` is bool ``[*B, 1]`` or ``[*B]``, and that no seed is given along with it.
 
     Raises:
-        ArgumentError: naming what came.
+        ArgumentError: the mask has another shape or dtype, or a seed is given.
     """
     if tensordict is None or RESET not in tensordict:
         return
@@ -85,20 +85,20 @@ def check_reset(tensordict: TensorDictBase | None, batch_size: torch.Size, seed:
         raise ArgumentError("A seed applies to all rows: pass it to a reset without '_reset'.")
 
 
-def keep_written(given: Step, after: Step) -> None:
-    """Set the entries of ``given``, which the policy wrote under ``"next"``, that the environment's ``after`` lacks."""
+def keep_policy_entries(given: Step, after: Step) -> None:
+    """Copy to ``after`` the entries of ``given``, written by the policy under ``"next"``, that ``after`` lacks."""
     for name, value in given.items():
         if name not in after:
             after.set(name, value)
         elif not isinstance(value, Tensor):
-            keep_written(value, after.get(name))
+            keep_policy_entries(value, after.get(name))
 
 
-def refuse_stale(given: Step, observations: Composite, states: Composite) -> None:
-    """Refuse ``next`` of a step that was made already, if it holds new states.
+def check_not_stale(given: Step, observations: Composite, states: Composite) -> None:
+    """Raise if the root was already stepped and ``next`` holds new states.
 
     Raises:
-        UsageError: naming the states.
+        UsageError: the root is stale; the message names the states.
     """
     known = {*observations.keys(True, True), *DONE_KEYS, REWARD}
     written = map(normalize_key, leaves_by_path(given))

@@ -1,4 +1,4 @@
-"""Environments in worker processes: the parent's side of their memory, and groups of rows that step in turn."""
+"""Environments in worker processes: the parent's side of shared memory, and groups of rows that step in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recurl.envs.batched import BatchedEnv, CreateEnv
 from recurl.envs.grouped import GroupedEnv
 from recurl.envs.transfers import Download, Upload
 from recurl.envs.workers import Task, WorkerGroup
-from recurl.envs.workers_env import EnvInfo, Plan, creators, firsts, layout, serve_envs
+from recurl.envs.workers_env import EnvInfo, Plan, creators, first_indices, layout, serve_envs
 from recurl.envs.workers_memory import SharedTensors
 from recurl.envs.workers_requests import Requests
 from recurl.errors import ArgumentError, RecurlError, UsageError
@@ -26,12 +26,12 @@ from recurl.transforms.base import makes_memory, reset_mask
 __all__ = ["ParallelEnv", "parallel_groups"]
 
 
-class _OnHost:
-    """A tensor that came from the host, and what it held there.
+class _HostCopy:
+    """Tensor along with a copy of its values on the host.
 
     Args:
         tensor: the tensor.
-        host: its values.
+        host: its values on the host.
     """
 
     def __init__(self, tensor: Tensor, host: Tensor) -> None:
@@ -40,16 +40,16 @@ class _OnHost:
         self._edits = None if tensor.is_inference() else edits_of(tensor)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether ``tensor`` is the one, and unchanged."""
+        """Return whether ``tensor`` is this tensor and has not been modified since."""
         return tensor is self._tensor and self._edits is not None and edits_of(tensor) == self._edits
 
 
-class _RowsInWorkers(BatchedEnv):
-    """Environments that worker processes serve, one of each worker.
+class _WorkerRows(BatchedEnv):
+    """Batch of environments in worker processes, one per worker.
 
     Args:
         workers: the workers.
-        place: number of the environment in each worker.
+        place: index of the environment within each worker.
         infos: properties of the environments.
         concatenate: see :class:`ParallelEnv`.
         device: see :class:`ParallelEnv`.
@@ -75,21 +75,21 @@ class _RowsInWorkers(BatchedEnv):
         given, result, fresh = memory
         self._action_bytes = given.tensors.get(ACTION)
         self._action_slots: dict[torch.dtype, Tensor] = {}
-        self._given = {key: self._in_batch(value) for key, value in given.tensors.items() if key != ACTION}
-        self._ended = self._in_batch(result.tensors[DONE])
+        self._inputs = {key: self._batched_view(value) for key, value in given.tensors.items() if key != ACTION}
+        self._done_flags = self._batched_view(result.tensors[DONE])
         self._results, self._roots = (
-            Upload(shared, {key: self._in_batch(value).shape for key, value in shared.tensors.items()}, self.device)
+            Upload(shared, {key: self._batched_view(value).shape for key, value in shared.tensors.items()}, self.device)
             for shared in (result, fresh)
         )
         self._download = Download(self.device)
         self._read_keys = self._carried if infos[0].reads_root else list(infos[0].state_spec.keys(True, True))
-        self._pending: Any = None  # the action of a step that was begun
-        self._advanced = False  # whether rows that are done were reset already
-        self._known_done: _OnHost | None = None  # of the last step
-        self._obstacles: list[str | None] | None = None  # to saving the state, once the workers were asked
+        self._pending: Any = None  # action of a started step
+        self._advanced = False  # whether done rows have already been reset
+        self._last_done: _HostCopy | None = None  # done flags of the last step
+        self._obstacles: list[str | None] | None = None  # to saving the state; None until the workers are queried
 
-    def _in_batch(self, tensor: Tensor) -> Tensor:
-        """Return a view of ``[num_workers, *B, ...]`` that begins with the batch size."""
+    def _batched_view(self, tensor: Tensor) -> Tensor:
+        """Return a view of ``[num_workers, *B, ...]`` whose shape starts with the batch size."""
         return tensor.view(*self.batch_size, *tensor.shape[1 + len(self._each) :])
 
     def begin_step(self, tensordict: Step) -> None:
@@ -105,11 +105,11 @@ class _RowsInWorkers(BatchedEnv):
             self._send_step("step", tensordict)
         elif pending is not tensordict.get(ACTION):
             self._workers.answers(self._place, range(self.num_workers))
-            raise UsageError("A step that was begun must be finished with the same root and action, got others.")
+            raise UsageError("A step must be finished with the same root and action that begin_step got.")
         self._workers.answers(self._place, range(self.num_workers))
         self._advanced = pending is not None
         after = like(tensordict, self._results(self._step_keys), self.batch_size, self.device)
-        self._known_done = _OnHost(after.get(DONE), self._ended.clone())
+        self._last_done = _HostCopy(after.get(DONE), self._done_flags.clone())
         return after
 
     @takes_entries
@@ -123,31 +123,31 @@ class _RowsInWorkers(BatchedEnv):
         if mask is None or not advanced:
             fresh = self._fresh_root(entries, mask)
         else:
-            ready, host = self._ended.clone(), self._on_host(mask)
+            ready, host = self._done_flags.clone(), self._on_host(mask)
             fresh = self._roots(self._root_keys)
-            rest = host & ~ready  # rows that are done for a transform alone
+            rest = host & ~ready  # rows that only a transform has ended
             if rest.any():
                 others = self._fresh_root(entries, rest)
-                mine = ready.to(mask.device)
-                fresh = {key: _where(mine, fresh[key], others[key]) for key in fresh}
+                reset_early = ready.to(mask.device)
+                fresh = {key: _where(reset_early, fresh[key], others[key]) for key in fresh}
         return like(tensordict, fresh, self.batch_size, self.device)
 
     def has_any(self, rows: Tensor) -> bool:
-        """Return whether there is a row in the mask; where it is ``done`` of the last step, the workers have told."""
+        """Return whether the mask selects any row; known from the workers if it is ``done`` of the last step."""
         return bool(self._on_host(rows).any())
 
     def _on_host(self, rows: Tensor) -> Tensor:
-        return rows.cpu() if self._known_done is None or not self._known_done.holds(rows) else self._known_done.host
+        return rows.cpu() if self._last_done is None or not self._last_done.holds(rows) else self._last_done.host
 
     def _fresh_root(self, entries: dict[NestedKey, Tensor], mask: Tensor | None) -> dict[NestedKey, Tensor]:
-        self._settle()
+        self._finish_pending()
         indices = self._envs_to_reset(mask)
         self._send("reset", entries if mask is None else {**entries, RESET: mask}, None, indices)
         self._workers.answers(self._place, indices)
         return self._roots(self._root_keys)
 
-    def _settle(self) -> None:
-        """Wait for a step that was begun and that nobody will finish."""
+    def _finish_pending(self) -> None:
+        """Wait for a started step whose result will not be used."""
         self._group.check_open()
         if self._pending is not None:
             self._pending = None
@@ -155,7 +155,7 @@ class _RowsInWorkers(BatchedEnv):
         self._advanced = False
 
     def _send_step(self, kind: str, tensordict: Step) -> None:
-        self._settle()
+        self._finish_pending()
         entries = {key: tensordict.get(key) for key in self._read_keys if key in tensordict}
         if NEXT in tensordict:
             after = tensordict.get(NEXT)
@@ -170,7 +170,7 @@ class _RowsInWorkers(BatchedEnv):
         self._results.wait()
         self._roots.wait()
         for key, value in entries.items():
-            slot = self._given.get(key)
+            slot = self._inputs.get(key)
             if slot is None:
                 raise ArgumentError(f"The action must fit {self.action_spec}, got a part {key!r}.")
             if value.shape != slot.shape or value.dtype != slot.dtype:
@@ -189,7 +189,7 @@ class _RowsInWorkers(BatchedEnv):
         return None
 
     def _write_action(self, action: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Write the action, in any encoding, to shared memory and return dtype and shape of one worker's action."""
+        """Write the action, in any encoding, to shared memory; return the dtype and shape of one worker's action."""
         shape = torch.Size([*self._each, *action.shape[len(self.batch_size) :]])
         used = shape.numel() * action.dtype.itemsize
         if self._action_bytes is None or used > self._action_bytes.shape[1]:
@@ -201,8 +201,8 @@ class _RowsInWorkers(BatchedEnv):
         return action.dtype, tuple(shape)
 
     def _ask_all(self, *requests: tuple[Any, ...]) -> list[Any]:
-        """Return the answers of the workers to a request each: a name, and an argument or none."""
-        self._settle()
+        """Send one request per worker, a name and an optional argument, and return the replies."""
+        self._finish_pending()
         for index, (name, *arguments) in enumerate(requests):
             self._workers.ask(self._place, index, pickle.dumps((name, self._place, *arguments)))
         return self._workers.answers(self._place, range(self.num_workers))
@@ -212,13 +212,13 @@ class _RowsInWorkers(BatchedEnv):
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state of an environment can't be saved, None if that of all can.
+        """Reason why the state of an environment can't be saved; None if all can.
 
-        One worker of each kind finds out, at the first time.
+        The first access checks one worker per distinct environment function.
         """
         if self._obstacles is None:
-            self._settle()
-            asked = firsts([task.arguments[0] for task in self._group.tasks])
+            self._finish_pending()
+            asked = first_indices([task.arguments[0] for task in self._group.tasks])
             for index in asked:
                 request = pickle.dumps(("state_obstacle", self._place))
                 self._workers.ask(self._place, index, request, makes_envs=True)
@@ -229,11 +229,11 @@ class _RowsInWorkers(BatchedEnv):
         """Return the states of all environments.
 
         Raises:
-            UnsupportedError: one of them can't save its state.
+            UnsupportedError: an environment can't save its state.
         """
         if not self.can_save_state:
             return super().get_state()
-        return {"envs": _checked(self._ask_all(*[("get_state",)] * self.num_workers))}
+        return {"envs": _raise_errors(self._ask_all(*[("get_state",)] * self.num_workers))}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore states returned by :meth:`get_state`.
@@ -241,14 +241,14 @@ class _RowsInWorkers(BatchedEnv):
         Raises:
             UnfitStateError: a state doesn't fit its environment.
         """
-        _checked(self._ask_all(*[("set_state", saved) for saved in self._saved_envs(state)]))
+        _raise_errors(self._ask_all(*[("set_state", saved) for saved in self._saved_envs(state)]))
 
     def _close(self) -> None:
         self._workers.close()
 
 
-def _checked(answers: list[Any]) -> list[Any]:
-    """Return the answers of workers, or raise the first that is an error."""
+def _raise_errors(answers: list[Any]) -> list[Any]:
+    """Return the replies of workers, or raise the first one that is an error."""
     for answer in answers:
         if isinstance(answer, RecurlError):
             raise answer
@@ -256,12 +256,12 @@ def _checked(answers: list[Any]) -> list[Any]:
 
 
 def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Return ``yes`` in some rows and ``no`` in the others; the rows' mask is ``[*B, 1]``."""
+    """Return ``yes`` in the rows of the mask ``[*B, 1]`` and ``no`` elsewhere."""
     mask = rows if rows.ndim == yes.ndim else rows.view(*rows.shape[:-1], *(1,) * (yes.ndim - rows.ndim + 1))
     return torch.where(mask, yes, no)
 
 
-def _started(
+def _start_workers(
     num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv], timeout: float | None, count: int
 ) -> Requests:
     functions = creators(num_workers, create_env_fn)
@@ -269,27 +269,29 @@ def _started(
     return Requests(WorkerGroup(tasks, timeout), count)
 
 
-class ParallelEnv(_RowsInWorkers):
-    """Environments stepped in parallel, each in a worker process of its own.
+class ParallelEnv(_WorkerRows):
+    """Environments stepped in parallel, each in its own worker process.
 
-    Workers are forks of a new interpreter, which imports the library once for all of them, and never of this process;
-    data is exchanged through anonymous shared memory. The main script needs no ``if __name__ == "__main__"`` guard.
-    Environments that this process has registered with ``gymnasium.register`` are registered in the workers too, those
-    of the main script included. If a worker raises, dies or hangs, the call raises with the worker's traceback as its
-    cause, and all workers are stopped. They also end when this object is closed or garbage-collected, and when this
-    process dies.
+    Workers are forked from a new interpreter, which imports the library once for all of them, and never from this
+    process. Data is exchanged through anonymous shared memory. The main script needs no ``if __name__ == "__main__"``
+    guard. Environments that this process has registered with ``gymnasium.register``, including those of the main
+    script, are registered in the workers too. If a worker raises, dies, or hangs, the call raises with the worker's
+    traceback as its cause, and all workers are stopped. Workers also exit when this object is closed or
+    garbage-collected, and when this process dies.
 
-    Transforms may be inside (in the workers) or outside (around the batch); recurrent states declared by primers inside
-    are exchanged like any other entry. Requires a POSIX system: Linux, macOS.
+    Transforms may be inside (in the workers) or outside (around the batch). Recurrent states declared by primers inside
+    are exchanged like any other entry. Requires a POSIX system such as Linux or macOS.
 
     Args:
-        num_workers: number of environments; the batch size is ``[num_workers, *B]``, where ``[*B]`` is that of each.
+        num_workers: number of environments. The batch size is ``[num_workers, *B]``, where ``[*B]`` is the batch size
+            of each environment.
         create_env_fn: function that creates an environment, or a list of ``num_workers`` such functions. All
             environments must have the same specs. Functions are pickled like :class:`EnvCreator`.
         timeout: seconds after which a reset or step raises because the worker hangs; None for no limit.
-        concatenate: join the rows of all workers in one dimension, ``[num_workers * B]``.
-        device: device of the tensors here; that of the environments when None. Where it is a GPU, the environments
-            belong on the CPU: what they return is then copied there from page-locked memory, all entries at once.
+        concatenate: concatenate the rows of all workers into one dimension, ``[num_workers * B]``.
+        device: device of the tensors in this process; the environments' device when None. If it is a GPU, keep the
+            environments on the CPU: their results are then copied to the GPU from page-locked memory, all entries at
+            once.
 
     Raises:
         ArgumentError: an argument is out of range, ``num_workers`` differs from the number of functions, or the specs
@@ -315,7 +317,7 @@ class ParallelEnv(_RowsInWorkers):
         concatenate: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        workers = _started(num_workers, create_env_fn, timeout, 1)
+        workers = _start_workers(num_workers, create_env_fn, timeout, 1)
         infos = [greeting[0] for greeting in workers.group.greetings]
         try:
             super().__init__(workers, 0, infos, concatenate=concatenate, device=device)
@@ -332,22 +334,21 @@ def parallel_groups(
     timeout: float | None = 9.0,
     device: torch.device | str | None = None,
 ) -> GroupedEnv:
-    """Return environments in worker processes, in groups: each worker has one of each group, and works on any in turn.
+    """Return groups of environments in worker processes. Each worker has one environment of every group.
 
-    While the workers step one group, the actions of another can be computed (double-buffered sampling); a
-    :class:`~recurl.collectors.Collector` does that.
+    While the workers step one group, the actions of another can be computed (double-buffered sampling), as a
+    :class:`~recurl.collectors.Collector` does.
 
     Args:
         num_groups: number of groups.
         num_workers: number of worker processes.
         create_env_fn: function that creates the environment ``[B]`` of one group and worker, called ``num_groups``
-            times in each; or a list of ``num_workers`` such functions.
+            times in each worker; or a list of ``num_workers`` such functions.
         timeout: see :class:`ParallelEnv`.
         device: see :class:`ParallelEnv`.
 
     Returns:
-        One environment of ``[num_groups * num_workers * B]`` rows: those of the first group first, and among them those
-        of the first worker.
+        One environment of ``[num_groups * num_workers * B]`` rows, ordered by group and, within a group, by worker.
 
     Raises:
         ArgumentError: see :class:`ParallelEnv`; or ``num_groups`` is below 1.
@@ -360,11 +361,11 @@ def parallel_groups(
     """
     if num_groups < 1:
         raise ArgumentError(f"num_groups must be at least 1, got {num_groups}.")
-    workers = _started(num_workers, create_env_fn, timeout, num_groups)
+    workers = _start_workers(num_workers, create_env_fn, timeout, num_groups)
     try:
         greetings: list[list[EnvInfo]] = workers.group.greetings
         groups: list[EnvBase] = [
-            _RowsInWorkers(workers, place, [found[place] for found in greetings], concatenate=True, device=device)
+            _WorkerRows(workers, place, [found[place] for found in greetings], concatenate=True, device=device)
             for place in range(num_groups)
         ]
         return GroupedEnv(groups)

@@ -1,4 +1,4 @@
-"""Pickles for other processes, and errors that name the part that can't be pickled."""
+"""Pickling for other processes, with errors that name the part that can't be pickled."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["pickled", "unpicklable_part"]
 
 
 def pickled(name: str, value: object) -> bytes:
-    """Return a pickle of ``value``, functions and classes of the main script by value.
+    """Pickle ``value``, with functions and classes of the main script by value.
 
     Args:
-        name: what ``value`` is, for messages.
+        name: name of ``value``, for error messages.
         value: any object.
 
     Raises:
-        ArgumentTypeError: a part of it can't be pickled; the message names it.
+        ArgumentTypeError: a part of ``value`` can't be pickled; the message names it.
 
     Example:
         >>> import threading
@@ -38,15 +38,15 @@ def pickled(name: str, value: object) -> bytes:
         path, part = unpicklable_part(name, value)
         raise ArgumentTypeError(
             f"Objects that are sent to another process must be picklable, but {path} is a {type(part).__name__}: "
-            f"{error}. Create what can't be pickled inside create_env_fn, which runs there."
+            f"{error}. Create unpicklable objects inside create_env_fn, which runs there."
         ) from error
 
 
 def unpicklable_part(name: str, value: object) -> tuple[str, object]:
-    """Return the innermost part of ``value`` that can't be pickled, after the path to it.
+    """Return the path to the innermost part of ``value`` that can't be pickled, and the part.
 
     Args:
-        name: where the path begins.
+        name: start of the path.
         value: an object that can't be pickled.
     """
     seen = {id(value)}
@@ -63,13 +63,13 @@ def unpicklable_part(name: str, value: object) -> tuple[str, object]:
 def _is_picklable(value: object) -> bool:
     try:
         cloudpickle.dumps(value)
-    except Exception:  # noqa: BLE001 - whatever the object's own methods raise
+    except Exception:  # noqa: BLE001 - the object's methods may raise anything
         return False
     return True
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    """Yield what an object consists of: its attributes, items, or the variables that a function uses."""
+    """Yield the parts of an object: its attributes, its items, or the variables that a function uses."""
     if isinstance(value, functools.partial):
         yield ".func", value.func
         yield from _parts(value.args)

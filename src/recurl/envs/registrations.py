@@ -1,4 +1,4 @@
-"""Environments that a process has registered with Gymnasium, sent to its workers."""
+"""Transfer of Gymnasium registrations to worker processes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from recurl.errors import ArgumentError
 
 __all__ = ["Registration", "register_all", "registrations"]
 
-_EVERYWHERE = ("gymnasium.", "recurl.")  # modules that register their environments in a worker too
-_POINTS = ("entry_point", "vector_entry_point")
+_LIBRARY_PREFIXES = ("gymnasium.", "recurl.")  # modules that also register their environments in a worker
+_ENTRY_POINTS = ("entry_point", "vector_entry_point")
 
 
 class Registration(NamedTuple):
-    """An environment's id, and its pickled spec."""
+    """Id of an environment and its pickled spec."""
 
     id: str
     spec: bytes
 
 
-class _Maker:
-    """Picklable entry point; what makes the environment is unpickled only when it is asked for.
+class _PickledEntryPoint:
+    """Picklable entry point that unpickles the environment's constructor only when called.
 
     Args:
-        function: what makes it; one defined in the main script is pickled by value.
+        function: the constructor; pickled by value if defined in the main script.
     """
 
     def __init__(self, function: Any) -> None:
@@ -41,11 +41,11 @@ class _Maker:
         return pickle.loads(self._data)(**options)
 
 
-class _Absent:
+class _UnsendableEntryPoint:
     """Entry point of an environment that can't be sent to a worker.
 
     Args:
-        reason: why not.
+        reason: the reason.
     """
 
     def __init__(self, reason: str) -> None:
@@ -53,46 +53,46 @@ class _Absent:
 
     def __call__(self, **options: Any) -> NoReturn:
         raise ArgumentError(
-            f"What this environment is registered with can't be sent to a worker process ({self._reason}): register it "
-            "in a module that the id names, 'module:id'."
+            f"The registration of this environment can't be sent to a worker process ({self._reason}): register it in "
+            "a module that the id names, 'module:id'."
         )
 
 
 def registrations() -> list[Registration]:
-    """Return the environments that this process has registered and a new interpreter would lack."""
-    return [_registration(spec) for spec in list(gym.registry.values()) if not _is_everywhere(spec)]
+    """Return the environments registered in this process that a new interpreter would lack."""
+    return [_registration(spec) for spec in list(gym.registry.values()) if not _is_from_library(spec)]
 
 
 def register_all(registered: Sequence[Registration]) -> None:
-    """Register what :func:`registrations` returned in another process, except for ids that are known here."""
+    """Register the result of :func:`registrations` from another process, except for ids already registered here."""
     for name, data in registered:
         if name in gym.registry:
             continue
         try:
             gym.registry[name] = pickle.loads(data)
-        except Exception as error:  # noqa: BLE001 - whatever the spec's arguments import; told when it is made
-            gym.registry[name] = _absent(name, error)
+        except Exception as error:  # noqa: BLE001 - imports of the spec may raise anything; reported at creation
+            gym.registry[name] = _unsendable_spec(name, error)
 
 
-def _is_everywhere(spec: EnvSpec) -> bool:
+def _is_from_library(spec: EnvSpec) -> bool:
     points = [point for point in (spec.entry_point, spec.vector_entry_point) if point is not None]
-    return all(isinstance(point, str) and point.startswith(_EVERYWHERE) for point in points)
+    return all(isinstance(point, str) and point.startswith(_LIBRARY_PREFIXES) for point in points)
 
 
 def _registration(spec: EnvSpec) -> Registration:
     try:
-        points = {name: _sendable(getattr(spec, name)) for name in _POINTS}
+        points = {name: _sendable(getattr(spec, name)) for name in _ENTRY_POINTS}
         return Registration(spec.id, cloudpickle.dumps(replace(spec, **points)))
-    except Exception as error:  # noqa: BLE001 - whatever pickling raises; told when the environment is made
-        return Registration(spec.id, cloudpickle.dumps(_absent(spec.id, error)))
+    except Exception as error:  # noqa: BLE001 - pickling may raise anything; reported when the environment is created
+        return Registration(spec.id, cloudpickle.dumps(_unsendable_spec(spec.id, error)))
 
 
-def _absent(name: str, error: Exception) -> EnvSpec:
-    point: Any = _Absent(f"{type(error).__name__}: {error}")
+def _unsendable_spec(name: str, error: Exception) -> EnvSpec:
+    point: Any = _UnsendableEntryPoint(f"{type(error).__name__}: {error}")
     return EnvSpec(name, point, vector_entry_point=point)
 
 
 def _sendable(point: Any) -> Any:
     if isinstance(point, str) and point.startswith("__main__:"):
         point = getattr(importlib.import_module("__main__"), point.removeprefix("__main__:"))
-    return _Maker(point) if callable(point) else point
+    return _PickledEntryPoint(point) if callable(point) else point

@@ -1,4 +1,4 @@
-"""The interaction loop: the only place where a policy acts in an environment."""
+"""Interaction loop: the only place where a policy acts in an environment."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from recurl.spans import ACTING, ENVIRONMENT, span
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Act: TypeAlias = Callable[[Any], Step]
-"""A policy that maps a TensorDict, or a lowered ``Step``, to one with the action."""
+"""Policy that maps a TensorDict, or a lowered ``Step``, to one with the action."""
 Write: TypeAlias = Callable[[int, int, Any], Any]
-"""Takes a step: the number of its environment, its index, and the TensorDict after it."""
+"""Callback for a step: environment number, step index, and the TensorDict after the step."""
 
 
 class Environment(Declares, Protocol):
-    """The interface of an environment that the loop needs; documented at ``EnvBase``."""
+    """Environment interface required by the interaction loop; see ``EnvBase``."""
 
     batch_size: torch.Size
     device: torch.device | None
 
     def step(self, tensordict: Any) -> Any:
-        """Make one step."""
+        """Take one step."""
         ...
 
     def carry(self, tensordict: Any) -> Any:
@@ -43,11 +43,11 @@ class Environment(Declares, Protocol):
         ...
 
     def begin_step(self, tensordict: Any) -> None:
-        """Begin a step, and the reset after it, without waiting for them."""
+        """Start a step, and the reset after it, without waiting for the results."""
         ...
 
     def rand_action(self, tensordict: Any) -> Any:
-        """Set a random action."""
+        """Write a random action."""
         ...
 
 
@@ -63,18 +63,18 @@ def interact(
     write: Callable[[int, Any], Any],
     stop: Callable[[Any], bool] | None = None,
 ) -> Step:
-    """Make ``steps`` steps from the root ``td`` and return the next root, its done rows reset.
+    """Take ``steps`` steps from the root ``td`` and return the next root, with its done rows reset.
 
-    Runs without gradients and in sequential mode, whatever the mode outside.
+    Runs without gradients and in sequential mode, regardless of the current mode.
 
     Args:
         env: the environment.
         policy: maps a root to one with ``"action"`` (and its new states under ``"next"``); random actions when None.
         td: root to start from.
         steps: number of steps.
-        write: called with the index of the step and the TensorDict after it (root, action, ``next``), which this loop
-            does not modify afterwards; its tensors may be shared with the next root.
-        stop: called after ``write`` with the same TensorDict; if it returns True the loop ends, and done rows are not
+        write: called with the index of the step and the TensorDict after it (root, action, ``next``). The loop does not
+            modify the TensorDict afterwards; its tensors may be shared with the next root.
+        stop: called after ``write`` with the same TensorDict. If it returns True, the loop ends and done rows are not
             reset.
     """
     with set_recurrent_mode(False), torch.no_grad():
@@ -97,22 +97,22 @@ def interact_in_turn(
     write: Write,
     first: int = 0,
 ) -> list[Step]:
-    """Make ``steps`` steps in each of several environments, and return their next roots, done rows reset.
+    """Take ``steps`` steps in each of several environments and return their next roots, with done rows reset.
 
-    The environments take turns at every step: while one steps, if it does so in worker processes, actions are computed
-    for the next. Policies are called in the order of the environments, step by step.
+    The environments take turns at every step: while one steps in its worker processes (if it has any), actions are
+    computed for the next. At each step, policies are called in the order of the environments.
 
     Args:
         envs: the environments.
-        policies: of each one; see :func:`interact`.
-        roots: of each one, to start from.
+        policies: one policy per environment; see :func:`interact`.
+        roots: one root per environment to start from.
         steps: number of steps.
-        write: called with the number of the environment, the index of the step and the TensorDict after it.
+        write: called with the number of the environment, the index of the step, and the TensorDict after it.
         first: index of the first step.
     """
     with set_recurrent_mode(False), torch.no_grad():
         turns = [
-            _turns(env, policy, root, range(first, first + steps), partial(write, number))
+            _take_turns(env, policy, root, range(first, first + steps), partial(write, number))
             for number, (env, policy, root) in enumerate(zip(envs, policies, roots, strict=True))
         ]
         after = list(roots)
@@ -121,10 +121,10 @@ def interact_in_turn(
     return after
 
 
-def _turns(
+def _take_turns(
     env: Environment, policy: Act | None, td: Step, steps: range, write: Callable[[int, Any], Any]
 ) -> Iterator[Step]:
-    """Make steps, and yield while each is under way, and the next root at the end."""
+    """Take steps, yielding while each one is in progress, and finally yield the next root."""
     for index in steps:
         with span(ACTING):
             td = env.rand_action(td) if policy is None else policy(td)
@@ -150,7 +150,7 @@ def rollout(
     cast: bool,
     set_truncated: bool,
 ) -> TensorDict:
-    """Return up to ``max_steps`` steps from the root ``td`` as ``[*B, T]``; see ``EnvBase.rollout``.
+    """Return a rollout of up to ``max_steps`` steps from the root ``td`` as ``[*B, T]``; see ``EnvBase.rollout``.
 
     Args:
         env: the environment.
@@ -158,20 +158,20 @@ def rollout(
         max_steps: maximum number of steps, at least 1.
         policy: see :func:`interact`.
         callback: called with ``env`` and the TensorDict after every step.
-        break_when: ``any`` or ``all``: stop once any row, or every row, has been done; None: never stop early.
-        cast: call the policy on its parameters' device.
-        set_truncated: set ``truncated`` and ``done`` at the last step of the rows that aren't done.
+        break_when: ``any`` or ``all``: stop once any row, or every row, has been done. None: never stop early.
+        cast: call the policy on the device of its parameters.
+        set_truncated: set ``truncated`` and ``done`` at the last step of rows that aren't done.
 
     Raises:
         ArgumentError: ``max_steps`` is below 1.
         WiringError: the policy has a state that the environment would not feed back.
-        MissingKeyError: the policy reads ``is_init``, and the environment has no InitTracker.
+        MissingKeyError: the policy reads ``is_init``, but the environment has no InitTracker.
     """
     if max_steps < 1:
         raise ArgumentError(f"max_steps must be at least 1, got {max_steps}.")
     if policy is not None:
         check_policy_wiring(policy, env)
-    td = td.exclude(COLLECTOR)  # without the ids of an earlier rollout or batch
+    td = td.exclude(COLLECTOR)  # drop the ids of an earlier rollout or batch
     written: list[TensorDictBase] = []
     finished = torch.zeros((*env.batch_size, 1), dtype=torch.bool, device=env.device)
 
@@ -198,7 +198,7 @@ def _stack(written: list[TensorDictBase], env: Environment) -> TensorDict:
 
 
 def _number(out: TensorDict) -> None:
-    """Write the trajectory ids of ``[*B, T]`` steps, and the number of each step within its trajectory."""
+    """Write the trajectory id of each of the ``[*B, T]`` steps, and its step number within the trajectory."""
     starts = torch.ones(out.batch_size, dtype=torch.bool, device=out.device)
     starts[..., 1:] = out.get((NEXT, DONE))[..., :-1, 0]
     ordinal = starts.reshape(-1).cumsum(0).reshape(out.batch_size) - 1

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as JSON."""
+"""Conversion of Gymnasium spaces to and from JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ spaces = gym.spaces
 
 
 def space_to_json(space: gym.Space[Any]) -> dict[str, Any]:
-    """Return a space as plain values, from which :func:`space_from_json` builds an equal one.
+    """Return plain values from which :func:`space_from_json` builds an equal space.
 
     Raises:
         UnsupportedError: it isn't a Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these.
@@ -32,10 +32,10 @@ def space_to_json(space: gym.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(values: Mapping[str, Any]) -> gym.Space[Any]:
-    """Return the space that :func:`space_to_json` wrote.
+    """Return the space described by the result of :func:`space_to_json`.
 
     Raises:
-        ArgumentError: ``values`` describe none.
+        ArgumentError: ``values`` don't describe a space.
 
     Example:
         >>> space_from_json({"kind": "Discrete", "n": 3, "start": 0})
@@ -50,22 +50,22 @@ def space_from_json(values: Mapping[str, Any]) -> gym.Space[Any]:
 
 
 def _bound(values: np.ndarray[Any, Any]) -> Any:
-    """Return bounds of a Box, as one number where all are equal; infinities as text, which JSON lacks."""
+    """Return the bounds of a Box, as one number if all are equal; infinities are strings, because JSON has none."""
     values = np.asarray(values)
     first = values.flat[0] if values.size else values.dtype.type(0)
     found = first.item() if (values == first).all() else values.tolist()
-    return _texts(found)
+    return _encode_infinities(found)
 
 
-def _texts(value: Any) -> Any:
+def _encode_infinities(value: Any) -> Any:
     if isinstance(value, list):
-        return [_texts(part) for part in cast("list[Any]", value)]
+        return [_encode_infinities(part) for part in cast("list[Any]", value)]
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _numbers(value: Any) -> Any:
+def _decode_infinities(value: Any) -> Any:
     if isinstance(value, list):
-        return [_numbers(part) for part in cast("list[Any]", value)]
+        return [_decode_infinities(part) for part in cast("list[Any]", value)]
     return float(value) if isinstance(value, str) else value
 
 
@@ -77,7 +77,8 @@ def _box(space: Any) -> dict[str, Any]:
 def _read_box(values: Mapping[str, Any]) -> gym.Space[Any]:
     dtype, shape = np.dtype(values["dtype"]), tuple(values["shape"])
     low, high = (
-        np.broadcast_to(np.array(_numbers(values[name]), dtype=dtype), shape).copy() for name in ("low", "high")
+        np.broadcast_to(np.array(_decode_infinities(values[name]), dtype=dtype), shape).copy()
+        for name in ("low", "high")
     )
     return spaces.Box(low, high, shape, cast(Any, dtype))
 

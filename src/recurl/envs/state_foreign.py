@@ -1,4 +1,4 @@
-"""State of objects that keep it outside Python: random generators, Atari's emulator, MuJoCo."""
+"""State of objects that keep it in native memory: random generators, Atari's emulator, and MuJoCo."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _BITS = {
 
 
 class Foreign(NamedTuple):
-    """How such an object is saved and restored."""
+    """Functions that save and restore such an object."""
 
     save: Callable[[Any], Any]
     """Return the state, as plain values."""
     restore: Callable[[Any, Any], None]
-    """Write a state into an object."""
+    """Restore the state of an object."""
     make: Callable[[Any], Any] | None = None
-    """Make an object for a state; None where only one that is there can be used."""
+    """Create an object for a state; None if only an existing object can be used."""
 
 
 def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
     return {"bits": dict(bits.state), "seeds": dict(seeds.state) if type(seeds) is np.random.SeedSequence else None}
 
 
-def _made_generator(state: dict[str, Any]) -> np.random.Generator:
+def _make_generator(state: dict[str, Any]) -> np.random.Generator:
     seeds = state["seeds"]
     return np.random.Generator(
         _BITS[state["bits"]["bit_generator"]](None if seeds is None else np.random.SeedSequence(**seeds))
@@ -46,14 +46,14 @@ def _made_generator(state: dict[str, Any]) -> np.random.Generator:
 
 
 def _restore_generator(generator: np.random.Generator, state: dict[str, Any]) -> None:
-    generator.bit_generator.state = _checked(state["bits"])
+    generator.bit_generator.state = _check_position(state["bits"])
 
 
-def _checked(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a bit generator of NumPy, which reads memory at a position without a check."""
+def _check_position(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a NumPy bit generator after checking its position, which NumPy uses as an unchecked index."""
     position = state["state"].get("pos", 0) if state["bit_generator"] == "MT19937" else state.get("buffer_pos", 0)
     if not 0 <= position <= (624 if state["bit_generator"] == "MT19937" else 4):
-        raise ArgumentError(f"A saved random generator is at position {position}, which it doesn't have.")
+        raise ArgumentError(f"A saved random generator is at position {position}, which is out of range.")
     return state
 
 
@@ -65,9 +65,9 @@ def _restore_ale(ale: Any, state: bytes) -> None:
 
 
 def _floats(holder: Any) -> dict[str, Any]:
-    """Return the numbers of one of MuJoCo's structs that aren't integers: those are indices, which C doesn't check.
+    """Return the floating-point fields of a MuJoCo struct; integers are indices that C doesn't check.
 
-    Arrays of contacts and constraints, whose size varies, are left out: the next step begins with computing them.
+    Arrays of contacts and constraints, whose size varies, are skipped: the next step starts by computing them.
     """
     found: dict[str, Any] = {}
     for name, member in vars(type(holder)).items():
@@ -87,20 +87,20 @@ def _write_floats(holder: Any, saved: dict[str, Any]) -> None:
 
 
 def _data_state(data: Any) -> dict[str, Any]:
-    mujoco: Any = sys.modules["mujoco"]  # the object is one of it
-    whole: Any = mujoco.mjtState.mjSTATE_INTEGRATION
-    integration = np.empty(mujoco.mj_stateSize(data.model, whole))
-    mujoco.mj_getState(data.model, data, integration, whole)
+    mujoco: Any = sys.modules["mujoco"]  # imported, as the object is an instance of one of its classes
+    components: Any = mujoco.mjtState.mjSTATE_INTEGRATION
+    integration = np.empty(mujoco.mj_stateSize(data.model, components))
+    mujoco.mj_getState(data.model, data, integration, components)
     return {"integration": integration, "floats": _floats(data)}
 
 
 def _restore_data(data: Any, state: dict[str, Any]) -> None:
-    mujoco: Any = sys.modules["mujoco"]  # the object is one of it
-    whole: Any = mujoco.mjtState.mjSTATE_INTEGRATION
-    mujoco.mj_setState(data.model, data, state["integration"], whole)
+    mujoco: Any = sys.modules["mujoco"]  # imported, as the object is an instance of one of its classes
+    components: Any = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(data.model, data, state["integration"], components)
     mujoco.mj_forward(data.model, data)
-    mujoco.mj_setState(data.model, data, state["integration"], whole)
-    _write_floats(data, state["floats"])  # environments read positions that are a step behind
+    mujoco.mj_setState(data.model, data, state["integration"], components)
+    _write_floats(data, state["floats"])  # environments read positions that lag one step behind
 
 
 def _model_state(model: Any) -> dict[str, Any]:
@@ -113,11 +113,11 @@ def _restore_model(model: Any, state: dict[str, Any]) -> None:
 
 
 FOREIGN: dict[str, Foreign] = {
-    "numpy.random._generator.Generator": Foreign(_generator_state, _restore_generator, _made_generator),
+    "numpy.random._generator.Generator": Foreign(_generator_state, _restore_generator, _make_generator),
     "numpy.random.mtrand.RandomState": Foreign(
         lambda generator: dict(generator.get_state(legacy=False)),
-        lambda generator, state: generator.set_state(_checked(state)),
-        lambda _: np.random.RandomState(derive_seed(0, "restored") % 2**32),  # its state is set then
+        lambda generator, state: generator.set_state(_check_position(state)),
+        lambda _: np.random.RandomState(derive_seed(0, "restored") % 2**32),  # the state is set afterwards
     ),
     "random.Random": Foreign(
         lambda generator: generator.getstate(),
@@ -136,4 +136,4 @@ FOREIGN: dict[str, Foreign] = {
     "mujoco._structs.MjModel": Foreign(_model_state, _restore_model),
     "mujoco._structs.MjData": Foreign(_data_state, _restore_data),
 }
-"""How objects are saved, by the name of their type."""
+"""Handlers of native objects, by type name."""

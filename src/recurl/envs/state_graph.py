@@ -1,8 +1,9 @@
-"""The state of Python objects as plain data: what their attributes hold, written into freshly made ones.
+"""State of Python objects as plain data: attribute values, restored into newly created objects.
 
-Nothing that is read runs code of its own: functions, classes and modules are those of the fresh objects at the same
-place; an object is written attribute by attribute, into the fresh one there or, for classes of the environment's own
-package, into an empty one of a class that is imported already; constructors and other methods aren't called.
+Restoring a state never runs code from it. Functions, classes, and modules are those of the fresh objects at the same
+place. An object is restored attribute by attribute, into the fresh object at its place or, for classes of the
+environment's own package, into an empty instance of an already imported class. Constructors and other methods aren't
+called.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from recurl.envs.state_foreign import FOREIGN
-from recurl.envs.state_plain import MOST_BYTES, PlainReader, PlainWriter, UnsavableError, unsavable
+from recurl.envs.state_plain import MAX_BYTES, PlainReader, PlainWriter, UnsavableError, unsavable
 from recurl.errors import ArgumentError
 
 __all__ = ["GraphReader", "GraphWriter", "has_own_state"]
 
 _HEAP_TYPE = 1 << 9
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_KEPT = (EnvSpec, logging.Logger, *_LOCKS)
-_NAMED = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
+_NEVER_SAVED = (EnvSpec, logging.Logger, *_LOCKS)
+_SAVED_BY_NAME = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
 _ABSENT: Any = object()
-_MOST_NODES = 10**6
+_MAX_NODES = 10**6
 _CONTAINERS: dict[str, type] = {
     "list": list,
     "dict": dict,
@@ -47,17 +48,17 @@ _CONTAINERS: dict[str, type] = {
 
 
 def has_own_state(env: Any) -> bool:
-    """Return whether an environment, no wrapper, has ``get_state()`` and ``set_state(state)`` of its own."""
+    """Return whether an unwrapped environment implements ``get_state()`` and ``set_state(state)``."""
     wrapper = isinstance(env, gym.Wrapper | gym.vector.VectorWrapper)
     mine = isinstance(env, gym.Env | VectorEnv) and not wrapper
     return mine and hasattr(type(env), "get_state") and hasattr(type(env), "set_state")
 
 
 class GraphWriter(PlainWriter):
-    """Writes an object and all that it refers to; see :class:`GraphReader`.
+    """Writer of an object and all objects that it refers to; see :class:`GraphReader`.
 
     Args:
-        most: largest number of bytes.
+        most: maximum number of bytes.
 
     Example:
         >>> class Place:
@@ -70,12 +71,12 @@ class GraphWriter(PlainWriter):
         [1, 2, 5]
     """
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = MAX_BYTES) -> None:
         super().__init__(most=most)
         self._numbers: dict[Any, int] = {}
         self._nodes: list[Any] = []
         self._queue: collections.deque[tuple[int, Any, str]] = collections.deque()
-        self._alive: list[Any] = []  # so that no other object gets the id of one that was written
+        self._alive: list[Any] = []  # keeps written objects alive, so that their ids aren't reused
         self._writers: dict[type, Callable[[Any, str], list[Any]]] = {
             **dict.fromkeys((list, set), lambda value, at: [type(value).__name__, self._items(value, at)]),
             **dict.fromkeys(
@@ -104,7 +105,7 @@ class GraphWriter(PlainWriter):
         """Return the state of ``root``.
 
         Raises:
-            UnsavableError: something in it can't be saved.
+            UnsavableError: a value in it can't be saved.
         """
         begin = self.value(root, type(root).__name__)
         while self._queue:
@@ -113,24 +114,24 @@ class GraphWriter(PlainWriter):
         return self.state([begin, self._nodes])
 
     def other(self, value: Any, at: str) -> Any:
-        """Return a reference to a value that can be changed in place, or the name of one that can't."""
+        """Return a reference to a mutable value, or the name of an immutable one."""
         if isinstance(value, enum.Enum):
-            return ["enum", *_name(type(value)), value.name]
-        if isinstance(value, _KEPT):
-            return ["kept", *_name(type(value))]
-        if isinstance(value, _NAMED) and _is_free(value):
-            return ["same", *_name(value)]
+            return ["enum", *_qualified_name(type(value)), value.name]
+        if isinstance(value, _NEVER_SAVED):
+            return ["kept", *_qualified_name(type(value))]
+        if isinstance(value, _SAVED_BY_NAME) and _is_unbound(value):
+            return ["same", *_qualified_name(value)]
         if isinstance(value, tuple):
             kind = type(value)
             if not hasattr(kind, "_fields") or not _is_plain_class(kind, tuple):
                 raise unsavable(value, at)
-            return ["namedtuple", *_name(kind), self._items(value, at)]
+            return ["namedtuple", *_qualified_name(kind), self._items(value, at)]
         return ["ref", self._number(value, id(value), at)]
 
     def _number(self, value: Any, key: Any, at: str) -> int:
         if key not in self._numbers:
-            if len(self._nodes) >= _MOST_NODES:
-                raise UnsavableError(f"its state has more than {_MOST_NODES} objects")
+            if len(self._nodes) >= _MAX_NODES:
+                raise UnsavableError(f"its state has more than {_MAX_NODES} objects")
             self._numbers[key] = len(self._nodes)
             self._nodes.append(None)
             self._alive.append(value)
@@ -142,14 +143,18 @@ class GraphWriter(PlainWriter):
         write = self._writers.get(kind)
         if write is not None:
             return write(value, at)
-        name = ".".join(_name(kind))
+        name = ".".join(_qualified_name(kind))
         if name in FOREIGN:
             return ["foreign", name, self._plain(FOREIGN[name].save(value), at)]
         owner = getattr(value, "__self__", None)
         if callable(value) and owner is not None and hasattr(value, "__name__"):
             return ["method", value.__name__, self.value(owner, at)]
         if has_own_state(value):
-            return ["own", *_name(kind), self._plain(cast(Any, value).get_state(), f"{kind.__name__}.get_state()")]
+            return [
+                "own",
+                *_qualified_name(kind),
+                self._plain(cast(Any, value).get_state(), f"{kind.__name__}.get_state()"),
+            ]
         return self._object(value, at)
 
     def _plain(self, value: Any, at: str) -> Any:
@@ -183,8 +188,8 @@ class GraphWriter(PlainWriter):
         return ["tensor", number, *form, value.requires_grad, isinstance(value, torch.nn.Parameter)]
 
     def _function(self, value: types.FunctionType, at: str) -> list[Any]:
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-        return ["function", *_name(value), [self.value(content, f"{at} of a closure") for content in cells]]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        return ["function", *_qualified_name(value), [self.value(content, f"{at} of a closure") for content in cells]]
 
     def _object(self, value: object, at: str) -> list[Any]:
         kind = type(value)
@@ -193,16 +198,16 @@ class GraphWriter(PlainWriter):
         attributes = [
             [name, self.value(content, f"{kind.__name__}.{name}")]
             for name, content in _attributes(value).items()
-            if not _is_constant(value, name, content)
+            if not _is_skipped(value, name, content)
         ]
-        return ["object", *_name(kind), attributes]
+        return ["object", *_qualified_name(kind), attributes]
 
 
 class GraphReader(PlainReader):
-    """Writes a saved state into a fresh object, made as the saved one was.
+    """Reader that restores a saved state into a fresh object, created the same way as the saved one.
 
     Args:
-        state: what :meth:`GraphWriter.written` returned.
+        state: result of :meth:`GraphWriter.written`.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -212,47 +217,47 @@ class GraphReader(PlainReader):
         self._claimed: set[int] = set()
         self._alive: list[Any] = []
         self._queue: collections.deque[Callable[[], None]] = collections.deque()
-        self._last: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
         self._packages: set[str] = set()
 
     def restore(self, root: object) -> None:
-        """Write the state into ``root``.
+        """Restore the state into ``root``.
 
         Raises:
-            ArgumentError: the state is of another kind of object.
+            ArgumentError: the state belongs to another kind of object.
         """
-        self._packages = {kind.__module__.partition(".")[0] for env in _chain(root) for kind in type(env).__mro__}
+        self._packages = {kind.__module__.partition(".")[0] for env in _nested_envs(root) for kind in type(env).__mro__}
         self._packages -= {"builtins", "abc", "typing", "recurl"}
         try:
             begin, self._nodes = json.loads(self._text)
             if self.value(begin, root) is not root:
-                raise ArgumentError(f"The state is of another kind of environment than {root}.")
+                raise ArgumentError(f"The state belongs to another kind of environment than {root}.")
             while self._queue:
                 self._queue.popleft()()
-            for restore in self._last:
+            for restore in self._deferred:
                 restore()
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ArgumentError):
                 raise
             raise ArgumentError(
-                f"The state can't be restored in {root} ({type(error).__name__}: {error}): it was saved of another "
-                "environment, or changed."
+                f"The state can't be restored in {root} ({type(error).__name__}: {error}): it was saved from another "
+                "environment, or modified."
             ) from error
 
     def other(self, tag: str, rest: list[Any], fresh: Any) -> Any:
-        """Return the value that a reference or a name stands for."""
+        """Return the value that a reference or a name denotes."""
         if tag == "ref":
             return self._node(rest[0], fresh)
         if tag == "enum":
             return _member(self._class(rest[:2], type(fresh)), rest[2])
         if tag == "kept":
-            return fresh if fresh is not None and _name(type(fresh)) == tuple(rest) else _ABSENT
+            return fresh if fresh is not None and _qualified_name(type(fresh)) == tuple(rest) else _ABSENT
         if tag == "namedtuple":
             kind = self._class(rest[:2], type(fresh))
             if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
                 raise ArgumentError(f"{kind} is not a named tuple.")
             return tuple.__new__(kind, self._items(rest[2], fresh))
-        if tag == "same" and isinstance(fresh, _NAMED) and _name(fresh) == tuple(rest):
+        if tag == "same" and isinstance(fresh, _SAVED_BY_NAME) and _qualified_name(fresh) == tuple(rest):
             return fresh
         raise ArgumentError(f"The state has {'.'.join(map(str, rest))} where a fresh environment has {fresh!r}.")
 
@@ -264,7 +269,7 @@ class GraphReader(PlainReader):
         return read(number, fresh, tag, *rest)
 
     def _claim(self, number: int, value: Any, fill: Callable[[], None] | None = None) -> Any:
-        """Take ``value`` as what the number stands for, and fill it later."""
+        """Register ``value`` as the object with this number, and schedule ``fill``."""
         self._made[number] = value
         self._claimed.add(id(value))
         self._alive.append(value)
@@ -272,17 +277,17 @@ class GraphReader(PlainReader):
             self._queue.append(fill)
         return value
 
-    def _is_free(self, fresh: Any, kind: type) -> bool:
+    def _is_reusable(self, fresh: Any, kind: type) -> bool:
         return type(fresh) is kind and id(fresh) not in self._claimed
 
     def _read_container(self, number: int, fresh: Any, tag: str, contents: list[Any], most: int | None = None) -> Any:
         kind: Any = _CONTAINERS[tag]
-        free = self._is_free(fresh, kind) and (tag != "deque" or fresh.maxlen == most)
+        free = self._is_reusable(fresh, kind) and (tag != "deque" or fresh.maxlen == most)
         made: Any = fresh if free else kind(maxlen=most) if tag == "deque" else kind()
         return self._claim(number, made, lambda: self._fill(made, contents, fresh))
 
     def _read_defaultdict(self, number: int, fresh: Any, _: str, contents: list[Any], factory: Any) -> Any:
-        if not self._is_free(fresh, collections.defaultdict):
+        if not self._is_reusable(fresh, collections.defaultdict):
             raise ArgumentError("A fresh environment has no defaultdict where the state has one.")
         self.value(factory, fresh.default_factory)
         return self._claim(number, fresh, lambda: self._fill(fresh, contents, fresh))
@@ -291,14 +296,14 @@ class GraphReader(PlainReader):
         if isinstance(made, dict):
             known: dict[Any, Any] = dict(cast("dict[Any, Any]", fresh)) if isinstance(fresh, dict) else {}
             pairs = [(_hashable(self.value(key)), item) for key, item in contents]
-            found = [(key, self._there(self.value(item, known.get(key)))) for key, item in pairs]
+            found = [(key, self._required(self.value(item, known.get(key)))) for key, item in pairs]
             filled = cast("dict[Any, Any]", made)
             filled.clear()
             for key, item in found:
                 filled[key] = item
             return
         before: Any = list(cast("list[Any]", fresh)) if isinstance(fresh, list | collections.deque) else None
-        items = [self._there(item) for item in self._items(contents, before)]
+        items = [self._required(item) for item in self._items(contents, before)]
         made.clear()
         if isinstance(made, set):
             made.update(_hashable(item) for item in items)
@@ -306,13 +311,13 @@ class GraphReader(PlainReader):
             made.extend(items)
 
     def _read_bytearray(self, number: int, fresh: Any, _: str, start: int, count: int) -> Any:
-        made = fresh if self._is_free(fresh, bytearray) else bytearray()
+        made = fresh if self._is_reusable(fresh, bytearray) else bytearray()
         made[:] = self.get(start, count)
         return self._claim(number, made)
 
     def _read_array(self, number: int, fresh: Any, _: str, *form: Any) -> Any:
         made = self.array(*form[:-1])
-        if self._is_free(fresh, np.ndarray) and fresh.dtype == made.dtype and fresh.shape == made.shape:
+        if self._is_reusable(fresh, np.ndarray) and fresh.dtype == made.dtype and fresh.shape == made.shape:
             if fresh.flags.writeable and form[-1]:
                 fresh[...] = made
                 return self._claim(number, fresh)
@@ -322,13 +327,13 @@ class GraphReader(PlainReader):
         return self._claim(number, made)
 
     def _read_objects(self, number: int, fresh: Any, _: str, shape: list[int], items: list[Any]) -> Any:
-        there = self._is_free(fresh, np.ndarray) and fresh.dtype == object and list(fresh.shape) == shape
-        made = fresh if there else np.empty(shape, object)
+        reusable = self._is_reusable(fresh, np.ndarray) and fresh.dtype == object and list(fresh.shape) == shape
+        made = fresh if reusable else np.empty(shape, object)
 
         def fill() -> None:
             found = self._items(items, made.ravel().tolist())
             for index, item in zip(np.ndindex(*shape), found, strict=True):
-                made[index] = self._there(item)
+                made[index] = self._required(item)
 
         return self._claim(number, made, fill)
 
@@ -361,18 +366,22 @@ class GraphReader(PlainReader):
         dtype, shape, strides, offset, requires_grad, is_parameter = form
         kind = getattr(torch, dtype)
         if not isinstance(kind, torch.dtype) or min([*shape, *strides, offset], default=0) < 0:
-            raise ArgumentError("A saved tensor has no such form.")
+            raise ArgumentError("A saved tensor has an invalid dtype, shape, stride, or offset.")
         made = torch.empty(0, dtype=kind).set_(self._node(storage, None), offset, shape, strides)
         if is_parameter:
-            if not self._is_free(fresh, torch.nn.Parameter):
+            if not self._is_reusable(fresh, torch.nn.Parameter):
                 raise ArgumentError("A fresh environment has no parameter where the state has one.")
             fresh.data = made
             return self._claim(number, fresh)
         return self._claim(number, made.requires_grad_(requires_grad))
 
     def _read_function(self, number: int, fresh: Any, _: str, module: str, name: str, contents: list[Any]) -> Any:
-        cells = [cell for cell in getattr(fresh, "__closure__", None) or () if _is_full(cell)]
-        if type(fresh) is not types.FunctionType or _name(fresh) != (module, name) or len(cells) != len(contents):
+        cells = [cell for cell in getattr(fresh, "__closure__", None) or () if _is_filled(cell)]
+        if (
+            type(fresh) is not types.FunctionType
+            or _qualified_name(fresh) != (module, name)
+            or len(cells) != len(contents)
+        ):
             raise ArgumentError(f"The state has the function {module}.{name} where a fresh environment has {fresh!r}.")
 
         def fill() -> None:
@@ -396,13 +405,15 @@ class GraphReader(PlainReader):
             raise ArgumentError(f"The state has the method {name} where a fresh environment has {fresh!r}.")
         found = self.value(owner, known)
         if type(found) is not type(known):
-            raise ArgumentError(f"The method {name} is one of {type(known)}, got {type(found)}.")
+            raise ArgumentError(f"The method {name} belongs to {type(known)}, got {type(found)}.")
         return self._claim(number, fresh if found is known else getattr(found, name))
 
     def _read_foreign(self, number: int, fresh: Any, _: str, name: str, written: Any) -> Any:
         known, state = FOREIGN[name], self._plain(written)
-        there = fresh is not None and ".".join(_name(type(fresh))) == name and id(fresh) not in self._claimed
-        if known.make is None and not there:
+        reusable = (
+            fresh is not None and ".".join(_qualified_name(type(fresh))) == name and id(fresh) not in self._claimed
+        )
+        if known.make is None and not reusable:
             raise ArgumentError(f"A fresh environment has no {name} where the state has one.")
         made = fresh if known.make is None else known.make(state)
         known.restore(made, state)
@@ -412,68 +423,68 @@ class GraphReader(PlainReader):
         return PlainReader(self.data).value(written)
 
     def _read_own(self, number: int, fresh: Any, _: str, module: str, name: str, written: Any) -> Any:
-        if _name(type(fresh)) != (module, name):
-            raise ArgumentError(f"The state is one of {module}.{name}, not of {fresh!r}.")
-        self._last.append(lambda: fresh.set_state(self._plain(written)))
+        if _qualified_name(type(fresh)) != (module, name):
+            raise ArgumentError(f"The state belongs to {module}.{name}, not to {fresh!r}.")
+        self._deferred.append(lambda: fresh.set_state(self._plain(written)))
         return self._claim(number, fresh)
 
     def _read_object(self, number: int, fresh: Any, _: str, module: str, name: str, attributes: list[Any]) -> Any:
-        there = _name(type(fresh)) == (module, name) and id(fresh) not in self._claimed
-        made = fresh if there else self._empty(module, name)
+        reusable = _qualified_name(type(fresh)) == (module, name) and id(fresh) not in self._claimed
+        made = fresh if reusable else self._new_instance(module, name)
         return self._claim(number, made, lambda: self._fill_object(made, attributes))
 
     def _fill_object(self, made: object, attributes: list[Any]) -> None:
         before = _attributes(made)
         for name, content in attributes:
-            if not isinstance(name, str) or (name not in before and _is_of_class(type(made), name)):
-                raise ArgumentError(f"The state has the attribute {name!r}, which is one of the class {type(made)}.")
+            if not isinstance(name, str) or (name not in before and _shadows_class(type(made), name)):
+                raise ArgumentError(f"The state has the attribute {name!r}, which the class {type(made)} defines.")
             value = self.value(content, before.get(name))
             if value is not _ABSENT:
                 _set_attribute(made, name, value)
         saved = {name for name, _ in attributes}
         for name, content in before.items():
-            if name not in saved and not _is_constant(made, name, content):
+            if name not in saved and not _is_skipped(made, name, content):
                 _delete_attribute(made, name)
 
-    def _empty(self, module: str, name: str) -> object:
+    def _new_instance(self, module: str, name: str) -> object:
         kind = self._class((module, name), None)
-        whole = issubclass(kind, gym.Env | VectorEnv | gym.Space | enum.Enum)
-        if whole or not _is_plain_class(kind) or hasattr(kind, "__del__"):
-            raise ArgumentError(f"The state has a {module}.{name} where a fresh environment has none or another one.")
+        is_env = issubclass(kind, gym.Env | VectorEnv | gym.Space | enum.Enum)
+        if is_env or not _is_plain_class(kind) or hasattr(kind, "__del__"):
+            raise ArgumentError(f"The state has a {module}.{name} where a fresh environment has none or another.")
         return object.__new__(kind)
 
     def _class(self, name: Any, known: type | None) -> type:
-        """Return a class that the fresh environment has at the place, or one of its package that is imported."""
-        if known is not None and _name(known) == tuple(name):
+        """Return the class of the fresh environment's object at this place, or an imported class of its package."""
+        if known is not None and _qualified_name(known) == tuple(name):
             return known
         module, path = name
         found: Any = sys.modules.get(module) if module.partition(".")[0] in self._packages else None
         for part in path.split("."):
             found = None if found is None else vars(found).get(part)
-        if not isinstance(found, type) or _name(found) != (module, path):
+        if not isinstance(found, type) or _qualified_name(found) != (module, path):
             raise ArgumentError(f"The state has an object of {module}.{path}, which the environment's package lacks.")
         return found
 
     @staticmethod
-    def _there(value: Any) -> Any:
+    def _required(value: Any) -> Any:
         if value is _ABSENT:
             raise ArgumentError("A fresh environment lacks an object that is never saved, such as its spec.")
         return value
 
 
-def _name(value: Any) -> tuple[str, str]:
+def _qualified_name(value: Any) -> tuple[str, str]:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or ""
     return str(getattr(value, "__module__", None) or ""), str(name)
 
 
-def _is_free(value: Any) -> bool:
-    """Return whether a function, class or module is not bound to an object."""
+def _is_unbound(value: Any) -> bool:
+    """Return whether a function, class, or module is not bound to an object."""
     return isinstance(getattr(value, "__self__", None), types.ModuleType | None)
 
 
-def _is_full(cell: types.CellType) -> bool:
+def _is_filled(cell: types.CellType) -> bool:
     try:
-        cell.cell_contents  # noqa: B018 - it raises
+        cell.cell_contents  # noqa: B018 - raises if empty
     except ValueError:
         return False
     return True
@@ -486,7 +497,7 @@ def _member(kind: type, name: str) -> enum.Enum:
 
 
 def _hashable(value: Any) -> Any:
-    """Return a key or member of a set, which is hashed before its attributes are there."""
+    """Return a dict key or set member; raise if its hash depends on attributes, which are restored later."""
     kind = type(value)
     if kind in (tuple, frozenset):
         for part in value:
@@ -496,12 +507,12 @@ def _hashable(value: Any) -> Any:
         and not isinstance(value, enum.Enum)
         and kind.__hash__ not in (object.__hash__, tuple.__hash__)
     ):
-        raise ArgumentError(f"The state has an object of {kind}, which has a hash of its own, as a key.")
+        raise ArgumentError(f"The state has an object of {kind}, which defines its own hash, as a key.")
     return value
 
 
 def _is_plain_class(kind: type, base: type = object) -> bool:
-    """Return whether all that an object of a class holds is in its attributes, none of it in memory of C."""
+    """Return whether instances of a class hold all their state in attributes and none in native memory."""
     slots = 0
     for each in kind.__mro__:
         if each in (object, base):
@@ -521,7 +532,7 @@ def _slots(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """Return the attributes that an object has itself."""
+    """Return the instance attributes of an object."""
     found: dict[str, Any] = {}
     for name, member in _slots(type(value)):
         try:
@@ -547,24 +558,24 @@ def _delete_attribute(value: object, name: str) -> None:
         del vars(value)[name]
 
 
-def _is_of_class(kind: type, name: str) -> bool:
-    """Return whether an attribute of an object would hide a method or property of its class."""
+def _shadows_class(kind: type, name: str) -> bool:
+    """Return whether an instance attribute would shadow a method or property of its class."""
     found = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
     is_slot = type(found) is types.MemberDescriptorType
     return name.startswith("__") or (not is_slot and (callable(found) or hasattr(found, "__get__")))
 
 
-def _is_constant(holder: object, name: str, content: Any) -> bool:
-    """Return whether an attribute is left as it is: the arrays of a space, what a vector environment returned last."""
+def _is_skipped(holder: object, name: str, content: Any) -> bool:
+    """Return whether an attribute is neither saved nor restored: arrays of a space, last results of a vector env."""
     if isinstance(holder, gym.Space):
         return isinstance(content, np.ndarray)
     return isinstance(holder, VectorEnv) and name in ("env_fns", "_env_obs", "_observations")
 
 
-def _chain(root: object) -> Iterator[object]:
-    """Yield an environment, and those inside it."""
+def _nested_envs(root: object) -> Iterator[object]:
+    """Yield an environment and all environments inside it."""
     while isinstance(root, gym.Env | VectorEnv):
         yield root
         for env in (*getattr(root, "envs", ()), *getattr(root, "rows", ())):
-            yield from _chain(env)
+            yield from _nested_envs(env)
         root = getattr(root, "env", None)

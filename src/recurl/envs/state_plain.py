@@ -14,25 +14,25 @@ from recurl.errors import ArgumentError
 
 __all__ = ["PlainReader", "PlainWriter", "UnsavableError"]
 
-MOST_BYTES = 2**26
-"""Largest state of one environment."""
+MAX_BYTES = 2**26
+"""Maximum size of the state of one environment."""
 
 _SCALARS = (type(None), bool, int, float, str)
 _ARRAY_KINDS = "biufcSUmM"
 
 
 class UnsavableError(Exception):
-    """A value that can't be saved; the message says which and where."""
+    """Raised for a value that can't be saved; the message gives the value's type and location."""
 
 
 class PlainWriter:
-    """Writes values as JSON, and the contents of arrays, tensors and byte strings as bytes beside it.
+    """Writer of values as JSON, with the contents of arrays, tensors, and byte strings in a separate byte buffer.
+
+    Numbers, strings, booleans, and None are written as they are; any other value is a list that starts with a tag.
 
     Args:
-        data: bytes to append to; none when None.
-        most: largest number of bytes, and of characters of JSON.
-
-    Numbers, strings, booleans and None are themselves; any other value is a list that begins with a tag.
+        data: buffer to append to; a new one when None.
+        most: maximum number of bytes, and of JSON characters.
 
     Example:
         >>> writer = PlainWriter()
@@ -40,7 +40,7 @@ class PlainWriter:
         ['dict', [['seen', ['tuple', [1, 2.5]]]]]
     """
 
-    def __init__(self, data: bytearray | None = None, most: int = MOST_BYTES) -> None:
+    def __init__(self, data: bytearray | None = None, most: int = MAX_BYTES) -> None:
         self.data = bytearray() if data is None else data
         self.most = most
         self._immutable: dict[type, Callable[[Any, str], Any]] = {
@@ -54,10 +54,10 @@ class PlainWriter:
         }
 
     def value(self, value: Any, at: str) -> Any:
-        """Return ``value``, which was found at the place ``at``, as JSON.
+        """Return ``value``, found at the path ``at``, as JSON.
 
         Raises:
-            UnsavableError: it is neither plain nor anything else that is written.
+            UnsavableError: the type of the value is not supported.
         """
         kind = type(value)
         if kind in _SCALARS:
@@ -71,7 +71,7 @@ class PlainWriter:
         return self.other(value, at)
 
     def other(self, value: Any, at: str) -> Any:
-        """Return a value that can be changed in place."""
+        """Return a mutable value as JSON."""
         if type(value) is list:
             return ["list", self._items(value, at)]
         if type(value) is dict:
@@ -83,13 +83,14 @@ class PlainWriter:
         raise unsavable(value, at)
 
     def array(self, value: np.ndarray[Any, Any], at: str) -> list[Any]:
-        """Return the tag, dtype, shape, order and place of an array."""
-        in_columns = value.flags.f_contiguous and not value.flags.c_contiguous
+        """Return the tag, dtype, shape, memory order, offset, and size of an array."""
+        fortran_order = value.flags.f_contiguous and not value.flags.c_contiguous
         dtype = self._dtype(value.dtype, at)
-        return ["array", dtype, list(value.shape), in_columns, *self.put(value.tobytes("F" if in_columns else "C"))]
+        data = value.tobytes("F" if fortran_order else "C")
+        return ["array", dtype, list(value.shape), fortran_order, *self.put(data)]
 
     def put(self, data: bytes | bytearray) -> tuple[int, int]:
-        """Append bytes, and return their offset and number."""
+        """Append bytes and return their offset and count."""
         start = len(self.data)
         if start + len(data) > self.most:
             raise self._too_large()
@@ -97,7 +98,7 @@ class PlainWriter:
         return start, len(data)
 
     def state(self, content: Any) -> dict[str, Any]:
-        """Return JSON and bytes, fit for ``torch.save``."""
+        """Return JSON and bytes, suitable for ``torch.save``."""
         try:
             text = json.dumps(content, separators=(",", ":"))
         except (ValueError, RecursionError) as error:
@@ -123,10 +124,10 @@ class PlainWriter:
 
 
 class PlainReader:
-    """Reads what a :class:`PlainWriter` has written.
+    """Reader of the output of :class:`PlainWriter`.
 
     Args:
-        data: the bytes beside the JSON.
+        data: the byte buffer that belongs to the JSON.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -147,8 +148,8 @@ class PlainReader:
         """Return a value.
 
         Args:
-            written: its JSON.
-            fresh: the value at the same place in a fresh environment; None where there is none.
+            written: JSON of the value.
+            fresh: value at the same place in a fresh environment; None if there is none.
         """
         if not isinstance(written, list):
             return written
@@ -158,7 +159,7 @@ class PlainReader:
         return self.other(tag, rest, fresh)
 
     def other(self, tag: str, rest: list[Any], fresh: Any) -> Any:
-        """Return a value that can be changed in place."""
+        """Return a mutable value."""
         del fresh
         if tag == "list":
             return self._items(rest[0], None)
@@ -171,19 +172,19 @@ class PlainReader:
         raise ArgumentError(f"A saved environment has no values of kind {tag!r}.")
 
     def array(
-        self, dtype: str, shape: list[int], in_columns: bool, start: int, count: int
+        self, dtype: str, shape: list[int], fortran_order: bool, start: int, count: int
     ) -> np.ndarray[Any, np.dtype[Any]]:
         """Return a new array."""
         kind = _checked(dtype)
         if math.prod(shape) * kind.itemsize != count or min(shape, default=0) < 0:
             raise ArgumentError(f"A saved array of shape {shape} and dtype {dtype} has {count} bytes.")
         flat = np.frombuffer(bytearray(self.get(start, count)), kind) if count else np.empty(0, kind)
-        return flat.reshape(shape, order="F" if in_columns else "C")
+        return flat.reshape(shape, order="F" if fortran_order else "C")
 
     def get(self, start: int, count: int) -> bytes:
-        """Return bytes."""
+        """Return a range of the byte buffer."""
         if not 0 <= start <= start + count <= len(self.data):
-            raise ArgumentError("A saved environment refers to bytes that it has not.")
+            raise ArgumentError("A saved environment refers to bytes that it doesn't contain.")
         return bytes(self.data[start : start + count])
 
     def _items(self, items: list[Any], fresh: Any) -> list[Any]:
@@ -192,9 +193,9 @@ class PlainReader:
 
 
 def unsavable(value: object, at: str) -> UnsavableError:
-    """Return the error that says which value can't be saved."""
+    """Return the error for a value that can't be saved."""
     kind = type(value)
-    module = getattr(kind, "__module__", "builtins")  # types of some C libraries have none
+    module = getattr(kind, "__module__", "builtins")  # types of some C libraries have no module
     name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
     return UnsavableError(f"{at} is of type {name}, whose state can't be read")
 

@@ -1,4 +1,4 @@
-"""An experiment that shows whether the state of an environment can be saved."""
+"""Trial that checks whether the state of an environment can be saved and restored."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from recurl.seeding import preserved_rng
 
 __all__ = ["obstacle"]
 
-_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 _STEPS = 20
 
 
-class _LateError(Exception):
+class _TrialTimeoutError(Exception):
     pass
 
 
 def obstacle(make: Callable[[], EnvBase]) -> str | None:
-    """Return why a state of such an environment, restored in another, isn't gone on with as in the first; or None.
+    """Return the reason why a saved state doesn't reproduce an environment's behavior in another instance, or None.
 
-    One environment steps, is saved, and is restored in a second. Both then take the same actions, across a reset, and
-    must return the same. The global random generators are put back afterwards.
+    One environment steps, and its state is saved and restored in a second one. Both then take the same actions, across
+    a reset, and must return the same results. The global random generators are restored afterwards.
 
     Args:
-        make: makes an environment.
+        make: function that creates an environment.
     """
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + _TIMEOUT_SECONDS
     try:
         with preserved_rng(), warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
             original = stack.enter_context(make())
             if time.monotonic() > end:
-                raise _LateError
-            return _difference(original, stack.enter_context(make()), end)
-    except _LateError:
-        return f"a trial of it takes longer than {_SECONDS:g} s"
-    except Exception as error:  # noqa: BLE001 - of somebody else's code
+                raise _TrialTimeoutError
+            return _first_difference(original, stack.enter_context(make()), end)
+    except _TrialTimeoutError:
+        return f"a trial of it takes longer than {_TIMEOUT_SECONDS:g} s"
+    except Exception as error:  # noqa: BLE001 - third-party code may raise anything
         if isinstance(error.__cause__, UnsavableError):
             return str(error.__cause__)
         return f"a trial of it raised {type(error).__name__}: {error}"
 
 
-def _difference(original: EnvBase, copy: EnvBase, end: float) -> str | None:
+def _first_difference(original: EnvBase, copy: EnvBase, end: float) -> str | None:
     original.set_seed(0)
     for begin in (original.reset(), original.reset()):
         root = begin
@@ -65,25 +65,25 @@ def _difference(original: EnvBase, copy: EnvBase, end: float) -> str | None:
                 _step(env, each.set(ACTION, action.clone()), end)
                 for env, each in zip((original, copy), roots, strict=True)
             )
-            found = _unequal(mine[0][NEXT], theirs[0][NEXT]) or _unequal(mine[1], theirs[1])
+            found = _differing_key(mine[0][NEXT], theirs[0][NEXT]) or _differing_key(mine[1], theirs[1])
             if found is not None:
-                return f"{found!r} of step {step + 1} after saving is another one when it is restored"
+                return f"{found!r} of step {step + 1} after saving differs once the state is restored"
             roots = mine[1], theirs[1]
         roots = original.reset(), copy.reset()
-        found = _unequal(*roots)
+        found = _differing_key(*roots)
         if found is not None:
-            return f"{found!r} after a reset is another one when it is restored"
+            return f"{found!r} after a reset differs once the state is restored"
     return None
 
 
 def _step(env: EnvBase, root: TensorDictBase, end: float) -> tuple[TensorDictBase, TensorDictBase]:
     if time.monotonic() > end:
-        raise _LateError
+        raise _TrialTimeoutError
     return env.step_and_maybe_reset(root)
 
 
-def _unequal(mine: TensorDictBase, theirs: TensorDictBase) -> Any:
-    """Return the key of an entry that differs in a bit, or None."""
+def _differing_key(mine: TensorDictBase, theirs: TensorDictBase) -> Any:
+    """Return the key of the first entry that isn't bitwise equal, or None."""
     for key in mine.keys(True, True):
         values = mine[key].cpu(), theirs[key].cpu()
         if values[0].shape != values[1].shape or values[0].numpy().tobytes() != values[1].numpy().tobytes():

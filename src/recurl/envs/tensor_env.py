@@ -1,4 +1,4 @@
-"""Environments whose states are tensors: tasks stepped on the device of the policy."""
+"""Tensor environments: tasks stepped on the policy's device."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["TensorEnv", "dynamics_of"]
 
 
 class TensorEnv(EnvBase):
-    """Rows of a task whose states are tensors on any device, stepped without the host.
+    """Batched environment whose task states are tensors on any device, stepped without host synchronization.
 
-    Entries are those of a :class:`~recurl.envs.GymWrapper` around the task's vector environment. Steps and resets never
-    read from the device: done rows are found and begun anew there, and a collector on a GPU needs not wait.
+    The entries are those of a :class:`~recurl.envs.GymWrapper` around the task's vector environment. Steps and resets
+    never read from the device: done rows are detected and reset there, so a collector on a GPU doesn't have to wait.
 
-    For the same reason some things differ from the environment on the host. All rows share one random generator on the
-    device, so that a row's episodes depend on the others'. The values of actions are not checked (their shapes are),
-    and a done row that is stepped again goes on as the task's dynamics say.
+    Therefore some behavior differs from the environment on the host. All rows share one random generator on the
+    device, so the episodes of a row depend on the other rows. The shapes of actions are checked, but not their values.
+    A done row that is stepped again continues according to the task's dynamics.
 
     Args:
         dynamics: the task.
@@ -45,15 +45,15 @@ class TensorEnv(EnvBase):
 
     Attributes:
         dynamics: the task.
-        readers: what converts NumPy observations of one's own to tensors, and action tensors to NumPy.
-        mask_path: None: there is no action mask.
+        readers: converters from NumPy observations to tensors and from action tensors to NumPy.
+        mask_path: always None: there is no action mask.
         generator: the random generator on the device; a CUDA graph that captures a reset must register it.
 
     Raises:
-        ArgumentTypeError: ``dynamics`` is no :class:`~recurl.envs.tasks.Dynamics`.
-        ArgumentError: ``num_envs`` is below 1, there is no such device, or a function of the dynamics breaks their
-            rules; or, at a step, the shape or dtype of the actions.
-        UsageError: stepped, reset in part or saved before the first reset of all rows.
+        ArgumentTypeError: ``dynamics`` is not a :class:`~recurl.envs.tasks.Dynamics`.
+        ArgumentError: ``num_envs`` is below 1, the device doesn't exist, or a function of the dynamics violates its
+            contract; or, at a step, the actions have the wrong shape or dtype.
+        UsageError: the environment is stepped, partially reset, or saved before the first reset of all rows.
 
     Example:
         >>> from recurl.envs.tasks import TMaze
@@ -92,16 +92,16 @@ class TensorEnv(EnvBase):
         self._xp = tensors_on(device)
         self.generator = torch.Generator(device)
         self._draw = TensorDraw(self.generator, num_envs)
-        begun = check_step(dynamics, self._xp, self._draw_anew, num_envs)
-        self._shapes = {name: tuple(value.shape) for name, value in begun.items()} | {"steps": (num_envs,)}
+        initial = check_step(dynamics, self._xp, self._trial_draw, num_envs)
+        self._shapes = {name: tuple(value.shape) for name, value in initial.items()} | {"steps": (num_envs,)}
         self.generator.seed()
         self._seed: int | None = None
         self._tensors: State | None = None
         self._steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._actions = dynamics.action_space
-        self._seen = self.observation_spec[OBSERVATION].dtype
+        self._observation_dtype = self.observation_spec[OBSERVATION].dtype
 
-    def _draw_anew(self) -> TensorDraw:
+    def _trial_draw(self) -> TensorDraw:
         self.generator.manual_seed(TRIAL_SEED)
         return self._draw
 
@@ -116,7 +116,7 @@ class TensorEnv(EnvBase):
             self._tensors = dict(self.dynamics.begin(self._xp, self._draw))
             self._steps = torch.zeros_like(self._steps)
         else:
-            old, rows = self._started(), mask.view(self.batch_size)
+            old, rows = self._running_state(), mask.view(self.batch_size)
             fresh = self.dynamics.begin(self._xp, self._draw)
             self._tensors = {name: torch.where(rows, fresh[name], value) for name, value in old.items()}
             self._steps = self._steps.masked_fill(rows, 0)
@@ -126,7 +126,7 @@ class TensorEnv(EnvBase):
     @makes_memory
     def _step(self, tensordict: Step) -> Step:
         actions = self._read(tensordict[ACTION])
-        state, reward, terminated = self.dynamics.advance(self._xp, self._started(), self._steps, actions)
+        state, reward, terminated = self.dynamics.advance(self._xp, self._running_state(), self._steps, actions)
         self._tensors, self._steps = state, self._steps + 1
         truncated = self._steps >= self.dynamics.step_limit
         entries = self._observed()
@@ -137,24 +137,25 @@ class TensorEnv(EnvBase):
         return like(tensordict, entries, self.batch_size, self.device)
 
     def _observed(self) -> dict[Any, Tensor]:
-        observations = self.dynamics.observe(self._xp, self._started(), self._steps)
-        return {OBSERVATION: observations.to(self._seen)}
+        observations = self.dynamics.observe(self._xp, self._running_state(), self._steps)
+        return {OBSERVATION: observations.to(self._observation_dtype)}
 
-    def _started(self) -> State:
+    def _running_state(self) -> State:
         if self._tensors is None:
             raise UsageError("A TensorEnv has no state before the first reset of all rows: call env.reset() first.")
         return self._tensors
 
     @property
     def running(self) -> State:
-        """The tensors of the running episodes by name, the number of the step (``"steps"``) among them: no copies.
+        """Tensors of the running episodes by name, including the step number (``"steps"``), not copied.
 
-        Every step replaces them by new ones. Setting it goes on from other tensors of the same shapes.
+        Every step replaces them with new ones. Assign to this property to continue from other tensors of the same
+        shapes.
 
         Raises:
-            UsageError: called before the first reset.
+            UsageError: read before the first reset.
         """
-        return {**self._started(), "steps": self._steps}
+        return {**self._running_state(), "steps": self._steps}
 
     @running.setter
     def running(self, tensors: State) -> None:
@@ -187,12 +188,12 @@ class TensorEnv(EnvBase):
         return True
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the running episodes, random generator included.
+        """Return the state of the running episodes, including the random generator.
 
         Raises:
             UsageError: called before the first reset.
         """
-        state = {name: value.clone() for name, value in self._started().items()}
+        state = {name: value.clone() for name, value in self._running_state().items()}
         generator = self.generator.get_state()
         return {"tensors": state, "steps": self._steps.clone(), "generator": generator, "seed": self._seed}
 
@@ -200,16 +201,16 @@ class TensorEnv(EnvBase):
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way.
 
         Raises:
-            ArgumentError: it comes from an environment of another kind, with other arguments, or from a device of
-                another kind, whose random numbers differ.
+            ArgumentError: the state comes from a different kind of environment, from one with other arguments, or from
+                a different device type, whose random numbers differ.
         """
         if state.keys() != {"tensors", "steps", "generator", "seed"}:
-            raise ArgumentError(f"A TensorEnv restores only states that a TensorEnv has saved; got {sorted(state)}.")
+            raise ArgumentError(f"A TensorEnv restores only states saved by a TensorEnv, got {sorted(state)}.")
         check_state({**state["tensors"], "steps": state["steps"]}, self._shapes)
         if state["generator"].shape != self.generator.get_state().shape:
             raise ArgumentError(
-                f"The state was saved on a device of another kind than {self.device}, whose random generator differs: "
-                "restore it there, or begin with a reset."
+                f"The state was saved on a different device type than {self.device}, whose random generator differs: "
+                "restore it there, or start with a reset."
             )
         self._tensors = {name: value.to(self.device, copy=True) for name, value in state["tensors"].items()}
         self._steps = state["steps"].to(self.device, copy=True)
@@ -222,10 +223,10 @@ class TensorEnv(EnvBase):
 
 
 def dynamics_of(env_name: str, **kwargs: Any) -> Dynamics | None:
-    """Return the dynamics of a registered task, or None for an environment that has none.
+    """Return the dynamics of a registered task, or None for any other environment.
 
-    A task is an id of Gymnasium whose vector environment has the attribute ``dynamics``, as every
-    :class:`~recurl.envs.tasks.TaskVectorEnv` has.
+    A task is a Gymnasium id whose vector environment has an attribute ``dynamics``, as every
+    :class:`~recurl.envs.tasks.TaskVectorEnv` does.
 
     Args:
         env_name: Gymnasium id.

@@ -1,4 +1,4 @@
-"""Unique trajectory ids, and the number of each step within its trajectory."""
+"""Unique trajectory ids, and step numbers within trajectories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK = 2**40
 class TrajectoryIds:
     """Source of trajectory ids that are unique in this process and the workers it starts.
 
-    A process counts within a block of 2^40 ids; each worker gets a block of its own.
+    A process counts within a block of 2^40 ids; each worker gets its own block.
 
     Example:
         >>> ids = TrajectoryIds()
@@ -42,13 +42,13 @@ class TrajectoryIds:
         return torch.arange(first, first + count, device=device).reshape(shape)
 
     def claim(self, count: int) -> int:
-        """Return the first of ``count`` new ids, which follow each other."""
+        """Claim ``count`` consecutive new ids and return the first."""
         with self._lock:
             first, self._next = self._next, self._next + count
         return first
 
     def skip(self, used: Tensor) -> None:
-        """Exclude the ids ``used``, and exclude their blocks for new workers."""
+        """Skip the ids ``used``, and their blocks for new workers."""
         last = int(used.max())
         with self._lock:
             self._last_block = max(self._last_block, last // _BLOCK)
@@ -72,14 +72,14 @@ TRAJECTORY_IDS = TrajectoryIds()
 
 
 class Trajectories:
-    """Current trajectory of every row: its id, and the number of its next step.
+    """Current trajectory of every row: its id and the number of its next step.
 
     Args:
         batch_size: batch size of the rows, ``[*B]``.
         device: device of the ids.
 
     Attributes:
-        ids: ids of the current trajectories, int64 ``[*B]``; up to date between two batches.
+        ids: ids of the current trajectories, int64 ``[*B]``; valid between batches.
 
     Example:
         >>> rows = Trajectories(torch.Size([2]), None)
@@ -97,27 +97,27 @@ class Trajectories:
         self.renew()
 
     def renew(self) -> None:
-        """Begin new trajectories in all rows."""
+        """Start new trajectories in all rows."""
         self.ids = TRAJECTORY_IDS.take(self._batch_size, self._device)
         self._steps = torch.zeros_like(self.ids)
 
     def renew_rows(self, rows: Tensor) -> None:
-        """Begin new trajectories in the rows of the mask, bool ``[*B]``; to be called between two batches."""
+        """Start new trajectories in the rows of the mask, bool ``[*B]``; call between batches."""
         self.ids = torch.where(rows, TRAJECTORY_IDS.take(self._batch_size, self._device), self.ids)
         self._steps = self._steps.masked_fill(rows, 0)
 
     def advance(self, done: Tensor) -> tuple[Tensor, Tensor]:
-        """Go on by a batch of steps.
+        """Advance by a batch of steps.
 
         Args:
-            done: whether a trajectory ended with the step, bool ``[*B, T]``; nothing is read from the device.
+            done: whether a trajectory ended with each step, bool ``[*B, T]``; not read from the device.
 
         Returns:
-            The trajectory id of each step, and its number in the trajectory, both int64 ``[*B, T]``.
+            The trajectory id of each step and its number within the trajectory, both int64 ``[*B, T]``.
         """
         time = torch.arange(1, done.shape[-1] + 1, device=done.device)
-        began = torch.where(done, time, -self._steps.unsqueeze(-1)).cummax(-1).values  # that of the step after each
-        # One that begins after a step has the id of that step and row.
+        began = torch.where(done, time, -self._steps.unsqueeze(-1)).cummax(-1).values  # start, for the step after each
+        # The id of a trajectory that starts after a step is determined by that step and row.
         before = TRAJECTORY_IDS.claim(done.numel()) - self.ids.numel()
         rows = torch.arange(before, before + self.ids.numel(), device=self._device).reshape(*self._batch_size, 1)
         ids = torch.where(began > 0, torch.add(rows, began, alpha=rows.numel()), self.ids.unsqueeze(-1))
@@ -128,19 +128,19 @@ class Trajectories:
         return first, second
 
     def number(self, batch: TensorDictBase, done: Tensor) -> None:
-        """Go on by a batch of steps, and set ids and numbers in it, on its device; see :meth:`advance`."""
+        """Advance by a batch of steps and write ids and step numbers to it, on its device; see :meth:`advance`."""
         for key, value in zip((TRAJ_IDS, TRAJ_STEPS), self.advance(done), strict=True):
             batch.set(key, value.to(batch.device or "cpu"))
 
     def ahead(self, count: int) -> list[Tensor]:
-        """Return the trajectories as :func:`followed` counts them on, for so many steps."""
+        """Return the trajectories in the form that :func:`followed` advances, with ids reserved for ``count`` steps."""
         rows = self._batch_size.numel()
         first = TRAJECTORY_IDS.claim(count * rows)
         new = torch.arange(first, first + rows, device=self._device).reshape(self._batch_size)
         return [self.ids, self._steps, new]
 
     def caught_up(self, trajectories: Sequence[Tensor]) -> None:
-        """Go on from where :func:`followed` has come."""
+        """Continue from trajectories that :func:`followed` has advanced."""
         self.ids, self._steps, _ = trajectories
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -148,7 +148,7 @@ class Trajectories:
         return {"traj_ids": self.ids.clone(), "traj_steps": self._steps.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a :meth:`state_dict`; one without step numbers (of version 0.1.0) begins new trajectories."""
+        """Restore a :meth:`state_dict`; one without step numbers (from version 0.1.0) starts new trajectories."""
         if "traj_steps" in state:
             self.ids, self._steps = state["traj_ids"].clone(), state["traj_steps"].clone()
         else:
@@ -159,8 +159,9 @@ def followed(trajectories: Sequence[Tensor], done: Tensor) -> list[Tensor]:
     """Return the trajectories after a step.
 
     Args:
-        trajectories: before it: ids, numbers of the step, and ids of those that begin after it, int64 ``[*B]``.
-        done: whether each ended with the step, bool ``[*B]``.
+        trajectories: trajectories before the step: ids, step numbers, and ids of trajectories that start after it,
+            int64 ``[*B]`` each.
+        done: whether each trajectory ended with the step, bool ``[*B]``.
 
     Example:
         >>> rows = Trajectories(torch.Size([2]), None)
@@ -177,8 +178,8 @@ def step_numbers(begins: Tensor, first: Tensor) -> Tensor:
     """Return the number of each step within its trajectory, int64 ``[*B, T]``.
 
     Args:
-        begins: bool ``[*B, T]``, True where a trajectory begins.
-        first: int64 ``[*B]``, number of the first step of each row, if no trajectory begins there.
+        begins: bool ``[*B, T]``, True where a trajectory starts.
+        first: int64 ``[*B]``, number of the first step of each row, if no trajectory starts there.
 
     Example:
         >>> step_numbers(torch.tensor([[False, False, True, False, False]]), torch.tensor([4]))

@@ -1,4 +1,4 @@
-"""Copies between memory that is shared with workers and the device of a batch."""
+"""Copies between shared memory and the device of a batch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Download", "Upload"]
 
 
 class Upload:
-    """Copies what workers have written.
+    """Copies results written by workers from shared memory to a device.
 
-    Onto a GPU everything goes in one copy, from page-locked memory, without waiting; :meth:`wait` before the memory is
-    written again.
+    To a GPU, everything is transferred in one asynchronous copy from page-locked memory. Call :meth:`wait` before the
+    memory is written again.
 
     Args:
-        shared: the memory.
+        shared: the shared memory.
         shapes: shapes of the copies, by key.
-        device: their device; None for the CPU.
+        device: device of the copies; None for the CPU.
     """
 
     def __init__(
@@ -33,44 +33,44 @@ class Upload:
     ) -> None:
         self._block = shared.block
         self._device = device if device is not None and device.type == "cuda" else None
-        self._copied: torch.cuda.Event | None = None
+        self._copy_event: torch.cuda.Event | None = None
         tensors = {key: tensor.view(shapes[key]) for key, tensor in shared.tensors.items()}
         self._copies = {key: _copy_of(tensor) for key, tensor in tensors.items()}
-        self._places = {key: (t.dtype, t.shape, t.stride(), t.storage_offset()) for key, t in tensors.items()}
+        self._views = {key: (t.dtype, t.shape, t.stride(), t.storage_offset()) for key, t in tensors.items()}
         if self._device is not None:
-            _lock_pages(self._block, self._device)
+            _pin_memory(self._block, self._device)
 
     def __call__(self, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
-        """Return copies of these entries."""
+        """Return copies of the entries ``keys``."""
         if self._device is None:
             return {key: self._copies[key]() for key in keys}
         with span(TRANSFERS):
             block = torch.empty_like(self._block, device=self._device)
             block.copy_(self._block, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(self._device))
+            self._copy_event = torch.cuda.Event()
+            self._copy_event.record(torch.cuda.current_stream(self._device))
         return self._tensors_in(block, keys)
 
     def _tensors_in(self, block: Tensor, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
-        """Return entries in a copy of the memory: one operation for each, and for each dtype."""
+        """Return views of the entries in a copy of the memory, with one operation per entry and per dtype."""
         found: dict[NestedKey, Tensor] = {}
         of_dtype: dict[torch.dtype, Tensor] = {}
         for key in keys:
-            dtype, shape, stride, offset = self._places[key]
+            dtype, shape, stride, offset = self._views[key]
             if dtype not in of_dtype:
                 of_dtype[dtype] = block.view(dtype)
             found[key] = of_dtype[dtype].as_strided(shape, stride, offset)
         return found
 
     def wait(self) -> None:
-        """Wait until the copies are made."""
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._copied = None
+        """Wait until the copies are complete."""
+        if self._copy_event is not None:
+            self._copy_event.synchronize()
+            self._copy_event = None
 
 
 def _copy_of(tensor: Tensor) -> Callable[[], Tensor]:
-    """Return a function that copies a tensor; by NumPy, where it has the dtype, in half the time."""
+    """Return a function that copies a tensor, with NumPy if it supports the dtype, which takes half the time."""
     try:
         values = tensor.numpy()
     except TypeError:  # bfloat16
@@ -79,10 +79,10 @@ def _copy_of(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 class Download:
-    """Brings tensors to the CPU, through page-locked memory where they come from a GPU.
+    """Copies tensors to the CPU, through page-locked memory if they are on a GPU.
 
     Args:
-        device: where they come from.
+        device: device of the tensors.
     """
 
     def __init__(self, device: torch.device | None) -> None:
@@ -103,10 +103,10 @@ class Download:
         return memory
 
 
-def _lock_pages(block: Tensor, device: torch.device) -> None:
-    """Lock the pages of a tensor in memory, for as long as it lives, so that a GPU can copy them by itself."""
+def _pin_memory(block: Tensor, device: torch.device) -> None:
+    """Page-lock the memory of a tensor for its lifetime, so that a GPU can copy it asynchronously."""
     with torch.cuda.device(device):
         runtime: Any = torch.cuda.cudart()
         torch.cuda.check_error(int(runtime.cudaHostRegister(block.data_ptr(), block.numel(), 0)))
     finalizer = weakref.finalize(block, runtime.cudaHostUnregister, block.data_ptr())
-    finalizer.atexit = False  # the process frees them
+    finalizer.atexit = False  # the end of the process releases the pages

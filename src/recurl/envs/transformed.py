@@ -1,4 +1,4 @@
-"""Environments with transforms."""
+"""Transformed environments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recurl.keys import NEXT, RESET, REWARD, normalize_key
 from recurl.lowering import Step, leaves, like, takes_entries, unmarked
 from recurl.specs import Composite
 from recurl.transforms import Compose, Transform
-from recurl.transforms.base import HOOKS, keeps_memory, merge_reset, reset_mask, rewrites
+from recurl.transforms.base import HOOKS, merge_reset, needs_copy, reset_mask, rewrites
 
 
 class TransformedEnv(EnvBase, wraps=True):
@@ -24,8 +24,8 @@ class TransformedEnv(EnvBase, wraps=True):
         transform: a transform or a Compose; none when None. More can be appended.
 
     Raises:
-        ArgumentTypeError: ``base_env`` is not an environment, or ``transform`` not a transform.
-        ArgumentError: an entry would overwrite another one, or a key of a transform is no entry of a step.
+        ArgumentTypeError: ``base_env`` is not an environment, or ``transform`` is not a transform.
+        ArgumentError: an entry would overwrite another one, or a key of a transform is not an entry of a step.
 
     Example:
         >>> from recurl.envs import GymEnv, InitTracker
@@ -47,23 +47,23 @@ class TransformedEnv(EnvBase, wraps=True):
         self.transform = Compose()
         if transform is not None:
             self.transform.append(transform)
-        self._respec()
+        self._update_specs()
 
     def append_transform(self, transform: Transform) -> TransformedEnv:
         """Append ``transform`` and return this environment."""
         parts = Compose(*self.transform, transform)
         previous, self.transform = self.transform, parts
         try:
-            self._respec()
+            self._update_specs()
         except Exception:
             self.transform = previous
-            self._respec()
+            self._update_specs()
             raise
         return self
 
-    def _respec(self) -> None:
+    def _update_specs(self) -> None:
         base, parts = self.base_env, self.transform
-        self._keeps_memory = any(keeps_memory(part) for part in parts)
+        self._needs_copy = any(needs_copy(part) for part in parts)
         reward = Composite({REWARD: base.reward_spec}, shape=self.batch_size, device=self.device)
         observation = parts.transform_observation_spec(base.observation_spec)
         state, done = parts.transform_state_spec(base.state_spec), parts.transform_done_spec(base.done_spec)
@@ -75,7 +75,7 @@ class TransformedEnv(EnvBase, wraps=True):
             self._check_keys(part)
 
     def _check_keys(self, part: Transform) -> None:
-        """Refuse keys of a transform that are no entries of a step."""
+        """Raise if a key of a transform is not an entry of a step."""
         if not rewrites(part) or type(part)._call is not Transform._call:  # pyright: ignore[reportPrivateUsage] - the hook
             return
         specs = (self.base_env.observation_spec, self._observation, self._state, self._done)
@@ -84,19 +84,19 @@ class TransformedEnv(EnvBase, wraps=True):
                 if key != REWARD and not any(key in spec for spec in known):
                     entries = [REWARD, *dict.fromkeys(entry for spec in known for entry in spec.keys(True, True))]
                     raise ArgumentError(
-                        f"The {name} of a transform must be entries of a step, but {part!r} has {key!r}, and there are "
-                        f"{entries}. A new entry must be declared: override transform_observation_spec."
+                        f"The {name} of a transform must be entries of a step, but {part!r} has {key!r}; the entries "
+                        f"are {entries}. To add an entry, declare it by overriding transform_observation_spec."
                     )
 
     @takes_entries
     def _root(self, tensordict: Step | None) -> Any:
         mask = reset_mask(tensordict) if self._rewrites else None
         if tensordict is not None and mask is not None:
-            return self._own(self._partial_root(tensordict, mask))
-        return self._own(self.transform._reset(tensordict, self.base_env._root(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
+            return self._cloned_if_needed(self._partial_root(tensordict, mask))
+        return self._cloned_if_needed(self.transform._reset(tensordict, self.base_env._root(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
 
     def _partial_root(self, tensordict: Step, mask: Tensor) -> Any:
-        """Reset some rows, where transforms rewrite entries: those of the other rows have been rewritten already."""
+        """Reset some rows if transforms rewrite entries; the other rows are already rewritten and stay unchanged."""
         if not self.never_waits and not self.has_any(mask):
             return tensordict.copy().exclude(RESET, NEXT)
         own, states = self.base_env.observation_spec, self.base_env.state_spec
@@ -110,7 +110,7 @@ class TransformedEnv(EnvBase, wraps=True):
 
     @takes_entries
     def _next(self, tensordict: Step) -> Any:
-        return self._own(self.transform._step(tensordict, self.base_env._next(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
+        return self._cloned_if_needed(self.transform._step(tensordict, self.base_env._next(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
 
     @property
     def groups(self) -> list[EnvBase]:
@@ -119,21 +119,21 @@ class TransformedEnv(EnvBase, wraps=True):
         return [self] if len(groups) == 1 else [TransformedEnv(group, self.transform) for group in groups]
 
     def begin_step(self, tensordict: Step) -> None:
-        """Begin a step of the base environment."""
+        """Start a step of the base environment."""
         self.base_env.begin_step(tensordict)
 
     def has_any(self, rows: Tensor) -> bool:
-        """Return whether there is a row in the mask, as far as the base environment knows without reading it."""
+        """Return whether the mask selects any row, as determined by the base environment."""
         return self.base_env.has_any(rows)
 
     @property
-    def full_resets(self) -> int:  # type: ignore[override] # the base environment counts
-        """Number of resets of all rows of the base environment."""
+    def full_resets(self) -> int:  # type: ignore[override] # counted by the base environment
+        """Number of full resets of the base environment."""
         return self.base_env.full_resets
 
     @property
-    def never_waits(self) -> bool:  # type: ignore[override] # as the base environment
-        """Whether the base environment never reads from its device; recurl's transforms don't."""
+    def never_waits(self) -> bool:  # type: ignore[override] # delegated to the base environment
+        """Whether the base environment never reads from its device; recurl's transforms never do."""
         return self.base_env.never_waits
 
     @takes_entries
@@ -151,7 +151,7 @@ class TransformedEnv(EnvBase, wraps=True):
         return next((reason for reason in reasons if reason), None)
 
     def in_place(self) -> InPlace | str:
-        """Return what steps the base environment in place, if all that the transforms set are constants."""
+        """Return the base environment's in-place stepper, if the transforms set only constants."""
         if type(self) is not TransformedEnv:
             return f"{type(self).__name__} may do more than TransformedEnv"
         found = "actions are masked" if self._masked else self.base_env.in_place()
@@ -171,7 +171,7 @@ class TransformedEnv(EnvBase, wraps=True):
 
     @property
     def state_obstacle(self) -> str | None:
-        """The reason why the state of the base environment can't be saved, None if it can."""
+        """Reason why the state of the base environment can't be saved; None if it can."""
         return self.base_env.state_obstacle
 
     def get_state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Transforms and transformed environments of :mod:`recurl.envs`, where TorchRL has them."""
+"""Transforms and ``TransformedEnv`` of :mod:`recurl.envs`, under TorchRL's module path."""
 
 from typing import TYPE_CHECKING
 

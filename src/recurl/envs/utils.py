@@ -1,4 +1,4 @@
-"""Helpers for environments: ``step_mdp``, checks of specs and of the wiring of policies, exploration types."""
+"""Environment utilities: ``step_mdp``, spec checks, policy wiring checks, and exploration types."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has
 
 
 def check_env_specs(env: EnvBase, max_steps: int = 5) -> None:
-    """Refuse an environment whose resets and steps don't match its specs: keys, shapes, dtypes and domains.
+    """Check that an environment's resets and steps match its specs: keys, shapes, dtypes, and domains.
 
-    Resets ``env`` and makes up to ``max_steps`` random steps.
+    Resets ``env`` and takes up to ``max_steps`` random steps.
 
     Args:
         env: the environment.

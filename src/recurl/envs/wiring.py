@@ -1,4 +1,4 @@
-"""Wiring of recurrent policies: the transforms an environment needs to feed recurrent states back at the next step."""
+"""Wiring of recurrent policies: the transforms an environment needs to feed recurrent states back at each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Declares", "check_policy_wiring", "policy_transforms", "unfed_states
 
 
 class Declares(Protocol):
-    """An object that declares which entries it carries from one step to the next, such as an environment."""
+    """Object that declares which entries it carries from one step to the next, such as an environment."""
 
     @property
     def observation_spec(self) -> Composite:
@@ -26,16 +26,16 @@ class Declares(Protocol):
 
     @property
     def state_spec(self) -> Composite:
-        """Entries that a step reads from the root besides the action."""
+        """Entries other than the action that a step reads from the root."""
         ...
 
 
 def unfed_states(policy: Any, env: Declares) -> list[NestedKey]:
-    """Return the keys of the states of ``policy`` that ``env`` would not feed back from one step to the next.
+    """Return the keys of the states of ``policy`` that ``env`` would not feed back at the next step.
 
     A state is a key that the policy (or a recurrent module in it) reads at the root and writes under ``"next"``. It is
-    fed back if the environment declares it, which a primer achieves. A state that a recurrent module does not write
-    under ``"next"`` is never fed back.
+    fed back if the environment declares it, for example through a primer. A state that a recurrent module does not
+    write under ``"next"`` is never fed back.
     """
     states: dict[NestedKey, None] = {}
     reads, writes = _keys(policy, "in_keys"), _keys(policy, "out_keys")
@@ -52,12 +52,12 @@ def unfed_states(policy: Any, env: Declares) -> list[NestedKey]:
 
 
 def check_policy_wiring(policy: Any, env: Declares) -> None:
-    """Refuse a policy that reads states or an ``is_init`` which the environment does not provide.
+    """Check that the environment provides the states and ``is_init`` that a policy reads.
 
     Raises:
-        MissingKeyError: the policy reads ``is_init``, and the environment has no ``InitTracker``.
-        WiringError: a state is not fed back, or is shared by two modules; or the environment overwrites what the policy
-            writes under ``"next"``.
+        MissingKeyError: the policy reads ``is_init``, but the environment has no ``InitTracker``.
+        WiringError: a state is not fed back or is shared by two modules, or the environment overwrites an entry that
+            the policy writes under ``"next"``.
     """
     if IS_INIT in _keys(policy, "in_keys") and not _declares(env, IS_INIT):
         raise MissingKeyError(
@@ -74,7 +74,7 @@ def check_policy_wiring(policy: Any, env: Declares) -> None:
     overwritten = _overwritten(policy, env)
     if overwritten:
         raise WiringError(
-            f"The policy writes {overwritten}, which the environment overwrites at every step with entries of its own: "
+            f"The policy writes {overwritten}, which the environment overwrites at every step with its own entries: "
             "rename the outputs of the policy. A recurrent module names its states by in_keys=[value, 'its_state', ...]"
             " and out_keys=[features, ('next', 'its_state'), ...]."
         )
@@ -88,14 +88,14 @@ def check_policy_wiring(policy: Any, env: Declares) -> None:
 
 
 def _overwritten(policy: Any, env: Declares) -> list[NestedKey]:
-    """Return the outputs of ``policy`` under ``"next"`` that a step of ``env`` replaces: all but its states."""
+    """Return the outputs of ``policy`` under ``"next"``, other than states, that a step of ``env`` overwrites."""
     written = {key for module in (policy, *_recurrent_modules(policy)) for key in _keys(module, "out_keys")}
     own = [key for key in env.observation_spec.keys(True, True) if key not in env.state_spec]
     return [key for key in map(next_key, (*own, REWARD, *DONE_KEYS)) if key in written]
 
 
 def policy_transforms(policy: Any, env: Declares) -> list[Transform]:
-    """Return the transforms that ``env`` lacks for ``policy``: an InitTracker, and primers of its recurrent modules."""
+    """Return the transforms that ``policy`` needs and ``env`` lacks: an InitTracker and primers of its modules."""
     transforms: list[Transform] = [] if _declares(env, IS_INIT) else [InitTracker()]
     for module in _recurrent_modules(policy):
         primer = module.make_tensordict_primer()
@@ -116,6 +116,6 @@ def _keys(module: Any, name: str) -> list[NestedKey]:
 
 
 def _declares(env: Declares, key: NestedKey) -> bool:
-    """Return whether ``env`` carries the entry ``key``, which is a tensor, not a group of entries."""
+    """Return whether ``env`` carries the entry ``key`` as a tensor, not as a group of entries."""
     found = (env.observation_spec.get(key), env.state_spec.get(key))
     return any(spec is not None and not isinstance(spec, Composite) for spec in found)

@@ -1,7 +1,7 @@
 """Worker processes: the parent's side.
 
-Workers are forks of a new interpreter, never of the parent, and don't import the parent's main module: scripts need no
-``if __name__ == "__main__"`` guard. Control messages go through a socket, data through shared memory.
+Workers are forked from a new interpreter, never from the parent, and don't import the parent's main module, so scripts
+need no ``if __name__ == "__main__"`` guard. Control messages go through a socket, data through shared memory.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ START_SECONDS = 120.0
 """Time limit for a worker's imports and the creation of its environment, in seconds."""
 
 CLOSE = pickle.dumps(("close",))
-"""The message that asks a worker to end."""
+"""Message that tells a worker to exit."""
 
 _CLOSE_SECONDS = 5.0
-_TAKE_SECONDS = 0.5
-_LONG = 1e9  # seconds
+_SEND_SECONDS = 0.5
+_MAX_SECONDS = 1e9  # seconds
 _POLL_MS = 200
 
 
 class Task(NamedTuple):
-    """The work of a worker: ``serve(channel, *arguments)``, where ``serve`` is a function of an importable module."""
+    """Task of a worker: ``serve(channel, *arguments)``, where ``serve`` is a function of an importable module."""
 
     serve: Callable[..., None]
     arguments: tuple[Any, ...]
 
 
 class Reply(NamedTuple):
-    """A worker's answer, or the error that it raised or that ended it."""
+    """Reply of a worker, or the error that it raised or that terminated it."""
 
     worker: int
     value: Any
@@ -64,13 +64,13 @@ class Worker:
     """One worker process.
 
     Args:
-        index: number of the worker, for messages.
-        interpreter: the interpreter that forks into it.
+        index: index of the worker, for messages.
+        interpreter: the interpreter that the worker is forked from.
 
     Attributes:
         connection: socket to the worker. Reads and writes time out when the worker hangs.
         process: the process, leader of its own process group.
-        asked: time of the last request, by the monotonic clock.
+        asked: time of the last request, on the monotonic clock.
     """
 
     def __init__(self, index: int, interpreter: Interpreter) -> None:
@@ -79,59 +79,59 @@ class Worker:
         self._stalled = False
         with theirs:
             self.process = interpreter.fork(theirs.fileno(), anonymous_file(STATUS_SIZE))
-        self.asked = self._last_sign = time.monotonic()
-        self._last_beat, self._patience = self.process.beats, START_SECONDS
+        self.asked = self._last_activity = time.monotonic()
+        self._last_beat, self._time_limit = self.process.beats, START_SECONDS
         self.connection = Connection(os.dup(self._socket.fileno()))
         self._limit: float | None = None
         self._started = False
 
     def ask(self, message: bytes, seconds: float | None) -> None:
-        """Send a request; after ``seconds`` without an answer or a step (None: no limit) the worker counts as hung."""
+        """Send a request. After ``seconds`` without a reply or step (None: no limit), the worker is considered hung."""
         self.expect(time.monotonic(), seconds)
         if seconds != self._limit:
             self._limit = seconds
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self._socket.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
-        self._exchange(self.connection.send_bytes, message)
+        self._use_socket(self.connection.send_bytes, message)
 
     def expect(self, asked: float, seconds: float | None) -> None:
-        """Take note of a request that was made at a time, and for how long there may be no answer and no step."""
-        self.asked = self._last_sign = asked
-        self._patience = math.inf if seconds is None else seconds
+        """Register a request made at time ``asked``, with a limit of ``seconds`` without a reply or a step."""
+        self.asked = self._last_activity = asked
+        self._time_limit = math.inf if seconds is None else seconds
 
     def send_descriptor(self, descriptor: int) -> None:
-        """Send a file descriptor to the worker, which expects it."""
-        self._exchange(send_handle, self.connection, descriptor, None)
+        """Send a file descriptor to the worker, which must be waiting for it."""
+        self._use_socket(send_handle, self.connection, descriptor, None)
 
     def send_memory(self, shared: SharedTensors) -> None:
-        """Send shared memory to the worker, which expects it."""
-        self._exchange(shared.send, self.connection)
+        """Send shared memory to the worker, which must be waiting for it."""
+        self._use_socket(shared.send, self.connection)
 
     def receive_memory(self, entries: Sequence[Entry]) -> SharedTensors | None:
-        """Receive shared memory that the worker announced; None if that fails, and the next answer has the error."""
-        shared: SharedTensors | None = self._exchange(SharedTensors.receive, self.connection, entries)
+        """Receive shared memory that the worker announced; on failure return None, and the next reply has the error."""
+        shared: SharedTensors | None = self._use_socket(SharedTensors.receive, self.connection, entries)
         if shared is not None:
             shared.close()
         return shared
 
-    def _exchange(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function that reads or writes the socket. Failures are reported with the worker's next answer."""
+    def _use_socket(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that reads or writes the socket. Failures are reported with the worker's next reply."""
         if self._stalled:
             return None
         try:
             return function(*arguments)
-        except BlockingIOError:  # the worker has stopped in the middle of a message
+        except BlockingIOError:  # the worker stopped in the middle of a message
             self._stalled = True
         except (EOFError, OSError):  # the worker is dead
             pass
         return None
 
     def receive(self) -> Reply:
-        """Return the answer, which must be available."""
-        self._last_sign = time.monotonic()
+        """Return the worker's reply, which must be available."""
+        self._last_activity = time.monotonic()
         try:
             message = self.connection.recv_bytes()
-        except BlockingIOError:  # the worker has stopped in the middle of a message
+        except BlockingIOError:  # the worker stopped in the middle of a message
             return Reply(self.index, None, self._hang_error())
         except (EOFError, OSError):
             return Reply(self.index, None, self._exit_error())
@@ -143,16 +143,16 @@ class Worker:
         return Reply(self.index, pickle.loads(message[1:]) if len(message) > 1 else None, None)
 
     def check_hanging(self) -> Exception | None:
-        """Return an error if the worker has neither answered nor made a step within its time limit, else None.
+        """Return an error if the worker has neither replied nor taken a step within its time limit, else None.
 
-        Also if it has ended: its environment may have forked, and a fork holds the connection open.
+        Also return an error if the worker has exited, because a fork by its environment may keep the connection open.
         """
         if self.process.returncode is not None and not self.connection.poll():
             return self._exit_error()
         now = time.monotonic()
         if self.process.beats != self._last_beat:
-            self._last_beat, self._last_sign = self.process.beats, now
-        return self._hang_error() if self._stalled or now - self._last_sign > self._patience else None
+            self._last_beat, self._last_activity = self.process.beats, now
+        return self._hang_error() if self._stalled or now - self._last_activity > self._time_limit else None
 
     def _hang_error(self) -> Exception:
         with contextlib.suppress(ProcessLookupError):
@@ -165,7 +165,7 @@ class Worker:
             if self._started
             else "Its imports and the creation of its environment may not take longer."
         )
-        text = f"{self} hangs: no answer and no step for {self._patience:g} s. {advice}"
+        text = f"{self} hangs: no answer and no step for {self._time_limit:g} s. {advice}"
         return _with_traceback(WorkerError(text), self.process.stack)
 
     def _exit_error(self) -> Exception:
@@ -179,7 +179,7 @@ class Worker:
         return _with_traceback(error, self.process.stack)
 
     def stop(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for the process to end, then kill it, and free its resources; do it once."""
+        """Wait up to ``seconds`` for the process to exit, kill it otherwise, and release its resources; idempotent."""
         if self.process.closed:
             return
         if self._wait(seconds) is None:
@@ -189,7 +189,7 @@ class Worker:
         self._socket.close()
 
     def _wait(self, seconds: float) -> int | None:
-        """Return the exit code, or None if the process still runs after ``seconds``; kill its remaining children."""
+        """Return the exit code, or None if the process is still running after ``seconds``; kill remaining children."""
         code = self.process.wait(seconds)
         if code is not None:
             self.process.kill()
@@ -202,12 +202,12 @@ class Worker:
 class WorkerGroup:
     """Group of worker processes.
 
-    All workers are stopped when the group is closed or garbage-collected, or when the interpreter exits. Workers end by
-    themselves when the parent dies. A fork of the parent can't use them, and doesn't stop them.
+    All workers are stopped when the group is closed or garbage-collected, or when the interpreter exits. Workers exit
+    by themselves when the parent dies. A fork of the parent can't use them and doesn't stop them.
 
     Args:
         tasks: one task per worker.
-        timeout: seconds that a worker may take for one step (policy included) or reset; None for no limit.
+        timeout: seconds that a worker may take for one step (including the policy) or reset; None for no limit.
 
     Raises:
         ArgumentError: ``timeout`` is not positive.
@@ -219,7 +219,7 @@ class WorkerGroup:
 
     def __init__(self, tasks: Sequence[Task], timeout: float | None) -> None:
         check_posix()
-        if timeout is not None and not timeout > 0:  # also refuses NaN
+        if timeout is not None and not timeout > 0:  # also rejects NaN
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
         self.timeout = timeout
         self.tasks = list(tasks)
@@ -245,13 +245,13 @@ class WorkerGroup:
     @staticmethod
     def _first_message(task: Task, registered: list[Registration]) -> bytes:
         seed = int(torch.randint(2**62, ()))  # different for each worker, and determined by the parent's seed
-        pickled("create_env_fn", task.arguments[0])  # a part of it is named
-        return pickled("what the worker is given", (registered, seed, *task))
+        pickled("create_env_fn", task.arguments[0])  # so that an error names the unpicklable part
+        return pickled("the worker's task", (registered, seed, *task))
 
     def _interpreter(self) -> Interpreter:
-        """Return the interpreter whose forks are the workers; a new one where there is none that runs."""
+        """Return the interpreter that workers are forked from, starting a new one if none is running."""
         if not self._interpreters or self._interpreters[-1].returncode is not None:
-            # Other modules than recurl's might start threads, which no fork has.
+            # Modules other than recurl's might start threads, which don't survive a fork.
             names = {name for task in self.tasks if (name := task.serve.__module__).startswith("recurl.")}
             self._interpreters.append(Interpreter(names))
         return self._interpreters[-1]
@@ -262,11 +262,11 @@ class WorkerGroup:
 
     @property
     def descriptors(self) -> dict[int, int]:
-        """Indices of the workers by the file descriptors of their sockets."""
+        """Worker indices by the file descriptors of their sockets."""
         return self._by_descriptor
 
     def ask(self, index: int, message: bytes, *, makes_envs: bool = False) -> None:
-        """Send a request to a worker, one for which it may make environments if ``makes_envs``: that takes longer."""
+        """Send a request to a worker. With ``makes_envs`` the time limit allows for the creation of environments."""
         longest = None if self.timeout is None else max(self.timeout, START_SECONDS)
         self.workers[index].ask(message, longest if makes_envs else self.timeout)
 
@@ -276,20 +276,20 @@ class WorkerGroup:
             self.ask(index, pickle.dumps(message))
 
     def next_reply(self, pending: Collection[int]) -> Reply:
-        """Wait for an answer or failure of one of the ``pending`` workers: of those ready, the one asked first."""
+        """Wait for a reply or failure of one of the ``pending`` workers, preferring the oldest request."""
         found = self._ready(pending)
         return found if isinstance(found, Reply) else min(found, key=lambda worker: worker.asked).receive()
 
     def replies(self, pending: Collection[int], should_stop: Callable[[], bool] = lambda: False) -> list[Reply]:
-        """Wait for an answer or failure of one of the ``pending`` workers; return all that are there by then.
+        """Wait for a reply or failure of one of the ``pending`` workers, and return all available replies.
 
-        None are where ``should_stop()`` is true, which is asked a few times a second.
+        Return an empty list once ``should_stop()``, which is polled a few times per second, is true.
         """
         found = self._ready(pending, should_stop)
         return [found] if isinstance(found, Reply) else [worker.receive() for worker in found]
 
     def _ready(self, pending: Collection[int], should_stop: Callable[[], bool] = lambda: False) -> list[Worker] | Reply:
-        """Wait until workers have answered or died, and return them; or return the error of one that hangs."""
+        """Wait until workers have replied or died and return them, or return the error of a worker that hangs."""
         while not should_stop():
             ready = [self.workers[self._by_descriptor[found]] for found, _ in self._poller.poll(_POLL_MS)]
             if ready:
@@ -301,11 +301,11 @@ class WorkerGroup:
         return []
 
     def answers(self, indices: Collection[int]) -> list[Any]:
-        """Return the answers of these workers, in order of their index. After an error all workers are stopped.
+        """Wait for the replies of these workers and return them in index order. On an error, all workers are stopped.
 
         Raises:
             WorkerError: a worker raised an error, died, or hangs.
-            RecurlError: a worker raised an error of recurl; it is raised again with the same class.
+            RecurlError: a worker raised an error of recurl; it is re-raised with the same class.
         """
         pending = set(indices)
         values: dict[int, Any] = {}
@@ -316,21 +316,21 @@ class WorkerGroup:
                         raise reply.error
                     pending.discard(reply.worker)
                     values[reply.worker] = reply.value
-        except BaseException:  # also after an interrupt: outstanding answers would be taken for later ones
+        except BaseException:  # including interrupts: outstanding replies would be mistaken for later ones
             self.kill()
             raise
         return [values[index] for index in sorted(values)]
 
     def send_memory(self, index: int, shared: SharedTensors) -> None:
-        """Send shared memory to a worker that expects it."""
+        """Send shared memory to a worker that is waiting for it."""
         self.workers[index].send_memory(shared)
 
     def receive_memory(self, index: int, entries: Sequence[Entry]) -> SharedTensors | None:
-        """Receive shared memory that a worker announced; None if that fails, and the next answer has the error."""
+        """Receive shared memory that a worker announced; on failure return None, and the next reply has the error."""
         return self.workers[index].receive_memory(entries)
 
     def restart(self, index: int) -> None:
-        """Replace a worker by a new process, without waiting for its first answer."""
+        """Replace a worker with a new process, without waiting for its first reply."""
         message = self._first_message(self.tasks[index], registrations())
         self.end(index)
         self.workers[index] = Worker(index, self._interpreter())
@@ -338,7 +338,7 @@ class WorkerGroup:
         self.workers[index].ask(message, START_SECONDS)
 
     def end(self, index: int) -> None:
-        """Stop a worker at once; unless it is replaced, it can't be asked any more."""
+        """Stop a worker immediately; it can't be used anymore unless it is restarted."""
         worker = self.workers[index]
         self._poller.unregister(worker.connection.fileno())
         del self._by_descriptor[worker.connection.fileno()]
@@ -350,7 +350,7 @@ class WorkerGroup:
         return not self._stop.alive
 
     def check_open(self) -> None:
-        """Raise UsageError if the workers were stopped, or are another process's.
+        """Check that the workers are running and belong to this process.
 
         Raises:
             UsageError: the workers were stopped, or this process is a fork of the one that started them.
@@ -359,27 +359,27 @@ class WorkerGroup:
             raise UsageError("The worker processes were stopped, by close() or after a failure: create a new object.")
         if os.getpid() != self._owner:
             raise UsageError(
-                f"Worker processes answer the process that started them, {self._owner}, and this one, {os.getpid()}, "
-                "is a fork of it: create a new object here."
+                f"Worker processes belong to the process that started them, {self._owner}, and this one, "
+                f"{os.getpid()}, is a fork of it: create a new object here."
             )
 
     def close(self) -> None:
-        """Ask the workers to close their environments and end; kill those that still run after 5 s."""
+        """Tell the workers to close their environments and exit; kill those still running after 5 s."""
         if not self.closed:
             self._stop.detach()
             if os.getpid() != self._owner:
                 return
             for worker in self.workers:
-                worker.ask(CLOSE, _TAKE_SECONDS)
+                worker.ask(CLOSE, _SEND_SECONDS)
             _stop_all(self.workers, self._interpreters, self._owner, _CLOSE_SECONDS)
 
     def kill(self) -> None:
-        """Stop all workers at once."""
+        """Stop all workers immediately."""
         self._stop()
 
 
 def _stop_all(workers: list[Worker], interpreters: list[Interpreter], owner: int, seconds: float = 0.0) -> None:
-    if os.getpid() != owner:  # in a fork of the parent, which keeps its workers
+    if os.getpid() != owner:  # in a fork of the parent; the parent keeps its workers
         return
     end = time.monotonic() + seconds
     for worker in workers:
@@ -397,6 +397,6 @@ def _with_traceback(error: Exception, text: str) -> Exception:
 
 
 def _timeval(seconds: float | None) -> bytes:
-    """Return a time limit as ``setsockopt`` takes it; None for no limit."""
-    microseconds = 0 if seconds is None else max(int(min(seconds, _LONG) * 1e6), 1)
+    """Return a time limit in the format of ``setsockopt``; None for no limit."""
+    microseconds = 0 if seconds is None else max(int(min(seconds, _MAX_SECONDS) * 1e6), 1)
     return struct.pack("ll", *divmod(microseconds, 10**6))

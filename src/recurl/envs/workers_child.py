@@ -41,39 +41,39 @@ __all__ = [
     "Closed",
     "Failure",
     "fork_on_request",
-    "numbers",
+    "status_fields",
 ]
 
 VALUE, FAILED = b"v", b"f"
 STATUS_SIZE = 4096
-"""Offset of faulthandler's output in the status file, which begins with whole numbers of 8 bytes."""
+"""Offset of faulthandler's output in the status file, which starts with 8-byte integer fields."""
 
 BEATS, PID, ENDED = range(3)
-"""Places of these numbers: the steps counted, the worker's process id, and what ``os.wait`` said of its end, plus 1."""
+"""Indices of the status fields: step count, process id of the worker, and wait status of its exit plus 1."""
 
 _GRACE_SECONDS = 2.0
-_LOOK_MS = 2000  # how often a process looks whether its parent is there
-_CLOSED_MS = 100  # likewise, once the parent has closed its connection
+_PARENT_POLL_MS = 2000  # how often a process checks that its parent is alive
+_CLOSED_POLL_MS = 100  # likewise, once the parent has closed its connection
 
 
 class Failure(NamedTuple):
-    """An exception of another process, as text."""
+    """Exception raised in another process, as text."""
 
     kind: str | None
-    """Name of an error of recurl; None for any other."""
+    """Class name of a recurl error; None for any other error."""
     summary: str
     traceback: str
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Describe ``error``, which was caught."""
+        """Describe a caught error."""
         kind, own = type(error).__name__, isinstance(error, RecurlError)
-        said = str(error) if own else next((line for line in str(error).splitlines() if line.strip()), "")
+        message = str(error) if own else next((line for line in str(error).splitlines() if line.strip()), "")
         text = "".join(traceback.format_exception(error))
-        return cls(kind if own else None, f"{kind}: {said}" if said else kind, text)
+        return cls(kind if own else None, f"{kind}: {message}" if message else kind, text)
 
     def error(self, where: object) -> Exception:
-        """Return the error to raise in this process, its cause the traceback.
+        """Return the error to raise in this process, with the remote traceback as its cause.
 
         Args:
             where: the other process, for the message.
@@ -85,11 +85,11 @@ class Failure(NamedTuple):
 
 
 class Closed(Exception):
-    """The parent closed its end of the connection, or asked the worker to end."""
+    """Raised when the parent closed its end of the connection or told the worker to exit."""
 
 
 class Channel:
-    """The worker's end of the connection to the parent.
+    """Worker's end of the connection to the parent.
 
     Args:
         connection: socket to the parent.
@@ -98,11 +98,11 @@ class Channel:
 
     def __init__(self, connection: Connection, status: int) -> None:
         self._connection = connection
-        self._numbers = numbers(status)
+        self._status = status_fields(status)
 
     def beat(self) -> None:
-        """Count a step, which tells the parent that the worker does not hang."""
-        self._numbers[BEATS] += 1
+        """Count a step, so that the parent knows the worker isn't hung."""
+        self._status[BEATS] += 1
 
     def receive_bytes(self) -> bytes:
         """Return the parent's next message.
@@ -116,7 +116,7 @@ class Channel:
             raise Closed from error
 
     def send(self, value: Any = None) -> None:
-        """Send an answer to the parent.
+        """Send a reply to the parent.
 
         Raises:
             Closed: the parent is gone.
@@ -124,7 +124,7 @@ class Channel:
         self._send(VALUE if value is None else VALUE + pickle.dumps(value))
 
     def fail(self, error: BaseException) -> None:
-        """Send ``error``, with its traceback, as the answer."""
+        """Send ``error``, with its traceback, as the reply."""
         self._send(FAILED + pickle.dumps(Failure.of(error)))
 
     def _send(self, message: bytes) -> None:
@@ -135,7 +135,7 @@ class Channel:
 
     @property
     def descriptor(self) -> int:
-        """File descriptor of the connection, to wait for a message."""
+        """File descriptor of the connection, for polling."""
         return self._connection.fileno()
 
     def receive_descriptor(self) -> int:
@@ -150,7 +150,7 @@ class Channel:
             raise Closed from error
 
     def share(self, entries: list[Entry]) -> SharedTensors:
-        """Create shared memory and send it to the parent, which expects it."""
+        """Create shared memory and send it to the parent, which must be waiting for it."""
         shared = SharedTensors(entries)
         shared.send(self._connection)
         shared.close()
@@ -162,35 +162,35 @@ class Channel:
 
 
 def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
-    """Fork into workers until the program closes its end of the socket, and return when all of them have ended.
+    """Fork workers until the program closes its end of the socket, and return when all of them have exited.
 
-    Once the program has ended, even if a fork of it holds the socket open, workers that don't end by themselves, such
-    as one that was stopped by SIGSTOP, are killed.
+    Once the program has exited, even if a fork of it keeps the socket open, workers that don't exit by themselves, such
+    as one stopped by SIGSTOP, are killed.
 
     Args:
-        control: file descriptor of a socket, on which the program sends, for each worker, the descriptors of the
-            socket between them and of the status file.
-        program: process id of the program, which is this process's parent.
+        control: file descriptor of a socket on which the program sends two descriptors per worker: the socket between
+            program and worker, and the status file.
+        program: process id of the program, the parent of this process.
         modules: names of modules to import first.
     """
     for module in modules:
         importlib.import_module(module)
-    gc.freeze()  # collections in the workers leave what they share with this process alone
+    gc.freeze()  # garbage collections in the workers then don't touch memory shared with this process
     interpreter, running = os.getpid(), dict[int, memoryview]()
     requests, (ended, wake) = socket.socket(fileno=control), os.pipe()
     for descriptor in (ended, wake):
         os.set_blocking(descriptor, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # else it would not wake the poller
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not wake the poller
     signal.set_wakeup_fd(wake)
     poller = select.poll()
     for descriptor in (control, ended):
         poller.register(descriptor, select.POLLIN)
     is_open = True
     while (is_open or running) and os.getppid() == program:
-        for descriptor, _ in poller.poll(_LOOK_MS if is_open else _CLOSED_MS):
+        for descriptor, _ in poller.poll(_PARENT_POLL_MS if is_open else _CLOSED_POLL_MS):
             if descriptor == ended:
                 os.read(ended, 4096)
-                _report(running)
+                _record_exits(running)
                 continue
             _, given, *_ = socket.recv_fds(requests, 1, 2)
             if not given:
@@ -205,40 +205,40 @@ def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
                 requests.close()
                 os.close(ended)
                 os.close(wake)
-                running.clear()  # the status files of the others
+                running.clear()  # drops the status files of the other workers
                 _main(connection, status, interpreter)
-            running[pid] = numbers(status)
+            running[pid] = status_fields(status)
             for descriptor in given:
                 os.close(descriptor)
-    _end(running)
+    _reap(running)
 
 
-def _end(running: dict[int, memoryview]) -> None:
-    """Wait for workers to end by themselves, and kill those that don't."""
+def _reap(running: dict[int, memoryview]) -> None:
+    """Wait for workers to exit by themselves, and kill those that don't."""
     end = time.monotonic() + _GRACE_SECONDS
     while running and time.monotonic() < end:
-        time.sleep(_CLOSED_MS / 1000)
-        _report(running)
+        time.sleep(_CLOSED_POLL_MS / 1000)
+        _record_exits(running)
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
-def _report(running: dict[int, memoryview]) -> None:
-    """Write into the status files of workers that have ended how they did."""
+def _record_exits(running: dict[int, memoryview]) -> None:
+    """Record the exit of workers in their status files."""
     for pid in list(running):
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             running.pop(pid)[ENDED] = status + 1
 
 
-def numbers(status: int) -> memoryview:
-    """Return the numbers in a status file, shared by all who ask."""
+def status_fields(status: int) -> memoryview:
+    """Return the integer fields of a status file, in memory shared between processes."""
     return memoryview(mmap.mmap(status, STATUS_SIZE)).cast("q")
 
 
 def _main(connection: int, status: int, parent: int) -> NoReturn:
-    """Serve the program until it closes the connection, then end the process.
+    """Serve the program until it closes the connection, then exit the process.
 
     The first message is ``(registered, seed, serve, arguments)``: ``serve(channel, *arguments)`` runs with the
     program's environments registered and the global generators seeded.
@@ -246,9 +246,9 @@ def _main(connection: int, status: int, parent: int) -> NoReturn:
     Args:
         connection: file descriptor of the socket to the program.
         status: file descriptor of the status file.
-        parent: process id of the interpreter, which is this process's parent.
+        parent: process id of the interpreter, the parent of this process.
     """
-    numbers(status)[PID] = os.getpid()  # before it leaves the group: whoever ends both finds it in the one or the other
+    status_fields(status)[PID] = os.getpid()  # before leaving the group, so that killing by group or by pid finds it
     os.setpgid(0, 0)
     for descriptor in (connection, status):
         os.set_inheritable(descriptor, False)
@@ -266,7 +266,7 @@ def _main(connection: int, status: int, parent: int) -> NoReturn:
         serve(channel, *arguments)
     except Closed:
         pass
-    except BaseException as error:  # noqa: BLE001 - the parent raises it
+    except BaseException as error:  # noqa: BLE001 - raised in the parent
         code = 1
         with contextlib.suppress(Closed):
             channel.fail(error)
@@ -277,10 +277,10 @@ def _main(connection: int, status: int, parent: int) -> NoReturn:
 
 
 def _end_with_parent(connection: int, parent: int) -> None:
-    """End the process once the parent is gone, whatever the main thread is doing."""
+    """Exit the process once the parent is gone, regardless of the main thread."""
     poller = select.poll()
     poller.register(connection, 0)  # a hang-up is always reported
-    while not poller.poll(_LOOK_MS) and os.getppid() == parent:
+    while not poller.poll(_PARENT_POLL_MS) and os.getppid() == parent:
         pass
     time.sleep(_GRACE_SECONDS)  # the main thread may be closing its environment
-    os.killpg(0, signal.SIGKILL)  # this process, and those that its environment started
+    os.killpg(0, signal.SIGKILL)  # this process and those started by its environment

@@ -1,4 +1,4 @@
-"""Environments in worker processes: their properties, the layout of shared memory, and the loop that serves them."""
+"""Environments in worker processes: properties, layout of shared memory, and the serving loop."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ __all__ = [
     "Plan",
     "Server",
     "creators",
-    "firsts",
+    "first_indices",
     "layout",
     "make_env",
     "serve_envs",
     "written_keys",
 ]
 
-_ONE_HOT_MOST = 2**20  # choices of a one-hot action where the spec holds an integer
+_MAX_ONE_HOT = 2**20  # largest one-hot action supported where the spec is an integer
 
 
 class EnvInfo(NamedTuple):
-    """Properties of an environment in a worker that the parent needs."""
+    """Properties of a worker's environment that the parent needs."""
 
     observation_spec: Composite
     state_spec: Composite
@@ -72,19 +72,19 @@ class EnvInfo(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One kind of reset or step: the entries that the worker reads from shared memory."""
+    """Kind of a reset or step, and the entries that the worker reads from shared memory for it."""
 
     place: int
-    """Which of the worker's environments is meant."""
+    """Index of the environment within the worker."""
     kind: Literal["reset", "step", "advance"]
-    """To advance is to step, and to reset the rows that are then done."""
+    """``"advance"`` takes a step and resets the rows that are done afterwards."""
     keys: tuple[NestedKey, ...]
     action: tuple[torch.dtype, tuple[int, ...]] | None
     """Dtype and shape of the worker's action, which depend on the policy; None for a reset."""
 
 
 class Announcement(NamedTuple):
-    """A plan, and the number that stands for it."""
+    """Plan, along with the number assigned to it."""
 
     number: int
     plan: Plan
@@ -94,7 +94,7 @@ def make_env(create_env_fn: Callable[[], EnvBase]) -> EnvBase:
     """Return the environment that ``create_env_fn`` creates.
 
     Raises:
-        ArgumentTypeError: the result is not an environment of recurl.
+        ArgumentTypeError: the result is not a recurl environment.
     """
     env = create_env_fn()
     if not isinstance(env, EnvBase):  # pyright: ignore[reportUnnecessaryIsInstance] - users
@@ -118,8 +118,8 @@ def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:
     functions: list[Any] = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn] * num_workers
     if len(functions) != num_workers:
         raise ArgumentError(
-            f"There must be one create_env_fn for all workers, or one for each: got {len(functions)} for {num_workers} "
-            "workers."
+            f"There must be one create_env_fn for all workers or one per worker, got {len(functions)} for "
+            f"{num_workers} workers."
         )
     for function in functions:
         if not callable(function):
@@ -140,23 +140,23 @@ class Layout(NamedTuple):
     """Entries of shared memory, each ``[num_workers, *B, ...]``."""
 
     given: list[Entry]
-    """What the workers read."""
+    """Entries that the workers read."""
     result: list[Entry]
-    """``next`` of a step."""
+    """Entries of ``next`` after a step."""
     fresh: list[Entry]
-    """The root after a reset."""
+    """Entries of the root after a reset."""
 
 
-def firsts(functions: Sequence[object]) -> list[int]:
-    """Return where each of the functions is first, when some are given several times."""
+def first_indices(functions: Sequence[object]) -> list[int]:
+    """Return the index of the first occurrence of each distinct function."""
     return list({id(function): index for index, function in reversed(list(enumerate(functions)))}.values())[::-1]
 
 
 def layout(info: EnvInfo, num_workers: int) -> Layout:
     """Return the entries of the memory shared with ``num_workers`` environments.
 
-    The action is one row of bytes per worker, large enough for any encoding, one-hot where the spec holds integers too:
-    8 bytes per number. What isn't written takes no memory. Actions of several parts are entries as their specs say.
+    The action is one row of bytes per worker, 8 bytes per number, large enough for any encoding, including one-hot
+    actions for integer specs. Unwritten bytes take no memory. Each part of a nested action is an entry with its spec.
     """
     specs: dict[NestedKey, TensorSpec] = {}
     for composite in (info.observation_spec, info.state_spec, info.done_spec):
@@ -175,7 +175,7 @@ def layout(info: EnvInfo, num_workers: int) -> Layout:
         parts = Composite({ACTION: action.expand(info.batch_size)}, shape=info.batch_size)
         given += [entry(key, spec) for key, spec in parts.items(True, True)]
     else:
-        numbers = max(action.shape.numel(), min(sum(choice_counts(action)), _ONE_HOT_MOST), 1)
+        numbers = max(action.shape.numel(), min(sum(choice_counts(action)), _MAX_ONE_HOT), 1)
         given.append(Entry(ACTION, (num_workers, 8 * numbers * info.batch_size.numel()), torch.uint8))
     states = [(key, spec) for key, spec in specs.items() if key not in DONE_KEYS]
     result = [entry(key, spec) for key, spec in (*states, (REWARD, info.reward_spec), *flags)]
@@ -183,13 +183,13 @@ def layout(info: EnvInfo, num_workers: int) -> Layout:
 
 
 class Server:
-    """Runs resets and steps of one environment through shared memory.
+    """Server that runs resets and steps of one environment through shared memory.
 
     Args:
         env: the environment.
         given: this worker's entries that the parent writes.
-        result: this worker's entries of ``next``, that it writes itself.
-        fresh: this worker's entries of a root after a reset, likewise.
+        result: this worker's entries of ``next``, written by the worker.
+        fresh: this worker's entries of a root after a reset, written by the worker.
     """
 
     def __init__(
@@ -205,18 +205,20 @@ class Server:
         self._fresh = fresh
         self._root_keys, self._step_keys = written_keys(EnvInfo.of(env))
         self._lowered = env.why_not_lowered() is None
-        make = env.in_place() if self._lowered else None  # else its own hooks are called
-        self._make = make if isinstance(make, InPlace) and {*make.constants} == {(key,) for key in DONE_KEYS} else None
-        if self._make is not None:
+        make = env.in_place() if self._lowered else None  # otherwise its own hooks are called
+        self._in_place = (
+            make if isinstance(make, InPlace) and {*make.constants} == {(key,) for key in DONE_KEYS} else None
+        )
+        if self._in_place is not None:
             self._after = {path_of(key): value.numpy()[None] for key, value in result.items()}
             self._roots = {path_of(key): value.numpy() for key, value in fresh.items()}
 
     def run(self, plan: Plan) -> None:
         """Run one reset or step."""
-        if self._make is not None and plan.kind == "advance" and plan.action is not None and not plan.keys:
-            self._make.begin(self._action(*plan.action)[None], self._after)
-            if self._make.step(0):
-                self._make.reset(0, self._roots)
+        if self._in_place is not None and plan.kind == "advance" and plan.action is not None and not plan.keys:
+            self._in_place.begin(self._action(*plan.action)[None], self._after)
+            if self._in_place.step(0):
+                self._in_place.reset(0, self._roots)
             return
         td = self._read(plan)
         if plan.kind == "reset":
@@ -260,14 +262,14 @@ class Server:
 
 
 def serve_envs(channel: Channel, create_env_fn: Callable[[], EnvBase], index: int, count: int, workers: int) -> None:
-    """Create environments and serve them until the parent closes them or is gone.
+    """Create environments and serve them until the parent closes them or exits.
 
     Args:
         channel: connection to the parent.
         create_env_fn: function that creates an environment.
         index: index of the worker.
-        count: how many environments.
-        workers: how many workers there are.
+        count: number of environments.
+        workers: number of workers.
     """
     envs: list[EnvBase] = []
     try:
@@ -326,6 +328,6 @@ def _call(envs: list[EnvBase], name: str, place: int = 0, argument: Any = None) 
     else:
         try:
             return env.get_state() if name == "get_state" else env.set_state(argument)
-        except (UnsupportedError, UnfitStateError) as error:  # an answer, not the end of the worker
+        except (UnsupportedError, UnfitStateError) as error:  # sent as a reply, the worker continues
             return error
     return None

@@ -1,4 +1,4 @@
-"""Tensors in memory that is shared between processes."""
+"""Tensors in memory shared between processes."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class SharedTensors:
     the size of ``/dev/shm``.
 
     Args:
-        entries: keys, shapes and dtypes of the tensors.
-        file: file descriptor of memory created elsewhere for the same ``entries``, owned by this object from now on;
-            new memory is created when None.
+        entries: keys, shapes, and dtypes of the tensors.
+        file: file descriptor of memory created elsewhere for the same ``entries``; this object takes ownership. New
+            memory is created when None.
 
     Raises:
         UnsupportedError: the system is not POSIX.
 
     Attributes:
         block: the memory, uint8.
-        tensors: the tensors in it, not initialised. They keep the memory alive.
+        tensors: the tensors in it, uninitialized. They keep the memory alive.
 
     Example:
         >>> shared = SharedTensors([Entry("reward", (2, 1), torch.float32)])
@@ -89,7 +89,7 @@ class SharedTensors:
 
     @contextmanager
     def lock(self, seconds: float | None = None) -> Generator[None]:
-        """Hold a lock on the memory, shared by all processes; it is released if the process dies.
+        """Hold an inter-process lock on the memory; it is released if the process dies.
 
         Args:
             seconds: maximum time to wait for the lock; None for no limit.
@@ -102,7 +102,7 @@ class SharedTensors:
         while not self._try_lock():
             if time.monotonic() > end:
                 raise WorkerError(
-                    f"A worker process hangs: it has held the lock of shared memory for {seconds:g} s (timeout=)."
+                    f"A worker process hangs: it has held the shared-memory lock for {seconds:g} s (timeout=)."
                 )
             time.sleep(0.001)
         try:

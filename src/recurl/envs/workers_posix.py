@@ -1,4 +1,4 @@
-"""What worker processes need of the operating system."""
+"""Operating system requirements of worker processes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NEEDED = {
 
 
 def check_posix() -> None:
-    """Refuse a system without the groups of processes, locks and sockets that workers need.
+    """Check that the system has the process groups, locks, and sockets that workers need.
 
     Raises:
-        UnsupportedError: this is Windows, or a system that lacks them too.
+        UnsupportedError: this is Windows or another system that lacks them.
 
     Example:
         >>> check_posix()

@@ -1,8 +1,7 @@
-"""Processes of workers: a new interpreter imports the library once, and forks into the workers of a group.
+"""Worker processes: a new interpreter imports the library once and forks the workers of a group.
 
-Nothing but imports has run in that interpreter: it has no threads, no device and nothing of the parent's, so its forks
-are as good as interpreters of their own, which would each take the seconds of these imports and the memory of what they
-load.
+Only imports have run in that interpreter: it has no threads, no device, and none of the parent's state. Its forks are
+thus equivalent to separate interpreters, each of which would spend seconds on imports and memory on loaded modules.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import time
 from collections.abc import Collection
 from typing import cast
 
-from recurl.envs.workers_child import BEATS, ENDED, PID, STATUS_SIZE, numbers
+from recurl.envs.workers_child import BEATS, ENDED, PID, STATUS_SIZE, status_fields
 
 __all__ = ["Interpreter", "Process"]
 
@@ -30,7 +29,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02  # seconds
 
 
 class Interpreter:
-    """New interpreter that forks into workers. It ends after them when this process has ended.
+    """New interpreter that forks workers. It exits after them, once this process has exited.
 
     Args:
         modules: names of modules to import before the first fork.
@@ -47,22 +46,22 @@ class Interpreter:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code; None while it runs."""
+        """Exit code; None while the interpreter runs."""
         return self._process.poll()
 
     def fork(self, connection: int, status: int) -> Process:
-        """Return a new worker, on its way.
+        """Request a new worker and return its process, which may not have started yet.
 
         Args:
-            connection: file descriptor of its socket to this process, which may be closed then.
-            status: file descriptor of its status file.
+            connection: file descriptor of the worker's socket to this process; it may be closed after this call.
+            status: file descriptor of the worker's status file.
         """
-        with contextlib.suppress(ConnectionError):  # it has ended: so has the worker
+        with contextlib.suppress(ConnectionError):  # the interpreter has exited, and so has the worker
             socket.send_fds(self._control, [b"f"], [connection, status])
         return Process(self, status)
 
     def end(self) -> None:
-        """End the interpreter, whose workers have ended, and forks of it that have not begun."""
+        """Kill the interpreter, whose workers have exited, and forks of it that haven't started yet."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -70,30 +69,30 @@ class Interpreter:
 
 
 class Process:
-    """The process of one worker, whose parent is the interpreter.
+    """Process of one worker, a child of the interpreter.
 
     Args:
-        interpreter: the interpreter that forks.
-        status: file descriptor of the worker's status file, owned by this object from now on.
+        interpreter: the interpreter that forks the process.
+        status: file descriptor of the worker's status file; this object takes ownership.
     """
 
     def __init__(self, interpreter: Interpreter, status: int) -> None:
         self._interpreter = interpreter
         self._file = status
-        self._status = numbers(status)
+        self._status = status_fields(status)
         self._last: tuple[int, int | None] | None = None
 
     @property
     def pid(self) -> int:
-        """Process id; that of the interpreter before the fork."""
+        """Process id; the interpreter's before the fork."""
         return self._last[0] if self._last else self._status[PID] or self._interpreter.pid
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, negative for a signal; None while the process runs, and if nobody is left who knows."""
+        """Exit code, negative for a signal; None while the process runs or if the exit code is lost."""
         if self._last:
             return self._last[1]
-        interpreter = self._interpreter.returncode  # before what it wrote
+        interpreter = self._interpreter.returncode  # read before the status that the interpreter writes
         if self._status[ENDED]:
             return os.waitstatus_to_exitcode(self._status[ENDED] - 1)
         return None if self._status[PID] else interpreter
@@ -105,7 +104,7 @@ class Process:
 
     @property
     def stack(self) -> str:
-        """What faulthandler has written: where the worker was when it crashed, or was asked by SIGUSR1."""
+        """Output of faulthandler: the worker's stack when it crashed or received SIGUSR1."""
         size = os.fstat(self._file).st_size - STATUS_SIZE
         return os.pread(self._file, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
 
@@ -120,7 +119,7 @@ class Process:
             os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for the end and return the exit code; None if that isn't there after ``seconds``."""
+        """Wait for the process to exit and return the exit code; None if it isn't available after ``seconds``."""
         end, pause = time.monotonic() + seconds, _FIRST_PAUSE
         while self.returncode is None and self._interpreter.returncode is None and time.monotonic() < end:
             time.sleep(pause)
@@ -128,9 +127,9 @@ class Process:
         return self.returncode
 
     def kill(self) -> None:
-        """Kill the process and its children, or what is left of them; wait for its end.
+        """Kill the process and its remaining children, and wait for its exit.
 
-        One that is still to begin will end by itself, as it finds its connection closed.
+        A process that hasn't started yet will exit by itself when it finds its connection closed.
         """
         if self._status[PID]:
             with contextlib.suppress(ProcessLookupError):
@@ -138,7 +137,7 @@ class Process:
             self.wait(_KILL_SECONDS)
 
     def close(self) -> None:
-        """Forget about the process, which has ended."""
+        """Release the resources of the process, which has exited."""
         self._last = self.pid, self.returncode
         del self._status
         os.close(self._file)

@@ -1,4 +1,4 @@
-"""Requests to environments in worker processes: to all workers at once, or to some of them."""
+"""Requests to environments in worker processes, to all workers at once or to some of them."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ __all__ = ["Requests"]
 
 
 class Requests(Rounds):
-    """Workers that each serve several environments, which are asked independently of each other.
+    """Requests to workers that each serve several environments, independently of each other.
 
-    A worker answers in the order of the requests. Answers to other environments than the awaited ones are kept.
+    A worker replies in the order of the requests. Replies for environments other than the awaited one are stored.
 
     Args:
         group: the worker processes.
-        count: environments of each.
+        count: number of environments per worker.
     """
 
     def __init__(self, group: WorkerGroup, count: int) -> None:
         super().__init__(group, count)
-        self._asked: list[deque[int]] = [deque() for _ in group.workers]
-        self._kept: list[dict[int, Any]] = [{} for _ in range(count)]
+        self._requested: list[deque[int]] = [deque() for _ in group.workers]
+        self._replies: list[dict[int, Any]] = [{} for _ in range(count)]
 
     def announce(self, number: int, plan: Any) -> None:
-        """Tell all workers that a number means a plan."""
+        """Assign a number to a plan in all workers."""
         message = pickle.dumps(Announcement(number, plan))
-        for index in range(len(self._asked)):
+        for index in range(len(self._requested)):
             self.group.ask(index, message)
 
     def ask_all(self, plan: Plan) -> None:
-        """Ask all workers to carry out a plan, at once; :meth:`answers` waits until they have."""
+        """Tell all workers at once to run a plan; :meth:`answers` waits for them."""
         with self._all_or_nothing():
             self.begin(plan.place, plan)
 
     def ask(self, place: int, index: int, message: bytes, *, makes_envs: bool = False) -> None:
-        """Send a request to a worker for its environment number ``place``; see :meth:`WorkerGroup.ask`."""
-        self._asked[index].append(place)
+        """Send a request to a worker for its environment ``place``; see :meth:`WorkerGroup.ask`."""
+        self._requested[index].append(place)
         self.group.ask(index, message, makes_envs=makes_envs)
 
     def answers(self, place: int, indices: Collection[int]) -> list[Any]:
-        """Return the answers of these workers for their environments number ``place``, in order of the workers.
+        """Wait for the replies of these workers for their environments ``place``, and return them in worker order.
 
-        There are none to what all were asked at once; this waits until they have done it.
+        After :meth:`ask_all`, wait until all workers have finished and return an empty list.
 
         Raises:
             WorkerError: see :meth:`WorkerGroup.answers`.
             RecurlError: likewise.
         """
         with self._all_or_nothing():
-            if self.under_way(place):
+            if self.is_running(place):
                 self.finish(place)
                 return []
-            kept = self._kept[place]
+            kept = self._replies[place]
             pending = set(indices).difference(kept)
             while pending:
                 for reply in self.group.replies(pending):
@@ -68,14 +68,14 @@ class Requests(Rounds):
         return [kept.pop(index) for index in sorted(indices)]
 
     def take(self, reply: Reply) -> None:
-        """Keep an answer, or raise the error that it is."""
+        """Store a reply, or raise its error."""
         if reply.error is not None:
             raise reply.error
-        self._kept[self._asked[reply.worker].popleft()][reply.worker] = reply.value
+        self._replies[self._requested[reply.worker].popleft()][reply.worker] = reply.value
 
     @contextmanager
     def _all_or_nothing(self) -> Generator[None]:
-        """Stop all workers after an error, also an interrupt: outstanding answers would be taken for later ones."""
+        """Stop all workers on an error or interrupt: outstanding replies would be mistaken for later ones."""
         try:
             yield
         except BaseException:
@@ -83,6 +83,6 @@ class Requests(Rounds):
             raise
 
     def close(self) -> None:
-        """Ask the workers to end, and free what is shared with them."""
+        """Tell the workers to exit, and free the resources shared with them."""
         self.group.close()
         self.free()

@@ -1,4 +1,4 @@
-"""Specs of tensors and TensorDicts: shape, dtype, device and domain.
+"""Specs of tensors and TensorDicts: shape, dtype, device, and domain.
 
 Names and semantics follow TorchRL. A :class:`Composite` is a tree of specs whose leaves share leading batch dimensions.
 """

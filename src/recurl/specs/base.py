@@ -25,11 +25,11 @@ class TensorSpec(ABC):
         device: device of the tensors.
 
     Raises:
-        ArgumentTypeError: the shape or the dtype is something else.
-        ArgumentError: a size is negative, or there is no such device.
+        ArgumentTypeError: the shape or dtype has the wrong type.
+        ArgumentError: a size is negative, or the device doesn't exist.
 
     Attributes:
-        shape: shape of the tensors, batch dimensions included.
+        shape: shape of the tensors, including batch dimensions.
         dtype: dtype of the tensors (``None`` for a :class:`Composite`).
         device: device on which :meth:`rand` and :meth:`zero` create tensors (``None``: torch's default device).
     """
@@ -43,18 +43,18 @@ class TensorSpec(ABC):
 
     @abstractmethod
     def rand(self) -> Any:
-        """Return a random member of the domain, from torch's global random generator."""
+        """Return a random sample of the domain, drawn from torch's global generator."""
 
     @abstractmethod
     def is_in(self, value: Any) -> bool:
-        """Return whether ``value`` has the shape and dtype of this spec and lies in its domain."""
+        """Return whether ``value`` has the shape and dtype of this spec and is in its domain."""
 
     def zero(self) -> Any:
-        """Return zeros of this spec's shape and dtype; they need not lie in its domain."""
+        """Return zeros of this spec's shape and dtype, which need not be in its domain."""
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
     def expand(self: _S, *shape: int | Sequence[int]) -> _S:
-        """Return this spec with the shape ``shape``, which must end with its current shape.
+        """Return this spec expanded to ``shape``, which must end with the current shape.
 
         Raises:
             ArgumentError: ``shape`` does not end with the current shape.
@@ -75,7 +75,7 @@ class TensorSpec(ABC):
         return out
 
     def flatten(self: _S, dims: int) -> _S:
-        """Return this spec with its first ``dims`` dimensions as one.
+        """Return this spec with its first ``dims`` dimensions flattened into one.
 
         Example:
             >>> from recurl.specs import Unbounded
@@ -97,7 +97,7 @@ class TensorSpec(ABC):
         return copy.copy(self)
 
     def _domain(self) -> tuple[Any, ...]:
-        """Return the values, besides shape, dtype and device, that two equal specs share."""
+        """Return the values, other than shape, dtype, and device, that determine equality."""
         return ()
 
     def _fits(self, value: Any) -> bool:
@@ -121,7 +121,7 @@ def as_size(shape: int | Sequence[int]) -> torch.Size:
     """Return ``shape`` as a ``torch.Size``.
 
     Raises:
-        ArgumentTypeError: it is neither an int nor a sequence of ints.
+        ArgumentTypeError: ``shape`` is neither an int nor a sequence of ints.
         ArgumentError: a size is negative.
     """
     sizes = list(shape) if isinstance(shape, Iterable) else [shape]
@@ -138,5 +138,5 @@ def _device(device: Device) -> torch.device | None:
     try:
         return None if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
-        said = str(error).splitlines()[0]
-        raise ArgumentError(f"The device of a spec must be a device of torch, got {device!r}: {said}") from error
+        message = str(error).splitlines()[0]
+        raise ArgumentError(f"The device of a spec must be a torch device, got {device!r}: {message}") from error

@@ -17,13 +17,13 @@ class Composite(TensorSpec):
     """Spec of a TensorDict: a tree of specs.
 
     Args:
-        specs: names (or nested keys) to specs, or to mappings of specs.
-        shape: batch dimensions; every leaf's shape starts with them.
-        device: device to move every leaf to; None keeps the device of each.
+        specs: mapping from names (or nested keys) to specs, or to mappings of specs.
+        shape: batch dimensions; the shape of every leaf starts with them.
+        device: device to move every leaf to; None leaves each leaf on its device.
         **named: further entries.
 
     Raises:
-        ArgumentError: a leaf does not start with ``shape``, or a key is given twice or nested in another key.
+        ArgumentError: a leaf's shape does not start with ``shape``, or a key is given twice or nested in another key.
         ArgumentTypeError: an entry is neither a spec nor a mapping.
 
     Example:
@@ -45,17 +45,18 @@ class Composite(TensorSpec):
         super().__init__(shape, None, device)
         self._specs: dict[str, TensorSpec] = {}
         if specs is not None and not isinstance(specs, Mapping | Composite):  # type: ignore[reportUnnecessaryIsInstance] # users
-            raise ArgumentTypeError(f"A Composite maps keys to specs, {{'observation': spec}}, got {specs!r}.")
+            raise ArgumentTypeError(f"A Composite maps keys to specs, as in {{'observation': spec}}, got {specs!r}.")
         for key, spec in (*(specs or {}).items(), *named.items()):
             if key in self:
-                raise ArgumentError(f"Every entry of a Composite must be given once, but {key!r} is there already.")
+                raise ArgumentError(f"Every entry of a Composite must be given once, but {key!r} is given twice.")
             self.set(key, spec)
 
     def set(self, key: NestedKey, spec: TensorSpec | Mapping[Any, Any]) -> None:
         """Set or replace the entry ``key``; a nested key creates missing Composites.
 
         Raises:
-            ArgumentError: the spec does not start with the shape of this one, or ``key`` is nested in a tensor's spec.
+            ArgumentError: the spec's shape does not start with the shape of this Composite, or ``key`` is nested in the
+                spec of a tensor.
             ArgumentTypeError: ``spec`` is neither a spec nor a mapping.
         """
         name, *rest = _path(key)
@@ -107,7 +108,7 @@ class Composite(TensorSpec):
             yield spec
 
     def rand(self) -> TensorDict:
-        """Return a TensorDict of random members."""
+        """Return a TensorDict of random samples."""
         return TensorDict({name: spec.rand() for name, spec in self._specs.items()}, self.shape, device=self.device)
 
     def zero(self) -> TensorDict:
@@ -128,7 +129,7 @@ class Composite(TensorSpec):
         return out
 
     def flatten(self, dims: int) -> Composite:
-        """Return this spec with its first ``dims`` batch dimensions as one."""
+        """Return this spec with its first ``dims`` batch dimensions flattened into one."""
         out = super().flatten(dims)
         out._specs = {name: spec.flatten(dims) for name, spec in self._specs.items()}
         return out
@@ -172,16 +173,18 @@ class Composite(TensorSpec):
 
 
 def declare(target: Composite, key: NestedKey, spec: TensorSpec) -> None:
-    """Set the entry ``key`` of ``target``, unless it is declared differently.
+    """Declare the entry ``key`` in ``target``, and raise if it conflicts with an existing declaration.
 
     Raises:
-        ArgumentError: ``target`` has an entry ``key`` of another shape or dtype, entries nested in it, or a tensor that
-            it would be nested in.
+        ArgumentError: ``target`` already has an entry ``key`` of another shape or dtype, entries nested under ``key``,
+            or a tensor under a prefix of ``key``.
     """
     present = target.get(key)
     if isinstance(present, Composite):
         inside = [path_of(key) + path_of(inner) for inner in present.keys(True, True)]
-        raise ArgumentError(f"The entry {key!r} can't be a tensor, as {inside} are nested in it: rename one of them.")
+        raise ArgumentError(
+            f"The entry {key!r} can't be a tensor because {inside} are nested in it: rename one of them."
+        )
     if present is not None and (present.shape, present.dtype) != (spec.shape, spec.dtype):
         raise ArgumentError(
             f"The entry {key!r} has shape {list(spec.shape)} and dtype {spec.dtype}, but the environment already "

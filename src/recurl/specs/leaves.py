@@ -1,4 +1,4 @@
-"""Specs of single tensors."""
+"""Specs of individual tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from recurl.specs.base import Device, TensorSpec, as_size
 
 
 class Unbounded(TensorSpec):
-    """Any value of the dtype; random floats are standard normal, random integers uniform over the dtype's range.
+    """Any value of the dtype. Random floats are standard normal, random integers uniform over the dtype's range.
 
     Args:
         *sizes: shape, as ints or one sequence.
-        shape: shape by keyword, as an int or a sequence.
+        shape: shape, as an int or a sequence.
         device: see :class:`TensorSpec`.
         dtype: torch's default dtype when None.
 
@@ -54,7 +54,7 @@ class Unbounded(TensorSpec):
 
 
 class Bounded(TensorSpec):
-    """Values between ``low`` and ``high``, both included; either may be infinite.
+    """Values between ``low`` and ``high``, inclusive; either bound may be infinite.
 
     Args:
         low: lower bound, a number or a tensor that broadcasts to ``shape``.
@@ -64,7 +64,7 @@ class Bounded(TensorSpec):
         dtype: torch's default dtype when None.
 
     Raises:
-        ArgumentError: some ``low > high``, a bound does not broadcast to ``shape``, or the dtype can't hold it.
+        ArgumentError: ``low > high`` somewhere, or a bound does not broadcast to ``shape`` or fit the dtype.
 
     Example:
         >>> Bounded(-2.0, 2.0, shape=(1,)).is_in(torch.tensor([2.5]))
@@ -102,23 +102,23 @@ class Bounded(TensorSpec):
         return out
 
     def flatten(self, dims: int) -> Bounded:
-        """Return this spec with its first ``dims`` dimensions as one."""
+        """Return this spec with its first ``dims`` dimensions flattened into one."""
         out = super().flatten(dims)
         out._low, out._high = (bound.expand(self.shape).reshape(out.shape) for bound in (self._low, self._high))
         return out
 
     @property
     def low(self) -> torch.Tensor:
-        """Lower bounds, of the spec's shape, on its device."""
+        """Lower bounds, with the spec's shape and device."""
         return self._low.expand(self.shape)
 
     @property
     def high(self) -> torch.Tensor:
-        """Upper bounds, of the spec's shape, on its device."""
+        """Upper bounds, with the spec's shape and device."""
         return self._high.expand(self.shape)
 
     def rand(self) -> torch.Tensor:
-        """Return a uniform sample; standard normal, clamped to the bounds, where a bound is infinite."""
+        """Return a uniform sample, or a standard normal one clamped to the bounds where a bound is infinite."""
         dtype = cast(torch.dtype, self.dtype)
         low, high = self.low.double(), self.high.double()
         width = high - low
@@ -130,7 +130,7 @@ class Bounded(TensorSpec):
         return torch.where(width.isfinite(), uniform, normal).to(dtype).clamp(self.low, self.high)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether ``value`` has the shape and dtype of this spec and lies within the bounds."""
+        """Return whether ``value`` has the shape and dtype of this spec and is within the bounds."""
         if not self._fits(value):
             return False
         return bool(((value >= self._low.to(value.device)) & (value <= self._high.to(value.device))).all())
@@ -154,7 +154,7 @@ class Categorical(TensorSpec):
         dtype: dtype of the values.
 
     Raises:
-        ArgumentError: ``n`` is not such a number, or the dtype can't hold it.
+        ArgumentError: ``n`` is not a positive integer, or the dtype can't represent ``n`` categories.
 
     Example:
         >>> Categorical(4).is_in(torch.tensor(3))
@@ -165,14 +165,14 @@ class Categorical(TensorSpec):
         self, n: int, shape: int | Sequence[int] = (), device: Device = None, dtype: torch.dtype = torch.int64
     ) -> None:
         super().__init__(shape, dtype, device)
-        self.n = _held(_positive(n), dtype)
+        self.n = _check_capacity(_category_count(n), dtype)
 
     def rand(self) -> torch.Tensor:
         """Return uniform integers."""
         return torch.randint(0, self.n, self.shape, dtype=self.dtype, device=self.device)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether ``value`` has the shape and dtype of this spec and lies in ``0 .. n-1``."""
+        """Return whether ``value`` has the shape and dtype of this spec and is in ``0 .. n-1``."""
         return self._fits(value) and bool(((value >= 0) & (value < self.n)).all())
 
     def _domain(self) -> tuple[Any, ...]:
@@ -203,7 +203,7 @@ class OneHot(TensorSpec):
         device: Device = None,
         dtype: torch.dtype = torch.int64,
     ) -> None:
-        self.n = _positive(n)
+        self.n = _category_count(n)
         size = as_size(self.n if shape is None else shape)
         if not size or size[-1] != self.n:
             raise ArgumentError(f"The last dimension of a OneHot spec must be n={n}, got shape {list(size)}.")
@@ -215,7 +215,7 @@ class OneHot(TensorSpec):
         return torch.nn.functional.one_hot(index, self.n).to(self.dtype)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether ``value`` has the shape and dtype of this spec and each vector one 1, else 0s."""
+        """Return whether ``value`` has the shape and dtype of this spec and every vector is one-hot."""
         if not self._fits(value):
             return False
         return bool(((value == 0) | (value == 1)).all()) and bool((value.sum(-1) == 1).all())
@@ -228,18 +228,18 @@ class MultiCategorical(TensorSpec):
     """Several integers, the i-th in ``0 .. nvec[i]-1``.
 
     Args:
-        nvec: number of values of each integer, each at least 1; nested for integers in several dimensions.
-        shape: shape of the values, ending with the shape of ``nvec``; that shape when None.
+        nvec: number of values of each integer, each at least 1; nested sequences for several dimensions.
+        shape: shape of the values, ending with the shape of ``nvec``; the shape of ``nvec`` when None.
         device: see :class:`TensorSpec`.
         dtype: dtype of the values.
 
     Attributes:
-        nvec: the numbers, as (nested) tuples.
-        sizes: the same numbers as one flat tuple.
+        nvec: numbers of values, as (nested) tuples.
+        sizes: the same numbers as a flat tuple.
 
     Raises:
-        ArgumentError: the shape does not end with that of ``nvec``, or the dtype can't hold a number.
-        ArgumentTypeError: ``nvec`` is no sequence of numbers.
+        ArgumentError: the shape does not end with the shape of ``nvec``, or the dtype can't represent a number.
+        ArgumentTypeError: ``nvec`` is not a sequence of numbers.
 
     Example:
         >>> MultiCategorical([2, 5]).is_in(torch.tensor([1, 4]))
@@ -255,11 +255,11 @@ class MultiCategorical(TensorSpec):
         device: Device = None,
         dtype: torch.dtype = torch.int64,
     ) -> None:
-        self.nvec = _tuples(nvec)
+        self.nvec = _nested_tuple(nvec)
         try:
             self._sizes = torch.tensor(self.nvec, dtype=torch.int64)
         except ValueError as error:
-            raise ArgumentError(f"The rows of nvec must have one length, got {self.nvec}.") from error
+            raise ArgumentError(f"The rows of nvec must have equal lengths, got {self.nvec}.") from error
         self.sizes: tuple[int, ...] = tuple(self._sizes.flatten().tolist())
         inner = self._sizes.shape
         size = inner if shape is None else as_size(shape)
@@ -269,7 +269,7 @@ class MultiCategorical(TensorSpec):
                 f"got shape {list(size)}."
             )
         super().__init__(size, dtype, device)
-        _held(max(self.sizes, default=1), dtype)
+        _check_capacity(max(self.sizes, default=1), dtype)
 
     def rand(self) -> torch.Tensor:
         """Return uniform integers."""
@@ -278,13 +278,13 @@ class MultiCategorical(TensorSpec):
         return sample.long().minimum(sizes - 1).to(self.dtype)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether ``value`` has the shape and dtype of this spec and each integer lies in its range."""
+        """Return whether ``value`` has the shape and dtype of this spec and every integer is in its range."""
         if not self._fits(value):
             return False
         return bool(((value >= 0) & (value < self._sizes_on(value.device))).all())
 
     def _sizes_on(self, device: torch.device | None) -> torch.Tensor:
-        """Return the numbers of choices on a device; only the first time they are copied there."""
+        """Return the sizes on a device; they are copied there the first time only."""
         if self._sizes.device != device and device is not None:
             self._sizes = self._sizes.to(device)
         return self._sizes
@@ -297,11 +297,12 @@ class Binary(TensorSpec):
     """Zeros and ones (or False and True).
 
     Args:
-        size: shape of the values, an int or a sequence; an int beside ``shape`` is ``n``, as in TorchRL.
+        size: shape of the values, an int or a sequence. An int passed along with ``shape`` is ``n``, as in TorchRL.
         device: see :class:`TensorSpec`.
         dtype: dtype of the values.
-        shape: the shape, where ``size`` is none.
-        n: size of the last dimension, as in TorchRL; that of ``shape``, or the only one, when None.
+        shape: shape of the values, if ``size`` is None.
+        n: size of the last dimension, as in TorchRL; inferred from the shape when None. Without a shape, the only
+            dimension.
 
     Raises:
         ArgumentError: the last dimension of ``shape`` is not ``n``.
@@ -342,24 +343,26 @@ class Binary(TensorSpec):
 
 
 def _bound(name: str, bound: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a bound as a tensor, unchanged: integers can't hold fractions."""
+    """Return a bound as a tensor of ``dtype``; raise if the conversion changes it, such as a fraction to an integer."""
     try:
         found = torch.as_tensor(bound, dtype=dtype).cpu()
         exact = dtype.is_floating_point or bool((found == torch.as_tensor(bound).cpu()).all())
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{name} must be a number, or a tensor of them, in {dtype}, got {bound!r}.") from error
+        raise ArgumentError(f"{name} must be a number or tensor that {dtype} can represent, got {bound!r}.") from error
     if not exact:
-        raise ArgumentError(f"{name} must be a number, or a tensor of them, in {dtype}, got {bound!r}.")
+        raise ArgumentError(f"{name} must be a number or tensor that {dtype} can represent, got {bound!r}.")
     return found
 
 
-def _tuples(nvec: Any) -> tuple[Any, ...]:
+def _nested_tuple(nvec: Any) -> tuple[Any, ...]:
     if isinstance(nvec, str) or not isinstance(nvec, Iterable) or getattr(nvec, "ndim", 1) == 0:
         raise ArgumentTypeError(f"nvec must be a sequence of numbers of categories, such as [2, 3], got {nvec!r}.")
-    return tuple(_tuples(n) if isinstance(n, Sequence) or getattr(n, "ndim", 0) else _positive(n) for n in nvec)
+    return tuple(
+        _nested_tuple(n) if isinstance(n, Sequence) or getattr(n, "ndim", 0) else _category_count(n) for n in nvec
+    )
 
 
-def _positive(n: Any) -> int:
+def _category_count(n: Any) -> int:
     try:
         whole = math.floor(n)
     except TypeError as error:
@@ -371,9 +374,9 @@ def _positive(n: Any) -> int:
     return int(whole)
 
 
-def _held(n: int, dtype: torch.dtype) -> int:
-    """Return a number of categories, or refuse one that the dtype can't count."""
+def _check_capacity(n: int, dtype: torch.dtype) -> int:
+    """Return a number of categories; raise if the dtype can't represent it."""
     largest = 1 if dtype is torch.bool else n if dtype.is_floating_point else torch.iinfo(dtype).max
     if n - 1 > largest:
-        raise ArgumentError(f"{dtype} can't hold {n} categories, numbers up to {n - 1}: choose a larger dtype.")
+        raise ArgumentError(f"{dtype} can't represent {n} categories (0 to {n - 1}): choose a larger dtype.")
     return n

@@ -1,8 +1,8 @@
-"""Masks of actions: which choices of a discrete action are allowed.
+"""Action masks: the allowed choices of a discrete action.
 
-A mask is bool ``[*B, n]``, True where a choice is allowed. The ``n`` choices are those of all integers of the action,
-one after another: of a ``Categorical`` or ``OneHot``, of every integer of a ``MultiCategorical``, of every such part of
-a ``Composite`` in order.
+A mask is bool ``[*B, n]``, True where a choice is allowed. The ``n`` choices are the concatenated choices of all
+integers in the action: of a ``Categorical`` or ``OneHot``, of every integer of a ``MultiCategorical``, and of every
+such part of a ``Composite``, in order.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["choice_counts", "has_mask", "masked_rand", "rows_without_choice", "s
 
 
 def choice_counts(spec: TensorSpec) -> tuple[int, ...]:
-    """Return how many choices each integer of an action has, in the order of its mask; empty if it can't be masked.
+    """Return the number of choices of each integer of an action, in mask order; empty if the action can't be masked.
 
     Args:
-        spec: the action of one environment.
+        spec: action spec of one environment.
 
     Example:
         >>> choice_counts(MultiCategorical([2, 5])), choice_counts(OneHot(3))
@@ -46,16 +46,16 @@ def choice_counts(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def has_mask(observation: Composite, action: TensorSpec) -> bool:
-    """Return whether ``observation`` holds a mask of ``action``: an entry ``"action_mask"``, ``Binary`` and bool.
+    """Return whether ``observation`` has a mask of ``action``: a bool ``Binary`` entry ``"action_mask"``.
 
-    An entry of that name and another dtype is an observation as any other.
+    An entry of that name with another dtype is an ordinary observation.
 
     Args:
-        observation: observations ``[*B]``.
-        action: the action of one environment.
+        observation: observation spec, ``[*B]``.
+        action: action spec of one environment.
 
     Raises:
-        ArgumentError: there is such a mask, but not of this action.
+        ArgumentError: there is a mask, but it doesn't match the action.
     """
     spec = observation.get(ACTION_MASK)
     if not isinstance(spec, Binary) or spec.dtype is not torch.bool:
@@ -64,13 +64,13 @@ def has_mask(observation: Composite, action: TensorSpec) -> bool:
     if spec.shape != wanted or not wanted[-1]:
         raise ArgumentError(
             f"{ACTION_MASK!r} must be bool {list(wanted)}, with one value for each choice of the discrete actions in "
-            f"{action}, got {list(spec.shape)}: mend the environment, or name an observation that is no mask otherwise."
+            f"{action}, got {list(spec.shape)}: fix the environment, or rename the observation if it isn't a mask."
         )
     return True
 
 
 def split_choices(values: Tensor, counts: Sequence[int], fill: float | bool) -> Tensor:
-    """Return ``values``, ``[*B, sum(counts)]``, as ``[*B, len(counts), max(counts)]``, padded with ``fill``.
+    """Split ``values``, ``[*B, sum(counts)]``, into ``[*B, len(counts), max(counts)]``, padded with ``fill``.
 
     Example:
         >>> split_choices(torch.arange(3), (1, 2), -1)
@@ -80,19 +80,19 @@ def split_choices(values: Tensor, counts: Sequence[int], fill: float | bool) -> 
     width = max(counts)
     if all(count == width for count in counts):
         return values.unflatten(-1, (len(counts), width))
-    places = _places.__wrapped__ if torch.compiler.is_compiling() else _places
+    places = _padded_indices.__wrapped__ if torch.compiler.is_compiling() else _padded_indices
     padded = F.pad(values, (0, 1), value=fill)
     return padded.index_select(-1, places(tuple(counts), values.device)).unflatten(-1, (len(counts), width))
 
 
 @functools.cache
-def _places(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the index of every choice of every integer; that of the padding follows the last choice."""
+def _padded_indices(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the index of every choice of every integer; padding has the index after the last choice."""
     width, total, rows, first = max(counts), sum(counts), list[int](), 0
     for count in counts:
         rows += [first + choice if choice < count else total for choice in range(width)]
         first += count
-    with torch.inference_mode(False):  # it is kept
+    with torch.inference_mode(False):  # the tensor is cached
         return torch.tensor(rows, device=device)
 
 
@@ -102,11 +102,11 @@ def rows_without_choice(mask: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def masked_rand(spec: TensorSpec, mask: Tensor) -> Any:
-    """Return random actions: uniform over the allowed choices, otherwise as ``spec.rand()``.
+    """Return random actions, uniform over the allowed choices; parts without a mask are drawn as by ``spec.rand()``.
 
     Args:
-        spec: the action of one environment.
-        mask: the allowed choices, bool ``[*B, n]``.
+        spec: action spec of one environment.
+        mask: allowed choices, bool ``[*B, n]``.
 
     Returns:
         Actions ``[*B, ...]``; a TensorDict for a ``Composite``.

@@ -1,4 +1,4 @@
-"""Transforms of environments: entries added at reset and at every step."""
+"""Environment transforms, which add or change entries at resets and steps."""
 
 from typing import TYPE_CHECKING
 

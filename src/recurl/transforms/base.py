@@ -1,4 +1,4 @@
-"""Base class of transforms, and their composition."""
+"""Base class of transforms, and composition."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = [
     "Transform",
     "constants_of",
     "fill_reset",
-    "keeps_memory",
     "makes_memory",
     "merge_reset",
+    "needs_copy",
     "reset_mask",
     "rewrites",
 ]
@@ -30,60 +30,60 @@ __all__ = [
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MAKES_MEMORY = "_recurl_makes_memory"
 HOOKS = ("_reset", "_step", "_call", "_apply_transform")
-"""What runs at resets and steps."""
-_OF_ACTIONS = (
+"""Names of the hooks that run at resets and steps."""
+_ACTION_ADVICE = (
     "actions stay as the policy chose them: convert them in the environment, for instance with "
     "gymnasium.wrappers.TransformAction"
 )
-_OF_SPECS = "override transform_observation_spec, transform_state_spec, transform_reward_spec or transform_done_spec"
-_OF_STATE = "keep what a transform remembers in the TensorDict, as an entry that _reset sets and _step updates"
+_SPEC_ADVICE = "override transform_observation_spec, transform_state_spec, transform_reward_spec or transform_done_spec"
+_STATE_ADVICE = "keep the state of a transform in the TensorDict, as an entry that _reset sets and _step updates"
 _UNUSED_HOOKS = {
-    "_inv_call": _OF_ACTIONS,
-    "_inv_apply_transform": _OF_ACTIONS,
-    "inv": _OF_ACTIONS,
-    "transform_action_spec": _OF_ACTIONS,
-    "transform_input_spec": _OF_SPECS,
-    "transform_output_spec": _OF_SPECS,
-    "transform_env_batch_size": _OF_SPECS,
-    "transform_env_device": _OF_SPECS,
+    "_inv_call": _ACTION_ADVICE,
+    "_inv_apply_transform": _ACTION_ADVICE,
+    "inv": _ACTION_ADVICE,
+    "transform_action_spec": _ACTION_ADVICE,
+    "transform_input_spec": _SPEC_ADVICE,
+    "transform_output_spec": _SPEC_ADVICE,
+    "transform_env_batch_size": _SPEC_ADVICE,
+    "transform_env_device": _SPEC_ADVICE,
     "_reset_env_preprocess": "override _reset, which gets the argument of the reset and its result",
     "_reset_func": "override _reset, which gets the argument of the reset and its result",
     "reset": "override _reset, which gets the argument of the reset and its result",
     "step": "override _step, which gets the root that was stepped and the result of the step",
-    "init": _OF_STATE,
+    "init": _STATE_ADVICE,
 }
-"""Methods of TorchRL's transforms that nothing here calls, and what to write instead."""
+"""Methods of TorchRL's transforms that recurl never calls, and their replacements."""
 
 
 def makes_memory(function: _F) -> _F:
     """Mark ``_reset`` or ``_step`` as returning new tensors that are never written to again.
 
-    The result of an unmarked method of an environment or transform is copied, as it may be a buffer that is overwritten
-    at every step. An override of a marked method needs a mark of its own.
+    The result of an unmarked method of an environment or transform is copied, because it may be a buffer that is
+    overwritten at every step. An override of a marked method must be marked again.
     """
     setattr(function, _MAKES_MEMORY, True)
     return function
 
 
-def keeps_memory(instance: object) -> bool:
-    """Return whether the results of ``_reset`` and ``_step`` of an environment or transform must be copied."""
+def needs_copy(instance: object) -> bool:
+    """Return whether the results of an environment's or transform's ``_reset`` and ``_step`` must be copied."""
     methods = [name for name in HOOKS if hasattr(type(instance), name)]
     own = [getattr(getattr(type(instance), name), _MAKES_MEMORY, False) for name in methods]
     return not all(own) or any(name in vars(instance) for name in methods)
 
 
 def rewrites(transform: Transform) -> bool:
-    """Return whether a transform has hooks that compute entries from others without regard to the reset mask."""
+    """Return whether a transform has hooks that compute entries from other entries and ignore the reset mask."""
     return any(getattr(type(transform), name) is not getattr(Transform, name) for name in ("_call", "_apply_transform"))
 
 
 class Constant(NamedTuple):
-    """An entry that a transform sets to one value in all rows that are reset, and to another after every step.
+    """Entry that a transform sets to one constant in rows that are reset, and to another after every step.
 
     Attributes:
         key: key of the entry.
-        at_reset: the value in rows that are reset.
-        after_step: the value under ``next``; None for what the policy wrote there.
+        at_reset: value in rows that are reset.
+        after_step: value under ``next``; None keeps the value written by the policy.
     """
 
     key: NestedKey
@@ -92,33 +92,34 @@ class Constant(NamedTuple):
 
 
 class Transform:
-    """Base class of transforms, which change the specs of an environment and the entries of resets and steps.
+    """Base class of transforms, which change an environment's specs and the entries of its resets and steps.
 
-    A transform holds no state of the environment (all state is in the TensorDict), so one instance may be used in
-    several environments. Every hook is the identity unless overridden. Iterating over a transform yields its parts: a
-    single transform yields itself.
+    A transform holds no environment state (all state is in the TensorDict), so one instance may be used in several
+    environments. Every hook is the identity unless overridden. Iterating over a transform yields its parts; a single
+    transform yields itself.
 
-    A subclass overrides the methods of specs for the entries that it changes, and one of
+    A subclass overrides the spec methods for the entries that it changes, and one of
 
-    * :meth:`_apply_transform`, a function of one tensor: applied to each of ``in_keys``, at resets and at steps;
-    * :meth:`_call`, a function of one TensorDict, and :meth:`_reset`, as in TorchRL: ``_call`` gets the ``next`` of
-      every step, and ``_reset`` decides what happens at a reset, usually ``return self._call(tensordict_reset)``;
-    * :meth:`_step` and :meth:`_reset`, which also see what was there before.
+    * :meth:`_apply_transform`, a function of one tensor, applied to each of ``in_keys`` at resets and steps;
+    * :meth:`_call`, a function of one TensorDict, and :meth:`_reset`, as in TorchRL: ``_call`` receives the ``next`` of
+      every step, and ``_reset`` handles resets, usually with ``return self._call(tensordict_reset)``;
+    * :meth:`_step` and :meth:`_reset`, which also receive the previous TensorDict.
 
-    After a partial reset, ``_call`` and ``_apply_transform`` count in the rows that were reset only. There are no
-    inverse transforms of actions. A class with a method of TorchRL's transforms that nothing here calls is refused.
+    After a partial reset, the results of ``_call`` and ``_apply_transform`` are used only in the rows that were reset.
+    Inverse transforms of actions are not supported. Defining a class with a TorchRL transform method that recurl never
+    calls raises an error.
 
     The results of the hooks are copied, unless the hooks are marked with :func:`makes_memory`.
 
     Args:
-        in_keys: entries that :meth:`_apply_transform` reads; those of a reward are read at steps only.
-        out_keys: entries that it writes; ``in_keys`` when None.
-        in_keys_inv: must be empty, as TorchRL's inverse transforms don't exist here.
+        in_keys: entries that :meth:`_apply_transform` reads; a reward is read at steps only.
+        out_keys: entries that :meth:`_apply_transform` writes; ``in_keys`` when None.
+        in_keys_inv: must be empty, because recurl has no inverse transforms.
         out_keys_inv: likewise.
 
     Raises:
         ArgumentError: ``in_keys`` and ``out_keys`` differ in length.
-        UnsupportedError: there are keys of an inverse transform; or a class is defined with a method that is not used.
+        UnsupportedError: inverse keys are given, or a class is defined with a method that is never called.
 
     Example:
         >>> from recurl.envs import GymEnv, TransformedEnv
@@ -134,19 +135,19 @@ class Transform:
     out_keys: Sequence[NestedKey] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a class with a hook that nothing calls."""
+        """Reject a class with a hook that is never called."""
         super().__init_subclass__(**kwargs)
         for name in vars(cls):
             advice = _UNUSED_HOOKS.get(name)
             if advice is None and name.startswith("transform_") and name.endswith("_spec"):
-                advice = None if hasattr(Transform, name) else _OF_SPECS
+                advice = None if hasattr(Transform, name) else _SPEC_ADVICE
             if advice is not None:
                 raise UnsupportedError(f"{cls.__name__}.{name} would never be called by recurl: {advice}.")
         if cls._call is not Transform._call and Transform._reset is cls._reset and Transform._step is cls._step:
             raise UnsupportedError(
-                f"{cls.__name__} overrides _call, which transforms the results of steps, and must say what happens at "
-                "resets: define _reset(self, tensordict, tensordict_reset) too, which returns "
-                "self._call(tensordict_reset), or tensordict_reset where nothing is to be done, as for a reward."
+                f"{cls.__name__} overrides _call, which transforms the results of steps, and must also handle resets: "
+                "define _reset(self, tensordict, tensordict_reset) too, returning self._call(tensordict_reset), or "
+                "tensordict_reset if a reset needs no change, as for a reward."
             )
 
     def __init__(
@@ -159,7 +160,7 @@ class Transform:
         if in_keys_inv or out_keys_inv:
             raise UnsupportedError(
                 f"{type(self).__name__} got in_keys_inv={in_keys_inv} and out_keys_inv={out_keys_inv}, but recurl has "
-                f"no inverse transforms: {_OF_ACTIONS}."
+                f"no inverse transforms: {_ACTION_ADVICE}."
             )
         self.in_keys = _keys("in_keys", in_keys)
         self.out_keys = self.in_keys if out_keys is None else _keys("out_keys", out_keys)
@@ -170,11 +171,11 @@ class Transform:
             )
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Return the observation spec (its shape is the environment's batch size) with the entries added here."""
+        """Return the observation spec (whose shape is the environment's batch size) with this transform's entries."""
         return observation_spec
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
-        """Return the spec of the entries that a step reads besides the action."""
+        """Return the spec of the entries other than the action that a step reads."""
         return state_spec
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
@@ -190,7 +191,7 @@ class Transform:
     @takes_entries
     @makes_memory
     def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
-        """Return the root after a reset.
+        """Transform the root after a reset.
 
         Args:
             tensordict: argument of ``reset``, with its mask under ``"_reset"`` (see :func:`reset_mask`), or None.
@@ -201,7 +202,7 @@ class Transform:
     @takes_entries
     @makes_memory
     def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
-        """Return the ``next`` of a step.
+        """Transform the ``next`` of a step.
 
         Args:
             tensordict: root that was stepped.
@@ -212,7 +213,7 @@ class Transform:
     @takes_entries
     @makes_memory
     def _call(self, next_tensordict: Any) -> Any:
-        """Return the result of a step with each of ``in_keys`` transformed.
+        """Apply :meth:`_apply_transform` to each of ``in_keys`` in the ``next`` of a step.
 
         Args:
             next_tensordict: ``next`` as the environment and earlier transforms have filled it.
@@ -222,11 +223,11 @@ class Transform:
     @takes_entries
     @makes_memory
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the entry to write to an ``out_key``, given that of its ``in_key``."""
+        """Return the value of an ``out_key`` given the value of its ``in_key``."""
         return value
 
     def _applied(self, tensordict: Step, *, at_step: bool) -> Step:
-        """Transform the entries ``in_keys``; a reset may lack some of them, such as the reward."""
+        """Transform the entries ``in_keys``. At a reset, some may be missing, such as the reward."""
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             value = tensordict.get(in_key, None)
             if value is not None:
@@ -236,22 +237,22 @@ class Transform:
         return tensordict
 
     def constants(self) -> Sequence[Constant] | None:
-        """Return the entries that the hooks set, if each is a constant, or None if the hooks do anything else.
+        """Return the entries that the hooks set, if all are constants, or None if the hooks do anything else.
 
-        A collector then sets them itself, in the memory of a batch. A class that overrides one of the hooks must
-        override this method too for it to count.
+        A collector then writes the constants into batch memory itself. This method is ignored if a subclass overrides
+        one of the hooks without overriding this method too.
         """
         return ()
 
     def forward(self, tensordict: TensorDictBase) -> Any:
-        """Raise UnsupportedError: a transform acts inside an environment only, unless a subclass overrides this.
+        """Raise UnsupportedError: a transform works only inside an environment, unless a subclass overrides this.
 
         Raises:
             UnsupportedError: always.
         """
         name = type(self).__name__
         raise UnsupportedError(
-            f"{name} acts inside an environment of recurl.envs only: use TransformedEnv(env, {name}(...)). TorchRL's "
+            f"{name} works only inside an environment of recurl.envs: use TransformedEnv(env, {name}(...)). TorchRL's "
             "environments take TorchRL's transforms; prepare policies for them with recurl.interop.for_torchrl(policy)."
         )
 
@@ -292,12 +293,12 @@ class Compose(Transform):
         return list(self._parts)
 
     def append(self, transform: Transform) -> None:
-        """Add ``transform`` at the end."""
+        """Append ``transform``."""
         if not isinstance(transform, Transform):  # type: ignore[reportUnnecessaryIsInstance] # users
             kind = transform if isinstance(transform, type) else type(transform)
             raise ArgumentTypeError(
-                f"A Transform instance is needed, got {'the class' if kind is transform else 'an instance of'} "
-                f"{kind.__module__}.{kind.__name__}. Modules of recurl.modules create primers of recurl, unless "
+                f"A Transform instance is required, got {'the class' if kind is transform else 'an instance of'} "
+                f"{kind.__module__}.{kind.__name__}. Modules of recurl.modules create recurl primers, unless "
                 "recurl.interop.for_torchrl has prepared them for TorchRL."
             )
         for part in transform:
@@ -305,8 +306,8 @@ class Compose(Transform):
             applies = kind._apply_transform is not Transform._apply_transform and kind._call is Transform._call
             if applies and kind._step is Transform._step and not part.in_keys:
                 raise ArgumentError(
-                    f"{kind.__name__}._apply_transform is applied to the entries in_keys, but there are none: name "
-                    "them, super().__init__(in_keys=['observation'])."
+                    f"{kind.__name__}._apply_transform is applied to the entries in_keys, which is empty: name the "
+                    "entries, super().__init__(in_keys=['observation'])."
                 )
             self._parts.append(part)
 
@@ -362,7 +363,7 @@ class Compose(Transform):
 
 
 def constants_of(transform: Transform) -> Sequence[Constant] | None:
-    """Return :meth:`Transform.constants`; None too where a class overrides the hooks alone.
+    """Return :meth:`Transform.constants`, or None if a subclass overrides hooks but not ``constants``.
 
     Example:
         >>> from recurl.transforms import InitTracker, RewardSum
@@ -377,7 +378,7 @@ def constants_of(transform: Transform) -> Sequence[Constant] | None:
 
 
 def _keys(name: str, keys: Any) -> list[NestedKey]:
-    """Return keys as a list; a single string would be taken apart."""
+    """Return keys as a list; reject a single string, which would be split into characters."""
     if isinstance(keys, str):
         raise ArgumentTypeError(f"{name} must be a list of keys, got {keys!r}: write [{keys!r}].")
     return [normalize_key(key) for key in keys or ()]
@@ -434,7 +435,7 @@ def fill_reset(
 
 
 def _expand_mask(mask: torch.Tensor, value: torch.Tensor, tensordict: Step) -> torch.Tensor:
-    """Return ``mask`` with as many dimensions as ``value``."""
+    """Return ``mask`` with the number of dimensions of ``value``."""
     if mask.ndim == value.ndim:
         return mask
     return mask.view((*tensordict.batch_size, *(1,) * (value.ndim - tensordict.ndim)))

@@ -12,9 +12,9 @@ from recurl.transforms.base import Constant, Transform, makes_memory, reset_mask
 
 
 class InitTracker(Transform):
-    """Writes ``is_init``: True at the first step after a reset, where recurrent modules replace their state.
+    """Transform that writes ``is_init``: True at the first step after a reset, where recurrent states are replaced.
 
-    The root entry is bool ``[*B, 1]``; after a partial reset it is True in the rows that were reset. Under ``next`` it
+    The root entry is bool ``[*B, 1]``. After a partial reset it is True in the rows that were reset. Under ``next`` it
     is always False: the flag belongs to the root of the following step. Appending two trackers is harmless.
 
     Args:

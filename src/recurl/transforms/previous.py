@@ -1,4 +1,4 @@
-"""Transforms that show a policy the action and the reward of the step before."""
+"""Transforms that add the previous action and reward to the observations."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from recurl.specs import (
 from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 _Encode: TypeAlias = Callable[[Tensor, int], Tensor]
-"""From values of a leaf and their number of batch dimensions to ``[*B, width]``."""
+"""Encoder of a leaf: maps values and their number of batch dimensions to ``[*B, width]``."""
 
 
 class PreviousAction(Transform):
-    """Writes the action of the step before as an observation, ``"previous_action"``; zeros at the start of an episode.
+    """Transform that adds the previous action as an observation, ``"previous_action"``; zeros when an episode starts.
 
-    Integers become one-hot vectors, one after the other, and bits stay bits: int8 ``[*B, width]`` in {0, 1}. If there
-    are real numbers among the actions, everything is float32. The leaves of a nested action follow each other in the
-    order of the spec. All zeros is no action of a discrete kind, so it marks the start.
+    Integers are encoded as concatenated one-hot vectors, and bits stay bits: int8 ``[*B, width]`` in {0, 1}. If any
+    part of the action is real-valued, everything is float32. The leaves of a nested action are concatenated in the
+    order of the spec. No discrete action is encoded as all zeros, so zeros mark the start.
 
-    TorchRL has no such transform.
+    TorchRL has no equivalent transform.
 
     Args:
-        action_spec: actions of one environment, ``env.action_spec_unbatched``.
+        action_spec: action spec of one environment, ``env.action_spec_unbatched``.
         out_key: name of the entry.
 
     Attributes:
-        width: how many numbers encode an action.
-        dtype: their dtype.
+        width: size of an encoded action.
+        dtype: dtype of an encoded action.
 
     Raises:
-        ArgumentTypeError: ``action_spec`` is no spec of actions.
-        ArgumentError: the environment has an entry of this name already.
+        ArgumentTypeError: ``action_spec`` is not an action spec.
+        ArgumentError: the environment already has an entry of this name.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -63,7 +63,7 @@ class PreviousAction(Transform):
     def __init__(self, action_spec: TensorSpec, out_key: str = PREVIOUS_ACTION) -> None:
         if not isinstance(action_spec, TensorSpec):  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentTypeError(
-                f"PreviousAction takes the spec of one environment's actions, env.action_spec_unbatched, got "
+                f"PreviousAction takes the action spec of one environment, env.action_spec_unbatched, got "
                 f"{type(action_spec).__name__}."
             )
         self.out_key = out_key
@@ -74,18 +74,18 @@ class PreviousAction(Transform):
         self.dtype = torch.float32 if any(real for *_, real in encoders) else torch.int8
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Return the spec with the encoded action: ``Binary``, or ``Unbounded`` where there are real numbers."""
+        """Return the spec with the encoded action: ``Binary``, or ``Unbounded`` if a part is real-valued."""
         shape, device = (*observation_spec.shape, self.width), observation_spec.device
         if self.dtype == torch.int8:
-            return _with(observation_spec, self.out_key, Binary(shape, device, self.dtype))
-        return _with(observation_spec, self.out_key, Unbounded(*shape, device=device, dtype=self.dtype))
+            return _with_entry(observation_spec, self.out_key, Binary(shape, device, self.dtype))
+        return _with_entry(observation_spec, self.out_key, Unbounded(*shape, device=device, dtype=self.dtype))
 
     def encode(self, action: Any, batch_size: Sequence[int]) -> Tensor:
-        """Return an action as the next observation shows it, ``[*B, width]``.
+        """Encode an action as it appears in the next observation, ``[*B, width]``.
 
         Args:
-            action: ``[*B, ...]``, in any encoding that the environment takes; a TensorDict where it is nested.
-            batch_size: ``[*B]``.
+            action: action ``[*B, ...]``, in any encoding that the environment accepts; a TensorDict if nested.
+            batch_size: batch size ``[*B]``.
 
         Example:
             >>> PreviousAction(MultiCategorical([2, 3])).encode(torch.tensor([[0, 1], [1, 2]]), [2])
@@ -113,17 +113,17 @@ class PreviousAction(Transform):
 
 
 class PreviousReward(Transform):
-    """Writes the reward of the step before as an observation, ``"previous_reward"``; 0 at the start of an episode.
+    """Transform that adds the previous reward as an observation, ``"previous_reward"``; 0 when an episode starts.
 
-    float32 ``[*B, 1]``: the reward as the environment gave it, whatever a trainer scales it to later.
+    The entry is float32 ``[*B, 1]``: the reward as returned by the environment, before any scaling by a trainer.
 
-    TorchRL has no such transform.
+    TorchRL has no equivalent transform.
 
     Args:
         out_key: name of the entry.
 
     Raises:
-        ArgumentError: the environment has an entry of this name already.
+        ArgumentError: the environment already has an entry of this name.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -138,7 +138,7 @@ class PreviousReward(Transform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Return the spec with the reward."""
         spec = Unbounded(*observation_spec.shape, 1, device=observation_spec.device, dtype=torch.float32)
-        return _with(observation_spec, self.out_key, spec)
+        return _with_entry(observation_spec, self.out_key, spec)
 
     @takes_entries
     @makes_memory
@@ -156,22 +156,22 @@ class PreviousReward(Transform):
         return next_tensordict.set(self.out_key, reward.to(torch.float32, copy=True))
 
 
-def _with(observation_spec: Composite, key: str, entry: TensorSpec) -> Composite:
+def _with_entry(observation_spec: Composite, key: str, entry: TensorSpec) -> Composite:
     if key in observation_spec:
-        raise ArgumentError(f"The environment has an entry {key!r} already: name this one otherwise, out_key=...")
+        raise ArgumentError(f"The environment already has an entry {key!r}: choose another name with out_key=...")
     spec = observation_spec.clone()
     spec.set(key, entry)
     return spec
 
 
 def _encoder(spec: TensorSpec) -> tuple[_Encode, int, bool]:
-    """Return the encoding of a leaf, its width, and whether it has real numbers."""
+    """Return the encoder of a leaf, its width, and whether it is real-valued."""
     if isinstance(spec, OneHot | Categorical | MultiCategorical):
         counts = choice_counts(spec)
         return _one_hot(counts, len(spec.shape) - isinstance(spec, OneHot)), sum(counts), False
     if isinstance(spec, Binary | Bounded | Unbounded):
         return _flat, spec.shape.numel(), not isinstance(spec, Binary)
-    raise ArgumentTypeError(f"PreviousAction can't encode actions of {spec}: give the actions another spec.")
+    raise ArgumentTypeError(f"PreviousAction can't encode actions of {spec}: use another action spec.")
 
 
 def _flat(value: Tensor, dims: int) -> Tensor:
@@ -179,14 +179,14 @@ def _flat(value: Tensor, dims: int) -> Tensor:
 
 
 def _one_hot(sizes: Sequence[int], ndim: int) -> _Encode:
-    """Return the encoding of integers of ``ndim`` dimensions, the i-th below ``sizes[i]``; one-hot vectors pass."""
+    """Return the encoder of ``ndim``-dimensional integers, the i-th below ``sizes[i]``; one-hot input is accepted."""
     counts = torch.tensor(sizes)
     which = torch.arange(len(sizes)).repeat_interleave(counts)
     numbers = torch.cat([torch.arange(size) for size in sizes])
-    tables = {which.device: (which, numbers)}  # a copy at every step would wait for the device
+    tables = {which.device: (which, numbers)}  # cached, because a copy at every step would wait for the device
 
     def encode(value: Tensor, dims: int) -> Tensor:
-        if value.ndim != dims + ndim:  # one-hot already
+        if value.ndim != dims + ndim:  # already one-hot
             return _flat(value, dims)
         if value.device not in tables:
             tables[value.device] = which.to(value.device), numbers.to(value.device)

@@ -1,4 +1,4 @@
-"""Transform that declares the entries which a policy carries from step to step."""
+"""Transform that declares the entries a policy carries from step to step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from recurl.transforms.base import Constant, Transform, fill_reset, makes_memory
 
 
 class TensorDictPrimer(Transform):
-    """Declares entries such as recurrent states: set at resets, carried from ``next`` to the root after every step.
+    """Transform that declares entries such as recurrent states, which are carried from ``next`` to the next root.
 
     At a reset, the entries get their default (or a random) value in the rows that are reset. At a step, an entry that
-    the policy wrote under ``next`` is kept; one that it did not write is copied from the root. Appending a primer twice
-    is harmless.
+    the policy wrote under ``next`` is kept; any other is copied from the root. Appending a primer twice is harmless.
 
     Args:
-        primers: keys to specs of one environment, without batch dimensions (with ``expand_specs=False``: with them).
+        primers: mapping from keys to specs of one environment, without batch dimensions (with them if
+            ``expand_specs=False``).
         random: draw values from the specs at resets instead of using ``default_value``.
         default_value: value at resets.
         expand_specs: prepend the environment's batch dimensions to the specs.
@@ -102,14 +102,14 @@ class TensorDictPrimer(Transform):
             if key not in next_tensordict:
                 if key not in tensordict:
                     raise MissingKeyError(
-                        f"The root that is stepped lacks the entry {key!r}, which a TensorDictPrimer declares: "
-                        "step what env.reset() or step_mdp returned."
+                        f"The root to step lacks the entry {key!r}, which a TensorDictPrimer declares: pass a root "
+                        "returned by env.reset() or step_mdp."
                     )
                 next_tensordict.set(key, tensordict[key])
         return next_tensordict
 
     def constants(self) -> list[Constant] | None:
-        """Return the declared entries; None if they are drawn."""
+        """Return the declared entries, or None if they are drawn at random."""
         return None if self.random else [Constant(key, self.default_value, None) for key, _ in self._specs]
 
     def __repr__(self) -> str:

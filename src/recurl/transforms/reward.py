@@ -14,7 +14,7 @@ from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_ma
 
 
 class RewardSum(Transform):
-    """Sums the rewards of each episode: float32 ``[*B, 1]``, 0 at the root after a reset.
+    """Transform that sums the rewards of each episode: float32 ``[*B, 1]``, 0 at the root after a reset.
 
     Under ``next`` the sum includes the reward of that step, so it is the return of the episode where ``done`` is set.
 
@@ -24,7 +24,7 @@ class RewardSum(Transform):
 
     Raises:
         ArgumentError: ``in_keys`` and ``out_keys`` differ in length.
-        MissingKeyError: the root that is stepped has no sum (it did not come from a reset).
+        MissingKeyError: the root to step has no sum (it does not originate from a reset).
 
     Example:
         >>> from recurl.envs import GymEnv, TransformedEnv
@@ -60,7 +60,7 @@ class RewardSum(Transform):
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if out_key not in tensordict:
                 raise MissingKeyError(
-                    f"The root that is stepped lacks {out_key!r}: step what env.reset() or step_mdp returned."
+                    f"The root to step lacks {out_key!r}: pass a root returned by env.reset() or step_mdp."
                 )
             next_tensordict.set(out_key, tensordict[out_key] + next_tensordict[in_key])
         return next_tensordict

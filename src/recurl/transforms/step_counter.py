@@ -12,10 +12,11 @@ from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_ma
 
 
 class StepCounter(Transform):
-    """Counts the steps of each episode and, with ``max_steps``, truncates it.
+    """Transform that counts the steps of each episode and, with ``max_steps``, truncates it.
 
-    The count is int64 ``[*B, 1]``: 0 at the root after a reset, one more under ``next`` of every step. When it reaches
-    ``max_steps``, ``truncated`` (and, with ``update_done``, ``done``) is set under ``next``; ``terminated`` is not.
+    The count is int64 ``[*B, 1]``: 0 at the root after a reset, and incremented under ``next`` of every step. When it
+    reaches ``max_steps``, ``truncated`` (and, with ``update_done``, ``done``) is set under ``next``; ``terminated`` is
+    not.
 
     Args:
         max_steps: maximum length of an episode, at least 1; None for no limit.
@@ -25,7 +26,7 @@ class StepCounter(Transform):
 
     Raises:
         ArgumentError: ``max_steps`` is below 1.
-        MissingKeyError: the root that is stepped has no count (it did not come from a reset).
+        MissingKeyError: the root to step has no count (it does not originate from a reset).
 
     Example:
         >>> from recurl.envs import GymEnv, TransformedEnv
@@ -80,7 +81,7 @@ class StepCounter(Transform):
     def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         if self.step_count_key not in tensordict:
             raise MissingKeyError(
-                f"The root that is stepped lacks {self.step_count_key!r}: step what env.reset() or step_mdp returned."
+                f"The root to step lacks {self.step_count_key!r}: pass a root returned by env.reset() or step_mdp."
             )
         count = tensordict[self.step_count_key] + self._one
         next_tensordict.set(self.step_count_key, count)

@@ -25,7 +25,7 @@ def test_rows_device_and_arguments(kind):
     [
         ({"env": "NoSuchEnv-v0"}, "--env NoSuchEnv-v0 .*can't be used: .*NoSuchEnv"),
         ({"env": "no-such-module:Env-v0"}, "--env no-such-module:Env-v0 .*no-such-module"),
-        ({"env": "Zzqxw-v0"}, "Zzqxw.* doesn't exist.* is written module:id, such as ale_py:ALE/Pong-v5"),
+        ({"env": "Zzqxw-v0"}, "Zzqxw.* doesn't exist.* as module:id, such as ale_py:ALE/Pong-v5"),
         ({"env": "CartPoel-v1"}, r"Did you mean: `CartPole`\?$"),
         (
             {"env": "no_such:Env-v0"},
@@ -198,7 +198,7 @@ def test_what_is_no_task_can_not_be_stepped_on_the_device():
         make_env(PPOConfig(env="recurl/TMaze-v0", env_kwargs=("colour=1",), vectorization="device"), 2)
     with pytest.raises(ArgumentError, match="k must be"):
         make_env(PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=0",), vectorization="device"), 2)
-    with pytest.raises(ArgumentError, match="one on the device Dynamics; this one makes single environments"):
+    with pytest.raises(ArgumentError, match=r"device needs Dynamics\. This function creates single environments"):
         make_env(PPOConfig(env=cartpole, vectorization="device"), 2)
     for flag, options in (
         ("--env-workers", {"env_workers": 2}),

@@ -1,1 +1,1 @@
-"""Where TorchRL keeps the environments of other libraries."""
+"""Environments of other libraries, under TorchRL's module path."""

@@ -1,4 +1,4 @@
-"""``GymEnv`` and ``GymWrapper`` of :mod:`recurl.envs`, where TorchRL has them."""
+"""``GymEnv`` and ``GymWrapper`` of :mod:`recurl.envs`, under TorchRL's module path."""
 
 from typing import TYPE_CHECKING
 

@@ -273,7 +273,7 @@ def test_critics_that_would_stay_one_are_refused(kind):
     first, second = made.qvalue_network
     assert torch.equal(first.module.scale, second[-1].module.scale)
     assert not torch.equal(first.module.layer[0].weight, second[-1].module.layer[0].weight)
-    message = r"drawn by reset_parameters\(\), but that of {} doesn't exist or leaves '{}' as it is: give a list"
+    message = r"drawn by reset_parameters\(\), but that of {} doesn't exist or leaves '{}' unchanged: give a list"
     refused = [
         (Scaled(), "Scaled", "module.scale"),
         (nn.Sequential(OwnAlone(), Scaled()), "Scaled", "module.1.scale"),
@@ -332,7 +332,7 @@ def test_a_memory_that_reads_the_action_is_refused():
     join = TensorDictModule(MLP(OBS + ACTIONS, OBS), ["observation", "action"], ["seen"])
     gru = GRUModule(OBS, HIDDEN, in_key="seen", out_key="features")
     q = TensorDictModule(MLP(HIDDEN, 1), ["features"], ["state_action_value"])
-    with pytest.raises(ArgumentError, match=r"memory of a critic must not read the action 'action', got one with the"):
+    with pytest.raises(ArgumentError, match=r"of a critic must not read the action 'action', but the one with the"):
         SACLoss(actor(), TensorDictSequential(join, gru, q))
 
 
@@ -340,7 +340,7 @@ def test_a_critic_that_cannot_be_taken_apart_is_refused():
     gru = recurrent("gru", "q", "features", "loop")
     q = TensorDictModule(MLP(HIDDEN + ACTIONS, 1), ["features", "action"], ["state_action_value"])
     network = TensorDictSequential(gru, q, selected_out_keys=["state_action_value", ("next", "q_h")])
-    with pytest.raises(ArgumentError, match=r"can be taken apart.*but TensorDictSequential selects its outputs"):
+    with pytest.raises(ArgumentError, match=r"can be split.*but TensorDictSequential selects its outputs"):
         SACLoss(actor(), [network])
 
 
@@ -360,8 +360,8 @@ def test_networks_with_the_same_state_keys_are_refused():
         ({"n_steps": 0}, "n_steps must be at least 1, got 0"),
         ({"loss_function": "l3"}, r"loss_function must be one of \['l1', 'l2', 'smooth_l1'\], got 'l3'"),
         ({"num_qvalue_nets": 0}, "num_qvalue_nets must be at least 1, got 0"),
-        ({"alpha_init": 0.0}, r"alpha_init must be positive, from min_alpha \(at least 0\) to max_alpha, got alpha"),
-        ({"min_alpha": -1.0}, "from min_alpha .* got alpha_init=1.0, min_alpha=-1.0"),
+        ({"alpha_init": 0.0}, r"must be positive and between min_alpha \(at least 0\) and max_alpha, got alpha"),
+        ({"min_alpha": -1.0}, "between min_alpha .* got alpha_init=1.0, min_alpha=-1.0"),
         ({"alpha_init": 2.0, "max_alpha": 1.0}, "alpha_init=2.0, min_alpha=None, max_alpha=1.0"),
         ({"target_entropy": "most"}, "target_entropy must be 'auto' or a number, got 'most'"),
     ],
@@ -377,13 +377,13 @@ def test_networks_that_do_not_fit():
             SACLoss(actor(), plain)
     with pytest.raises(ArgumentError, match="a critic, or a list of one or more, got an empty list"):
         SACLoss(actor(), [])
-    with pytest.raises(ArgumentError, match=r"holds the same one twice: build each one, or give one critic"):
+    with pytest.raises(ArgumentError, match=r"contains the same critic twice: build each one, or give one critic"):
         SACLoss(actor(), [critic()] * 2)
     with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', but its out_keys are \['q'\]"):
         SACLoss(actor(), critic(writes="q"))(small())
     with pytest.raises(ArgumentError, match=r"must be a sequence that ends with a sampler.*is a TensorDictModule"):
         SACLoss(TensorDictModule(MLP(OBS, ACTIONS), ["observation"], ["action"]), critic())
-    with pytest.raises(ArgumentError, match="that can be differentiated, which a Categorical doesn't draw"):
+    with pytest.raises(ArgumentError, match="SACLoss needs differentiable actions, which a Categorical doesn't draw"):
         SACLoss(actor(Categorical, ("logits",)), critic())(small())
 
 

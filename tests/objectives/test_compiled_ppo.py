@@ -184,7 +184,7 @@ def test_other_losses_and_batches_say_why_not() -> None:
         padded = batch.clone().set(("collector", "mask"), torch.ones(2, 20, dtype=torch.bool))
         assert "padding" in loss.gradients(padded)
         with torch.no_grad():
-            assert "no gradients are wanted" in loss.gradients(batch)
+            assert "gradients are disabled" in loss.gradients(batch)
         assert not isinstance(loss.gradients(batch), str)
     gradients(loss)
     with ClipPPOLoss(actor, critic).make_value_estimator("gae").compiled() as _:

@@ -217,7 +217,7 @@ def test_refuses_what_does_not_fit():
     net = torch.nn.Sequential(MLP(OBS, 2), NormalParamExtractor())
     params = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
     loss.actor_network = ProbabilisticActor(params, in_keys=["loc", "scale"], distribution_class=TanhNormal)
-    with pytest.raises(ArgumentError, match=r"needs the probabilities of all choices, which a TanhNormal doesn't give"):
+    with pytest.raises(ArgumentError, match=r"the probabilities of all choices, which a TanhNormal doesn't provide"):
         loss(batch)
 
 

@@ -305,7 +305,7 @@ def test_options_out_of_range(arguments, text):
 
 def test_actor_must_sample_one_action():
     agent = make_agent("none", True)
-    with pytest.raises(ArgumentError, match=r"must end with a sampler .* this one is a ValueOperator"):
+    with pytest.raises(ArgumentError, match=r"must end with a sampler .* its last module is a ValueOperator"):
         ClipPPOLoss(agent.critic, agent.critic)
 
 

@@ -247,7 +247,7 @@ def test_actions_and_values_of_critics_may_have_other_names_alone(kind: str) -> 
         net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
         loss = TD3Loss(TensorDictModule(net, ["observation"], [("deep", "action")]), q, bounds=(-1.0, 1.0))
     assert loss.tensor_keys.action == ("deep", "action")
-    with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', .* tell the loss .* set_keys"):
+    with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', .* rename the output, or call set_keys"):
         loss(flat_batch(2))
     loss.set_keys(state_action_value=FRESH)
     found = loss(flat_batch(2))
@@ -261,7 +261,7 @@ def test_actions_and_values_of_critics_may_have_other_names_alone(kind: str) -> 
         (SACLoss, "delay_qvalue", "the critics have delayed copies"),
         (SACLoss, "action_spec", "the actor's distribution has the bounds"),
         (TD3Loss, "priority_key", r"write set_keys\(priority=...\)"),
-        (DiscreteSACLoss, "num_actions", "the actor's distribution says how many choices there are"),
+        (DiscreteSACLoss, "num_actions", "the number of choices follows from the actor's distribution"),
         (A2CLoss, "gamma", r"make_value_estimator\(gamma=...\)"),
     ],
 )

@@ -51,7 +51,7 @@ class CompiledActorCritic:
         if self.compiled is None:
             return self.reason
         return (
-            None if self.compiled.fits(inputs) else "the batch differs in layout from the first, or a module has hooks"
+            None if self.compiled.fits(inputs) else "the batch is unlike the first, or a parameter has hooks"
         )
 
     def __call__(self, batch: Step, value_key: NestedKey) -> tuple[d.Distribution, Tensor]:

@@ -66,7 +66,7 @@ class CompiledPPO:
             self._compile(inputs)
         compiled = self._networks.compiled
         if self._descent is None or compiled is None or not compiled.fits(inputs):
-            return self._reason or "the batch differs in layout from the first, or a module has hooks"
+            return self._reason or "the batch is unlike the first, or a parameter has hooks"
         given = self._surrogate_data(batch, data)
         reason = self._descent.why_not(given)
         if reason is not None:

@@ -50,8 +50,8 @@ class PolicySampler(NamedTuple):
             given = f"is a {type(sampler).__name__}" if actions is None else f"samples {actions}"
             raise ArgumentError(
                 f"{type(reader).__name__} needs action probabilities, so the actor must end with a sampler of one "
-                "action, such as ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True), but its "
-                f"last module {given}."
+                "action, such as ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True), but "
+                f"its last module {given}."
             )
         return cls(sampler, before, [normalize_key(key) for key in actions], normalize_key(log_probs[0]))
 

@@ -33,8 +33,8 @@ def target_of(network: _M) -> _M:
     lazy = next((name for name, value in network.named_parameters() if is_lazy(value)), None)
     if lazy is not None:
         raise ArgumentError(
-            f"A network with a target network must have its parameters, but {lazy!r} is lazy and has no values yet: run "
-            "the network once on an example before passing it to the loss, or give the sizes of its inputs."
+            f"A network with a target network must have its parameters, but {lazy!r} is lazy and has no values yet: "
+            "run the network once on an example before passing it to the loss, or give the sizes of its inputs."
         )
     return copy.deepcopy(network).requires_grad_(False)
 

@@ -108,7 +108,7 @@ class KeyedModule(TensorDictModuleBase):
         unknown = sorted(set(keys) - set(self.accepted_keys))
         if unknown:
             raise ArgumentError(
-                f"{type(self).__name__} has no entries named {unknown}: set_keys accepts {sorted(self.accepted_keys)}."
+                f"{type(self).__name__} has no entries named {unknown}: set_keys takes {sorted(self.accepted_keys)}."
             )
         changed = {name: key if key is None else normalize_key(key) for name, key in keys.items()}
         self._renamed = {name: key for name, key in {**self._renamed, **changed}.items() if key is not None}

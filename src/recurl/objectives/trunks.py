@@ -1,8 +1,8 @@
 """Sequence trunks and token heads of the networks of replay losses, and the bootstrap steps past sequence ends.
 
-A trunk runs along sequences and a head acts on each token. The tokens of a batch are extended by one bootstrap step past
-the end of each sequence, and a head runs once over both: its output for a token is also the next value of the token
-before.
+A trunk runs along sequences and a head acts on each token. The tokens of a batch are extended by one bootstrap step
+past the end of each sequence, and a head runs once over both: its output for a token is also the next value of the
+token before.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def vtrace_advantage_estimate(
         v[t] - V[t]  = delta[t] + gamma * c[t] * (v[t + 1] - next[t])
         advantage[t] = reward[t] + gamma * v[t + 1] - V[t]
 
-    where ``v[t + 1]`` is ``next[t]`` if ``terminated`` or ``cut``. The policy gradient weights the advantage by ``rho``.
-    For on-policy actions and thresholds of at least 1, v is the return to the end of the sequence.
+    where ``v[t + 1]`` is ``next[t]`` if ``terminated`` or ``cut``. The policy gradient weights the advantage by
+    ``rho``. For on-policy actions and thresholds of at least 1, v is the return to the end of the sequence.
 
     Args:
         gamma: discount factor per step, in [0, 1].

@@ -30,8 +30,8 @@ class VTrace(ValueEstimator):
 
     One pass of actor and critic over the batch, in recurrent mode, computes log-probabilities and V with the current
     weights; leading modules shared by both run once. The values at the ends of sequences are computed as in
-    :class:`GAE`, from states just computed. For on-policy actions and thresholds of at least 1, the target is the return
-    to the end of the sequence, as with :class:`TD1Estimator`.
+    :class:`GAE`, from states just computed. For on-policy actions and thresholds of at least 1, the target is the
+    return to the end of the sequence, as with :class:`TD1Estimator`.
 
     Args:
         gamma: discount factor per step, in [0, 1].

@@ -247,7 +247,7 @@ def test_actions_and_values_of_critics_may_have_other_names_alone(kind: str) -> 
         net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
         loss = TD3Loss(TensorDictModule(net, ["observation"], [("deep", "action")]), q, bounds=(-1.0, 1.0))
     assert loss.tensor_keys.action == ("deep", "action")
-    with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', .* rename the output, or call set_keys"):
+    with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', .*, or call set_keys of"):
         loss(flat_batch(2))
     loss.set_keys(state_action_value=FRESH)
     found = loss(flat_batch(2))

@@ -49,7 +49,7 @@ def test_another_thread_that_runs_the_network_by_another_backend_changes_nothing
     class Interrupted(LSTM):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
-            if name == "_served" and "loop" in str(value):  # here the interpreter may switch threads
+            if name == "_selection" and "loop" in str(value):  # here the interpreter may switch threads
                 assert run(self, "pad") == ["pad"]
 
     assert run(Interrupted(4, 5), "loop") == ["loop"]

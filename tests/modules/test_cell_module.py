@@ -217,7 +217,7 @@ class Misnamed(MinGRU):
             ArgumentError,
             "examples.mingru:MinGRU has no projection: proj_size must be 0, got 2",
         ),
-        (FastWeights, {"bias": False}, ArgumentError, "has no biases that could be left out: bias must be True"),
+        (FastWeights, {"bias": False}, ArgumentError, "has no biases to omit: bias must be True"),
         (MinGRU, {"batch_first": False}, ArgumentError, "batch_first must be True: CellModule keeps time"),
         (
             MinGRU,

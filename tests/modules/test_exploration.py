@@ -111,7 +111,7 @@ def test_annealing_resumes_bit_for_bit(kind, spec, amount):
 
 def test_frames_are_whole():
     with pytest.raises(
-        ArgumentError, match=r"frames counts environment steps and must be an integer from 0 on, got 0\.5"
+        ArgumentError, match=r"frames counts environment steps and must be a non-negative integer, got 0\.5"
     ):
         EGreedyModule(Categorical(2)).step(0.5)
 
@@ -206,5 +206,5 @@ def test_counts_of_any_size():
         explore.step(frames)
         assert explore.eps.item() == 0.25
     for frames in (-1, 1.0, np.float32(1), torch.tensor(1.0)):
-        with pytest.raises(ArgumentError, match="must be an integer from 0 on"):
+        with pytest.raises(ArgumentError, match="must be a non-negative integer"):
             explore.step(frames)

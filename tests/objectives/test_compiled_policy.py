@@ -114,7 +114,7 @@ class _Own(nn.Linear):
     ("options", "reason"),
     [
         ({"head": _Own(HIDDEN, 3)}, "_Own has no form in C"),
-        ({"backend": "loop"}, "names another backend"),
+        ({"backend": "loop"}, "uses another backend"),
     ],
 )
 def test_what_has_no_form_runs_as_before(options: Any, reason: str) -> None:

@@ -244,7 +244,7 @@ def test_bad_actions_are_refused(discrete, actions):
     env = discrete.vector_env(2)
     env.reset(seed=0)
     before = env.get_state()
-    with pytest.raises(ArgumentError, match=r"must be an integer in \[0, \d\), all of them of shape \(2,\); got "):
+    with pytest.raises(ArgumentError, match=r"must be integers in \[0, \d\) of shape \(2,\); got "):
         env.step(actions)
     assert_same(env.get_state(), before)
 
@@ -253,7 +253,7 @@ def test_bad_actions_are_refused(discrete, actions):
 def test_bad_actions_of_a_single_environment_are_refused(discrete, action):
     env = discrete.env()
     env.reset(seed=0)
-    with pytest.raises(ArgumentError, match=r"must be an integer in \[0, \d\), all of them of shape \(\); got "):
+    with pytest.raises(ArgumentError, match=r"must be integers in \[0, \d\) of shape \(\); got "):
         env.step(action)
 
 

@@ -156,7 +156,7 @@ def _call_twice(dynamics: Dynamics, function: str, call: Callable[[], Any]) -> A
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two results or arguments have the same structure and, to rounding, equal numbers (NaN included)."""
+    """Return whether two results or arguments have the same structure and equal numbers, to rounding, NaN included."""
     if isinstance(one, Mapping):
         return isinstance(other, Mapping) and one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
     if isinstance(one, tuple):

@@ -94,7 +94,7 @@ def test_arms_pay_as_often_as_their_probability_says():
         (lambda: popgym.CountRecall(deck_type="suit"), r"deck_type must be one of .*'suit'\. Did you mean suits\?"),
         (lambda: popgym.Concentration(deck_type="suits"), r"deck_type must be one of colors, ranks; got 'suits'"),
         (lambda: popgym.Battleship(4, (3, 3, 3)), r"room for every ship, .* got \(3, 3, 3\) on a board of 4 x 4"),
-        (lambda: popgym.MineSweeper(2, 2), r"num_mines must leave 3 of the 4 squares; got 2"),
+        (lambda: popgym.MineSweeper(2, 2), r"num_mines must leave 3 of the 4 squares free; got 2"),
         (lambda: popgym.NoisyPositionOnlyCartPole(0.0), r"noise_sigma must be positive and finite; got 0\.0"),
     ],
 )

@@ -51,8 +51,8 @@ class Battleship(Dynamics):
         for size, places in zip(self.ship_sizes, self._placements, strict=True):
             if 2 * size * taken >= len(places):
                 raise ArgumentError(
-                    f"ship_sizes must leave room for every ship, wherever earlier ones are placed; got "
-                    f"{self.ship_sizes} on a board of {self.board_size} x {self.board_size}: use a larger board or fewer ships"
+                    f"ship_sizes must leave room for every ship, wherever earlier ones lie; got {self.ship_sizes}"
+                    f" on a board of {self.board_size} x {self.board_size}: use a larger board or fewer ships"
                 )
             taken += size
 

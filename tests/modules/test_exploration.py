@@ -63,7 +63,7 @@ MODULES = [(EGreedyModule, Categorical(2), "eps"), (AdditiveGaussianModule, Boun
     [(100_000_000, 1, 50_000_000), (10_000_000, 1, 0), (50_000_000, 4, 49_990_000), (2**40, 64, 2**39 + 1)],
 )
 def test_annealing_is_exact_however_long(kind, spec, amount, total, frames, already):
-    """2,000 steps, at any place of any schedule, end at the number that the count gives in float64."""
+    """2,000 steps from any point of any schedule end at the value computed from the step count in float64."""
     module = kind(spec, 1.0, 0.1, total)
     module.step(already)
     for _ in range(2000):

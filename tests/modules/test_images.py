@@ -65,7 +65,7 @@ def test_other_images_are_refused(images, match):
 
 
 def nature(encoder, images):
-    """The features written out: NCHW floats from 0 to 1, convolutions, one linear layer."""
+    """Features equal an explicit computation: NCHW floats from 0 to 1, convolutions, one linear layer."""
     x = images / 255
     x = functional.relu(functional.conv2d(x, encoder.first.weight, encoder.first.bias, 4))
     x = functional.relu(functional.conv2d(x, encoder.rest[1].weight, encoder.rest[1].bias, 2))

@@ -1,4 +1,4 @@
-"""Arguments, inputs and uses that recurrent modules refuse."""
+"""Arguments, inputs and uses that recurrent modules reject."""
 
 from __future__ import annotations
 

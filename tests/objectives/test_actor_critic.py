@@ -1,4 +1,4 @@
-"""What holds of SAC, discrete SAC and TD3 alike: memory, targets, boundaries, refusals."""
+"""Properties common to SAC, discrete SAC and TD3: memory, targets, boundaries, errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def total(losses):
 
 
 def prepared(kind, cell="gru", memory="both", **options):
-    """A loss in double precision whose targets differ from its networks, and its agent."""
+    """Return a loss in double precision whose targets differ from its networks, and its agent."""
     loss, agent = make_replay_loss(kind, cell, memory, **options)
     loss.double()
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_stepping_from_every_token_equals_gathering(kind, monkeypatch):
 @pytest.mark.parametrize(("kind", "memory"), CASES)
 @torch.no_grad()
 def test_targets_start_from_states_of_their_own(kind, memory):
-    """Each network burnt in by itself equals each network run over all of a trajectory."""
+    """Burning in each network separately equals running each network over the whole trajectory."""
     loss, agent = prepared(kind, "lstm", memory)
     batch = batch_of(agent, rows=1, steps=12, end=0.0).reshape(-1)
     rest = BurnIn(TensorDictSequential(*loss.networks()), 4)(batch)
@@ -156,7 +156,7 @@ def test_weights_and_mask(kind):
 
 @pytest.mark.parametrize(("kind", "memory"), CASES)
 def test_a_cue_is_reached_a_hundred_steps_back_but_not_in_the_burn_in(kind, memory):
-    """By the gradient of the losses of the last step, whose memory began before the cue."""
+    """Checked by the gradient of the losses of the last step, whose memory began before the cue."""
     loss, agent = make_replay_loss(kind, "gru", memory)
     for module in loss.modules():
         if isinstance(module, GRUModule):
@@ -220,7 +220,7 @@ def test_one_critic_becomes_two_with_one_memory(kind):
 
 
 class Scaled(nn.Module):
-    """A head with a parameter of its own beside a layer, and no ``reset_parameters()``."""
+    """Head with a parameter next to a layer, without ``reset_parameters()``."""
 
     def __init__(self, value=None):
         super().__init__()
@@ -232,7 +232,7 @@ class Scaled(nn.Module):
 
 
 class OwnAlone(Scaled):
-    """A head whose parameters are its own, some of them redrawn."""
+    """Head with direct parameters, only some of which are redrawn."""
 
     def __init__(self):
         super().__init__()
@@ -259,7 +259,7 @@ def as_critic(net, kind):
 
 
 def with_critics(kind, critics, **options):
-    """A loss of the kind with the critics given."""
+    """Return a loss of the kind with the given critics."""
     loss, _ = make_replay_loss(kind, "gru")
     bounds = {"bounds": (-1.0, 1.0)} if kind == "td3" else {}
     return type(loss)(loss.actor_network, critics, **bounds, **options)
@@ -419,7 +419,7 @@ def test_the_temperature_stays_within_its_bounds():
 @pytest.mark.parametrize("make", [torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_temperature_leaves_a_bound_as_soon_as_the_gradient_turns(kind, make, sign):
-    """However long it was driven against it: ``log_alpha`` itself stays at the bound."""
+    """``log_alpha`` itself stays at the bound, however long gradients push against it."""
     loss, agent = make_replay_loss(kind, "none", min_alpha=0.15, max_alpha=0.6, target_entropy=sign * 50.0)
     loss.double()
     batch = batch_of(agent, rows=1, steps=3)
@@ -437,7 +437,7 @@ def test_the_temperature_leaves_a_bound_as_soon_as_the_gradient_turns(kind, make
     assert driven[-20:] == pytest.approx([0.3 * 2.0**sign] * 20)
     loss.target_entropy = -sign * 50.0
     turned = [step() for _ in range(30)]
-    assert turned[-1] == pytest.approx(0.3 * 2.0**-sign), "an optimizer's momentum alone delays it"
+    assert turned[-1] == pytest.approx(0.3 * 2.0**-sign), "only an optimizer's momentum delays it"
     assert turned[15] != pytest.approx(0.3 * 2.0**sign)
 
 
@@ -453,7 +453,7 @@ def test_every_key_is_renameable(kind, name):
     expected = loss(batch)
     old = getattr(loss.tensor_keys, name)
     loss.set_keys(**{name: "fresh"})
-    if name == "action":  # networks read and write it too; what a sampler writes is not read
+    if name == "action":  # networks read and write it too; a sampler's output is not read
         for network in [*loss.networks(), *loss.target_networks()]:
             for module in (part for part in network.modules() if not hasattr(part, "dist_sample_keys")):
                 for keys in ("in_keys", "out_keys"):

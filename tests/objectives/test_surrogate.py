@@ -68,7 +68,7 @@ def test_torch_func_and_compile_derive_for_themselves():
 @settings(deadline=None, max_examples=60)
 @given(st.integers(-6, 6), st.integers(-6, 2), st.sampled_from(["l2", "l1", "smooth_l1"]), st.integers(0, 1000))
 def test_values_inside_the_clip_range_keep_their_gradient(magnitude, bound, distance, seed):
-    """Also where old + (value - old) is not the value, in float32, at every magnitude of values and bound."""
+    """Also if old + (value - old) is not the value, in float32, at every magnitude of values and bound."""
     generator = torch.Generator().manual_seed(seed)
     old, offset, target, ratio = (torch.randn(4, 200, generator=generator) * 10.0**magnitude).unbind()
     clip = torch.tensor(10.0**bound).item()
@@ -86,7 +86,7 @@ def test_values_inside_the_clip_range_keep_their_gradient(magnitude, bound, dist
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("distance", ["l2", "l1", "smooth_l1"])
 def test_a_clip_that_holds_every_value_changes_no_bit(distance, dtype):
-    """Where ``(value - old).abs() <= clip`` for all, though ``old + clip`` is rounded below some of them."""
+    """``(value - old).abs() <= clip`` for all, although ``old + clip`` is rounded below some of them."""
     generator, zeros, ones = torch.Generator().manual_seed(0), torch.zeros(64, dtype=dtype), torch.ones(64, dtype=dtype)
     for _ in range(200):
         old, target, value = torch.randn(3, 64, generator=generator).to(dtype)
@@ -121,7 +121,7 @@ def test_ratios_inside_the_clip_range_keep_their_gradient():
 
 
 def test_derivatives_by_the_data():
-    """As of a target that a differentiable estimator has made."""
+    """Data such as a target from a differentiable estimator."""
     surrogate, data, log_prob, value = make("smooth_l1", 0.3, True)
     data = data._replace(target=data.target.clone().requires_grad_(), advantage=data.advantage.clone().requires_grad_())
     inputs = (log_prob, value, data.target, data.advantage)

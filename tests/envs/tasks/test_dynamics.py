@@ -24,7 +24,7 @@ from recurl.errors import ArgumentError, UnsupportedError
 
 
 class Walk(Dynamics):
-    """Walk along a line; a function can be replaced by another one."""
+    """Walk along a line; each function can be replaced."""
 
     def __init__(self, **functions):
         super().__init__(observation_space=Box(-9.0, 9.0, (1,), np.float32), actions=2, step_limit=5)
@@ -42,7 +42,7 @@ class Walk(Dynamics):
 
 
 class Walk2(Dynamics):
-    """Walk on a board: an action chooses one of two ways along the first axis, and one of three along the second."""
+    """Walk on a board: an action picks one of two directions along the first axis and one of three along the second."""
 
     def __init__(self):
         super().__init__(observation_space=Box(-9.0, 9.0, (2,), np.float32), actions=(2, 3), step_limit=5)
@@ -255,7 +255,7 @@ CONSTANT = {"begin": lambda xp, draw: {"place": draw.uniform(1.0, 2.0)}}
         ({"observe": observed_in_place, **CONSTANT}, r"Walk\.observe must not change its arguments"),
         (
             {"begin": lambda xp, draw: {"place": draw.uniform(0, 1) + random.random()}},
-            r"Walk\.begin must return the same .* a second call differed: draw all random numbers in begin, by draw",
+            r"Walk\.begin must return the same .* a second call differed: draw all random numbers in begin, with draw",
         ),
         (
             {"advance": lambda xp, state, steps, actions: (state, state["place"] * random.random(), steps > 3)},

@@ -115,7 +115,7 @@ def test_environments_carry_the_states(name: str) -> None:
         (
             lambda: FFMModule(3, 4, dtype=torch.int64, **KEYS),
             ArgumentError,
-            "dtype must be one of real floating-po",
+            "dtype must be a real floating-point dtype",
         ),
         (lambda: FFMModule(3, 0, **KEYS), ArgumentError, "hidden_size must be at least 1, got 0"),
         (lambda: FFMModule(3, 8, in_key="x", out_keys="y"), ArgumentTypeError, "must be a list of keys"),

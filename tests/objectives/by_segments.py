@@ -21,7 +21,7 @@ def with_cuts(batch: TensorDict, chance: float = 0.15) -> TensorDict:
 
 
 def segments(batch: TensorDict) -> list[tuple[int, int, int]]:
-    """Yield row, first token and end (exclusive) of every segment of ``[B, T]``, by definition."""
+    """Return row, first token and end (exclusive) of every segment of ``[B, T]``, by definition."""
     rows, steps = batch.batch_size
     ids, is_init, done = batch[TRAJ_IDS].numpy(), batch["is_init"].numpy(), batch["next", "done"].numpy()
     found = []

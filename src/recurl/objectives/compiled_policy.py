@@ -50,9 +50,7 @@ class CompiledActorCritic:
         self.compile(inputs, value_key)
         if self.compiled is None:
             return self.reason
-        return (
-            None if self.compiled.fits(inputs) else "the batch is unlike the first, or a parameter has hooks"
-        )
+        return None if self.compiled.fits(inputs) else "the batch is unlike the first, or a parameter has hooks"
 
     def __call__(self, batch: Step, value_key: NestedKey) -> tuple[d.Distribution, Tensor]:
         """Return the distribution of actions and the values ``[*B, T]`` of a batch of sequences."""

@@ -24,7 +24,7 @@ from recurl.seeding import derive_seed
 
 __all__ = ["check_dynamics"]
 
-_ROUNDINGS = 4.0
+_MAX_ULPS = 4.0
 _MIN_MAGNITUDE = np.float32(
     2.0**-20
 )  # smaller numbers inherit the rounding errors of the larger numbers they were computed from
@@ -127,18 +127,18 @@ def _difference(dynamics: Dynamics, name: str, step: int, expected: NDArray[Any]
     if expected.dtype.kind != "f":
         found = 0.0 if (expected == got).all() else float("inf")
     else:
-        found = _roundings(expected.astype(np.float32), got.astype(np.float32))
-    if found > _ROUNDINGS:
+        found = _ulps(expected.astype(np.float32), got.astype(np.float32))
+    if found > _MAX_ULPS:
         index = np.unravel_index(int(np.argmax(expected != got)), expected.shape)
         raise ArgumentError(
             f"{type(dynamics).__name__} must do the same on the host and on {tensor.device}, but after step {step} "
             f"{name} differ: {expected[index]} and {got[index]} at {[int(place) for place in index]}; the largest "
-            f"difference is {found:.3g} roundings of float32."
+            f"difference is {found:.3g} ulps of float32."
         )
     return found
 
 
-def _roundings(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+def _ulps(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     """Return the largest difference in ulps of the larger number. Non-finite values must be identical."""
     differ = (one != other) & ~(np.isnan(one) & np.isnan(other))
     if not (np.isfinite(one) & np.isfinite(other))[differ].all():

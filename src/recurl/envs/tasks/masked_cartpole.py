@@ -221,7 +221,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
             UsageError: called before the first reset.
         """
         physical = self._check_started().copy()
-        # -1 stands for None: the pole has not fallen.
+        # -1 represents None: the pole has not fallen.
         fallen = -1 if self.steps_beyond_terminated is None else self.steps_beyond_terminated
         rng = self.np_random.bit_generator.state
         return {"steps": self._steps, "steps_beyond_terminated": fallen, "physical": physical, "rng": [rng]}

@@ -110,8 +110,8 @@ def value_distances(
     plain = distance(value, target, reduction="none")
     if old_value is None:
         return plain, None
-    # Exact within the range, where old + (value - old) would differ from the value by rounding, as would
-    # old + clip_value for a value at the end of the range.
+    # Exact within the range, where old + (value - old) would differ from the value by rounding, as old + clip_value may
+    # for a value at the end of the range.
     change = value - old_value
     near = torch.where(change.abs() <= clip_value, value, old_value + change.clamp(-clip_value, clip_value))
     return plain, distance(near, target, reduction="none")

@@ -288,7 +288,7 @@ LEFT: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: Seq(encoder(), gru(), head(4, nn.GELU())), "GELU has no form in C\\+\\+"),
     (lambda: Seq(encoder(), gru(), Mod(Own(HIDDEN, 2), ["memory"], ["out"])), "Own has no form in C\\+\\+"),
     (lambda: Seq(encoder(), gru(), Mod(lambda x: x + 1, ["memory"], ["out"])), "function is not a plain module"),
-    (lambda: Seq(encoder(), gru(num_layers=2, dropout=0.5), head(2)), "GRUModule draws dropout"),
+    (lambda: Seq(encoder(), gru(num_layers=2, dropout=0.5), head(2)), "GRUModule uses dropout"),
     (lambda: Seq(encoder(), gru(), head(2, nn.Dropout(0.5))), "Dropout in training draws"),
     (lambda: Seq(Mod(nn.Linear(4, 7), ["missing"], ["embedding"]), gru()), "the entry 'missing' is missing"),
 ]

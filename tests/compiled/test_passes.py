@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[], list[list[Any]]], str]] = {
     "own module": (lambda: net(nn.Softmax(-1)), "has no form in C"),
     "dropout": (lambda: net(nn.Dropout(0.5)), "draws random numbers"),
     "convolution": (lambda: net(nn.Unflatten(-1, (1, HIDDEN))), "has no form in C"),
-    "another backend": (lambda: [memory("gru", recurrent_backend="loop")], "names another backend"),
+    "another backend": (lambda: [memory("gru", recurrent_backend="loop")], "uses another backend"),
     "unwritten": (lambda: [[Mod(nn.Linear(OBS, 2), ["observation"], ["other"])]], "all wanted entries"),
 }
 

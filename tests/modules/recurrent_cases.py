@@ -1,4 +1,4 @@
-"""Recurrent modules to test, and batches for them."""
+"""Recurrent modules under test, and batches for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make(cell: str, **options: object) -> RecurrentModule:
 
 
 def random_batch(module: RecurrentModule, shape: tuple[int, ...], *, zero: bool = False, seed: int = 0) -> TensorDict:
-    """Random values, states and resets; with ``zero`` the state stored at a reset is zero, as a primer makes it."""
+    """Return random values, states and resets; with ``zero``, states stored at resets are zero, as from a primer."""
     torch.manual_seed(seed)
     net = module.net
     is_init = torch.rand(shape) < 0.3

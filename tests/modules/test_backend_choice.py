@@ -1,4 +1,4 @@
-"""The backend that a network keeps is the one that was asked for, here and now."""
+"""The backend cached by a network is always the one currently requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Boundaries, record_back
 
 
 def run(net: LSTM, name: str) -> list[str]:
-    """Return which backends run."""
+    """Return the names of the backends that run."""
     boundaries = Boundaries.of_rows((2, 3))
     with record_backends() as ran:
         net.run(torch.randn(2, 3, 4), None, boundaries, name, DEFAULT_OPTIONS)
@@ -22,7 +22,7 @@ def run(net: LSTM, name: str) -> list[str]:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch):
-    """Function that makes the registry that of a process where only the backend of this name was added."""
+    """Return a function that reduces the registry to that of a process with only the named backend added."""
     before = dict(BACKENDS._backends), list(BACKENDS._fast), BACKENDS.version
     for name in ("_backends", "_fast", "version"):
         monkeypatch.setattr(BACKENDS, name, getattr(BACKENDS, name))
@@ -49,7 +49,7 @@ def test_another_thread_that_runs_the_network_by_another_backend_changes_nothing
     class Interrupted(LSTM):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
-            if name == "_served" and "loop" in str(value):  # here the interpreter may switch threads
+            if name == "_selection" and "loop" in str(value):  # the interpreter may switch threads here
                 assert run(self, "pad") == ["pad"]
 
     assert run(Interrupted(4, 5), "loop") == ["loop"]

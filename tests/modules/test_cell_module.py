@@ -1,4 +1,4 @@
-"""The contract of recurrent modules, for built-in cells and a user's own alike."""
+"""Contract of recurrent modules, for built-in and user-defined cells."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from recurl.recurrence import CELLS, Cell, record_backends
 from tests.own_cells import OWN, VARIANTS, FastWeights, MinGRU
 
 KNOWN: dict[str, Cell] = CELLS | OWN | VARIANTS
-UNGATED = [name for name in KNOWN if name not in ("lstm", "gru")]  # those have tests of their own
+UNGATED = [name for name in KNOWN if name not in ("lstm", "gru")]  # tested separately
 INPUTS, HIDDEN = 3, 5
-# torch's own tracing of an autograd.Function warns.
+# torch's tracing of an autograd.Function warns.
 quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
@@ -36,7 +36,7 @@ def per_token(flags: Tensor, like: Tensor) -> Tensor:
 
 
 def random_batch(module: CellModule, shape: tuple[int, ...]) -> TensorDict:
-    """Random values, states and resets; the state stored at a reset is zero, as a primer makes it."""
+    """Return random values, states and resets; states stored at resets are zero, as from a primer."""
     net, is_init = module.net, torch.rand(shape) < 0.3
     batch = TensorDict({"observation": torch.randn(*shape, INPUTS, dtype=net.dtype), "is_init": is_init}, shape)
     for key, state_shape in zip(module.state_keys, net.state_shapes, strict=True):
@@ -46,7 +46,7 @@ def random_batch(module: CellModule, shape: tuple[int, ...]) -> TensorDict:
 
 
 def outputs(module: CellModule, batch: TensorDict, run=None) -> list[Tensor]:
-    """Everything that is written, and the gradients of the parameters and of the stored states."""
+    """Return all outputs, and the gradients of the parameters and of the stored states."""
     batch = batch.clone()
     stored = [batch[key].requires_grad_() for key in module.state_keys]
     with set_recurrent_mode(True):
@@ -99,7 +99,7 @@ def test_empty_sequences(cell: str, backend: str) -> None:
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(
-    ("cell", "backend", "layers"),  # each backend, and each of one's own cells, with one layer and with two
+    ("cell", "backend", "layers"),  # each backend and each custom cell, with one layer and with two
     [
         ("own_mingru", "loop", 1),
         ("own_mingru", "scan", 2),
@@ -183,7 +183,7 @@ def test_copies_are_independent(copied) -> None:
 
 @pytest.mark.parametrize(("cell", "kind"), [("lstm", LSTMModule), ("gru", GRUModule)])
 def test_built_in_cells_are_their_modules(cell: str, kind: type) -> None:
-    """The same keys, parameters and results, so that state dicts go both ways."""
+    """Keys, parameters and results agree, so state dicts are interchangeable."""
     module = make(cell)
     other = kind(INPUTS, HIDDEN, 2, in_key="observation", out_key="features", dtype=torch.float64)
     other.load_state_dict(module.state_dict())
@@ -217,7 +217,7 @@ class Misnamed(MinGRU):
             ArgumentError,
             "examples.mingru:MinGRU has no projection: proj_size must be 0, got 2",
         ),
-        (FastWeights, {"bias": False}, ArgumentError, "has no biases that could be left out: bias must be True"),
+        (FastWeights, {"bias": False}, ArgumentError, "has no biases to omit: bias must be True"),
         (MinGRU, {"batch_first": False}, ArgumentError, "batch_first must be True: CellModule keeps time"),
         (
             MinGRU,

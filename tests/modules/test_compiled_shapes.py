@@ -1,4 +1,4 @@
-"""Compiled recurrent modules, whatever shapes came before: sizes of 1 are cases of their own to torch.compile."""
+"""Recurrent modules under torch.compile after any previous shapes: torch.compile specializes sizes of 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
 
-# torch's own tracing of an autograd.Function warns.
+# torch's tracing of an autograd.Function warns.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")]
 
 

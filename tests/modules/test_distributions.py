@@ -11,7 +11,7 @@ from recurl.modules.distributions import Categorical, NormalParamExtractor, OneH
 
 
 def reference_tanh_normal(loc, scale, low, high):
-    """The same distribution out of torch's parts."""
+    """Return the same distribution, composed of torch's parts."""
     half = (high - low) / 2
     transforms = [d.TanhTransform(cache_size=1), d.AffineTransform(low + half, half)]
     return d.Independent(d.TransformedDistribution(d.Normal(loc, scale), transforms, validate_args=False), 1)
@@ -249,7 +249,7 @@ def test_log_prob_and_entropy_of_probabilities_and_of_other_shapes():
 
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (-2.0, 5.0)])
 def test_a_sample_with_its_log_prob(bounds):
-    """The same log-density as of the value, and a gradient that doesn't vanish where the value is on a bound."""
+    """The log-density equals that of the value, and its gradient doesn't vanish for a value on a bound."""
     low, high = bounds
     loc = torch.tensor([[0.3, -0.2], [0.0, 9.0]], dtype=torch.float64, requires_grad=True)
     dist = TanhNormal(loc, torch.full_like(loc, 0.4), low=low, high=high)

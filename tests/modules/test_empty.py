@@ -1,4 +1,4 @@
-"""Batches without tokens: outputs that depend on what they would depend on otherwise, and gradients of zero."""
+"""Empty batches: outputs have the usual dependencies in autograd, and gradients are zero."""
 
 from __future__ import annotations
 

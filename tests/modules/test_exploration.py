@@ -63,7 +63,7 @@ MODULES = [(EGreedyModule, Categorical(2), "eps"), (AdditiveGaussianModule, Boun
     [(100_000_000, 1, 50_000_000), (10_000_000, 1, 0), (50_000_000, 4, 49_990_000), (2**40, 64, 2**39 + 1)],
 )
 def test_annealing_is_exact_however_long(kind, spec, amount, total, frames, already):
-    """2,000 steps, at any place of any schedule, end at the number that the count gives in float64."""
+    """2,000 steps from any point of any schedule end at the value computed from the step count in float64."""
     module = kind(spec, 1.0, 0.1, total)
     module.step(already)
     for _ in range(2000):
@@ -111,7 +111,7 @@ def test_annealing_resumes_bit_for_bit(kind, spec, amount):
 
 def test_frames_are_whole():
     with pytest.raises(
-        ArgumentError, match=r"frames counts environment steps and must be an integer from 0 on, got 0\.5"
+        ArgumentError, match=r"frames counts environment steps and must be a non-negative integer, got 0\.5"
     ):
         EGreedyModule(Categorical(2)).step(0.5)
 
@@ -206,5 +206,5 @@ def test_counts_of_any_size():
         explore.step(frames)
         assert explore.eps.item() == 0.25
     for frames in (-1, 1.0, np.float32(1), torch.tensor(1.0)):
-        with pytest.raises(ArgumentError, match="must be an integer from 0 on"):
+        with pytest.raises(ArgumentError, match="must be a non-negative integer"):
             explore.step(frames)

@@ -18,8 +18,8 @@ def test_layouts_are_told_by_the_smaller_end(shape, layout):
 @pytest.mark.parametrize(
     ("shape", "layout", "match"),
     [
-        ((5,), "auto", r"must have 2 or 3 dimensions, none of them empty, got shape \[5\]"),
-        ((5, 0), "auto", "none of them empty"),
+        ((5,), "auto", r"must have 2 or 3 dimensions, none of size 0, got shape \[5\]"),
+        ((5, 0), "auto", "none of size 0"),
         ((5, 5), "hwc", "must have 3 dimensions for the layout hwc"),
         ((5, 5, 3), "hw", "must have 2 dimensions for the layout hw"),
         ((5, 5), "wh", "layout must be one of auto, hwc, chw, hw, got 'wh'"),
@@ -38,7 +38,7 @@ def test_the_architecture_follows_the_size():
 @pytest.mark.parametrize(
     ("architecture", "match"),
     [
-        ("nature", "nature needs images of at least 36x36, got 24x40: take auto"),
+        ("nature", "nature needs images of at least 36x36, got 24x40: use auto"),
         ("resnet", "must be one of auto, small, nature, impala, got 'resnet'"),
     ],
 )
@@ -65,7 +65,7 @@ def test_other_images_are_refused(images, match):
 
 
 def nature(encoder, images):
-    """The features written out: NCHW floats from 0 to 1, convolutions, one linear layer."""
+    """Features equal an explicit computation: NCHW floats from 0 to 1, convolutions, one linear layer."""
     x = images / 255
     x = functional.relu(functional.conv2d(x, encoder.first.weight, encoder.first.bias, 4))
     x = functional.relu(functional.conv2d(x, encoder.rest[1].weight, encoder.rest[1].bias, 2))

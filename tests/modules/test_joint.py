@@ -121,7 +121,7 @@ def test_an_actor_writes_every_part_and_one_log_probability(kind):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (Bounded(0, 255, (3,), dtype=torch.uint8), "write MultiDiscrete"),
+        (Bounded(0, 255, (3,), dtype=torch.uint8), "use MultiDiscrete"),
         (Bounded(torch.tensor([0.0, -1.0]), torch.tensor([torch.inf, 1.0])), "two finite bounds"),
         (Bounded(-2e38, 2e38, (1,)), "high - low finite too"),
         (Bounded(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])), "low < high"),

@@ -1,4 +1,4 @@
-"""The modules whose cells are linear recurrences: their words, keys and states."""
+"""Recurrent modules with linear-recurrence cells: arguments, keys and states."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_words_are_those_of_the_lstm(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_deep_stacks_learn(name: str) -> None:
-    """Eight layers keep their features in scale, and gradients reach the first."""
+    """Eight layers preserve the scale of features, and gradients reach the first layer."""
     torch.manual_seed(0)
     module = MODULES[name](16, 16, 8, recurrent_backend="scan", default_recurrent_mode=True, **KEYS)
     batch = TensorDict(
@@ -115,7 +115,7 @@ def test_environments_carry_the_states(name: str) -> None:
         (
             lambda: FFMModule(3, 4, dtype=torch.int64, **KEYS),
             ArgumentError,
-            "dtype must be one of real floating-po",
+            "dtype must be a real floating-point dtype",
         ),
         (lambda: FFMModule(3, 0, **KEYS), ArgumentError, "hidden_size must be at least 1, got 0"),
         (lambda: FFMModule(3, 8, in_key="x", out_keys="y"), ArgumentTypeError, "must be a list of keys"),

@@ -1,4 +1,4 @@
-"""Masked choices: exact zeros, gradients without NaN, and the same numbers as a distribution over what is allowed."""
+"""Masked choices: exact zeros, gradients without NaN, and agreement with a distribution over the allowed choices."""
 
 import pytest
 import torch

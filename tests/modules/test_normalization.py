@@ -55,7 +55,7 @@ def test_state_dict_restores_everything():
 
 
 def test_statistics_move_after_hundreds_of_millions_of_samples():
-    """Where a batch changes them by less than float32 resolves, and again after they were saved and restored."""
+    """Also if a batch changes them by less than float32 resolution, and after saving and restoring."""
     norm = ObservationNorm((1,))
     norm.moments.count.fill_(10**9)
     norm.moments.mean.fill_(100.0)

@@ -69,7 +69,7 @@ def test_what_is_refused():
         QValueModule(spec=Composite(other=OneHot(3)))
     with pytest.raises(ArgumentError, match="must name action, action values and chosen value"):
         QValueModule("categorical", out_keys=["action"])
-    with pytest.raises(MissingKeyError, match="'action_value' with the values"):
+    with pytest.raises(MissingKeyError, match="'action_value' with the action values"):
         QValueModule("categorical")(TensorDict({"q": VALUES}, [2]))
     net = TensorDictModule(MLP(2, 2), in_keys=["observation"], out_keys=["q"])
     with pytest.raises(ArgumentError, match="must write 'action_value'"):

@@ -19,7 +19,7 @@ from tests.modules.recurrent_cases import CELLS, HIDDEN, INPUTS, make, random_ba
 
 
 def chain_of_steps(module: RecurrentModule, batch: TensorDict) -> tuple[Tensor, list[TensorDict]]:
-    """Features of stepping through the last dimension, feeding the state back except where ``is_init``."""
+    """Return features of stepping through the last dimension, feeding the state back except at ``is_init``."""
     features, after = [], []
     carried = None
     for t in range(batch.shape[-1]):
@@ -39,7 +39,7 @@ def chain_of_steps(module: RecurrentModule, batch: TensorDict) -> tuple[Tensor, 
 @pytest.mark.parametrize("backend", ["pad", "loop", "reference", "auto", "fastest"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_steps_equal_one_recurrent_pass(cell: str, backend: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Random resets (zero stored there) and random states carried from before."""
+    """Return random resets (with zero states stored there) and random states carried over from before."""
     module = make(cell, num_layers=2, recurrent_backend=backend, dtype=dtype)
     batch = random_batch(module, shape, zero=True)
     stepped, after = chain_of_steps(module, batch)

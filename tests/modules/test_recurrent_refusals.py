@@ -1,4 +1,4 @@
-"""Arguments, inputs and uses that recurrent modules refuse."""
+"""Arguments, inputs and uses that recurrent modules reject."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ H = torch.zeros(2, 1, HIDDEN)
         (
             ({"observation": X, "is_init": INIT, "recurrent_state_h": H}, [2]),
             RuntimeError,
-            "'recurrent_state_c' is missing though another",
+            "'recurrent_state_c' is missing, but another one",
         ),
         (
             ({"observation": X, "is_init": INIT, "recurrent_state_h": H[..., 1:], "recurrent_state_c": H}, [2]),

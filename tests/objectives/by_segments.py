@@ -1,4 +1,4 @@
-"""Networks over the segments of a batch, each from its stored state, by torch.nn alone."""
+"""Reference networks over the segments of a batch, each from its stored state, in plain torch.nn."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LAYERS = 2
 
 
 def with_cuts(batch: TensorDict, chance: float = 0.15) -> TensorDict:
-    """The batch with sequences that begin anywhere, from the states stored there."""
+    """Return the batch with sequences that begin anywhere, from the states stored there."""
     cuts = torch.rand(*batch.shape, 1) < chance
     return batch.clone().set("is_init", batch["is_init"] | cuts)
 
 
 def segments(batch: TensorDict) -> list[tuple[int, int, int]]:
-    """Row, first token and the token after the last of every segment of ``[B, T]``, by its definition."""
+    """Return row, first token and end (exclusive) of every segment of ``[B, T]``, by definition."""
     rows, steps = batch.batch_size
     ids, is_init, done = batch[TRAJ_IDS].numpy(), batch["is_init"].numpy(), batch["next", "done"].numpy()
     found = []
@@ -36,7 +36,7 @@ def segments(batch: TensorDict) -> list[tuple[int, int, int]]:
 
 
 def features(module: Any, cell: str, batch: TensorDict, segment: tuple[int, int, int]) -> Tensor:
-    """Features of the observations of a segment, and of the one after it: ``[n + 1, HIDDEN]``."""
+    """Return features of the observations of a segment and of the one after it: ``[n + 1, HIDDEN]``."""
     row, a, b = segment
     observations = torch.cat([batch["observation"][row, a:b], batch["next", "observation"][row, b - 1 : b]])
     if cell == "none":
@@ -49,7 +49,7 @@ def features(module: Any, cell: str, batch: TensorDict, segment: tuple[int, int,
 
 
 def outputs(module: Any, head: Any, cell: str, batch: TensorDict) -> tuple[Tensor, Tensor]:
-    """What ``head`` makes of the features of every token, and of its true next observation: ``[B, T, n]`` each."""
+    """Return the outputs of ``head`` for every token and for its true next observation: ``[B, T, n]`` each."""
     here, after = {}, {}
     for row, a, b in segments(batch):
         out = head(features(module, cell, batch, (row, a, b)))

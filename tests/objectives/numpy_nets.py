@@ -1,4 +1,4 @@
-"""Networks in NumPy for references of losses, analytic in their weights: a complex step differentiates them."""
+"""NumPy networks for reference losses, analytic in their weights, so that a complex step differentiates them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def mlp(weights: Weights, x: Array) -> Array:
-    """Linear layers with tanh in between, as ``MLP`` of recurl: ``[..., n] -> [..., m]``."""
+    """Linear layers with tanh in between, like recurl's ``MLP``: ``[..., n] -> [..., m]``."""
     layers = sorted({int(name.split(".")[0]) for name in weights})
     for layer in layers:
         x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
@@ -38,7 +38,7 @@ def mlp(weights: Weights, x: Array) -> Array:
 
 
 def recurrent_step(cell: str, weights: Weights, x: Array, states: list[Array]) -> tuple[Array, list[Array]]:
-    """One step of a stacked LSTM or GRU, by torch's formulas: features, and the states ``[layers, H]`` after it."""
+    """One step of a stacked LSTM or GRU by torch's formulas: features, and the next states ``[layers, H]``."""
     after: list[list[Array]] = []
     for layer in range(len(states[0])):
         w = {kind: weights[f"{kind}_l{layer}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
@@ -57,7 +57,7 @@ def recurrent_step(cell: str, weights: Weights, x: Array, states: list[Array]) -
 
 
 def segments_of(batch: TensorDict) -> list[NDArray[np.int64]]:
-    """Flat indices of the sequences of a batch ``[B, T]``: cut at row starts, ``is_init`` and new trajectory ids."""
+    """Return flat indices of the sequences of ``[B, T]``, split at row starts, ``is_init`` and new trajectory ids."""
     ids, init = batch[TRAJ_IDS].numpy(), batch["is_init"].squeeze(-1).numpy()
     rows, steps = ids.shape
     starts = [
@@ -72,10 +72,10 @@ def segments_of(batch: TensorDict) -> list[NDArray[np.int64]]:
 def unrolled(
     cell: str, trunk: Weights, batch: TensorDict, states: list[str], segments: list[NDArray[np.int64]]
 ) -> tuple[Array, Array]:
-    """Features of every observation and of every next observation of a batch, ``[N, H]`` each.
+    """Return features of every observation and of every next observation of a batch, ``[N, H]`` each.
 
-    Each sequence starts from the stored state of its first token; the feature after its last token comes of one more
-    step, with the true next observation.
+    Each sequence starts from the stored state of its first token; the feature after its last token comes from one
+    more step, with the true next observation.
     """
     flat = batch.reshape(-1)
     observed, after = flat["observation"].numpy(), flat["next", "observation"].numpy()
@@ -91,7 +91,7 @@ def unrolled(
 
 
 def n_step(gamma: float, steps: int, next_value: Array, batch: TensorDict, segments: list[NDArray[np.int64]]) -> Array:
-    """Sums of up to ``steps`` rewards and the value after them, never past the end of a sequence, ``[N]``."""
+    """Return sums of up to ``steps`` rewards and the value after them, never past the end of a sequence, ``[N]``."""
     flat = batch.reshape(-1)
     reward = flat["next", "reward"].squeeze(-1).numpy().astype(np.float64)
     terminated = flat["next", "terminated"].squeeze(-1).numpy()
@@ -106,7 +106,7 @@ def n_step(gamma: float, steps: int, next_value: Array, batch: TensorDict, segme
 
 
 def derivative(function: Callable[[], Array], weights: Weights, name: str, direction: Array) -> float:
-    """The derivative of ``function()`` along ``direction`` of one of the weights, by a complex step."""
+    """Return the derivative of ``function()`` along ``direction`` of one of the weights, by a complex step."""
     kept = weights[name]
     weights[name] = kept + 1j * _STEP * direction
     result = function()

@@ -1,4 +1,4 @@
-"""Losses from replay that draw nothing at random, for tests of what holds of all of them."""
+"""Deterministic replay losses, for tests of properties common to all of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from recurl.objectives.actor_critic import ActorCriticLoss
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, Agent, recurrent
 
 CRITIC_MEMORY = ("own", "both", "shared")
-"""Each critic has a memory of its own, the critics have one, or they share the actor's."""
+"""Each critic has a separate memory, the critics share one, or they share the actor's."""
 
 
 class Drawn(TanhNormal):
-    """A ``TanhNormal`` whose noise follows from its location."""
+    """``TanhNormal`` whose noise is a function of its location."""
 
     def rsample_with_log_prob(self) -> tuple[torch.Tensor, torch.Tensor]:
         noise = torch.sin(50.0 * self.loc.detach())
@@ -36,7 +36,7 @@ def head(net: torch.nn.Module, reads: list[str], writes: list[str]) -> TensorDic
 def make_replay_loss(
     kind: str, cell: str, memory: str = "both", backend: str = "loop", **options: object
 ) -> tuple[ActorCriticLoss, Agent]:
-    """A loss, ``"sac"``, ``"discrete sac"`` or ``"td3"``, and the agent that collects for it."""
+    """Return a loss, ``"sac"``, ``"discrete sac"`` or ``"td3"``, and its collecting agent."""
     names = {"own": ["a", "q", "r"], "both": ["a", "q", "q"], "shared": ["a", "a", "a"]}[memory]
     bodies = {name: trunk(cell, name, backend) for name in dict.fromkeys(names)}
     if kind == "sac":

@@ -1,4 +1,4 @@
-"""Hand-made collection: modules stepped through random episodes, and the same episodes as plain lists."""
+"""Manual collection: modules stepped through random episodes, and the same episodes as plain lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OBS, HIDDEN, ACTIONS = 3, 5, 2
 
 @dataclass
 class Agent:
-    """``step`` writes action, value and states when stepped; actor and critic are its parts."""
+    """Agent whose ``step`` writes action, value and states; actor and critic are its parts."""
 
     step: TensorDictSequential
     actor: TensorDictSequential
@@ -57,7 +57,7 @@ def actor_head(kind: str, feature: str, features: int) -> ProbabilisticActor:
 
 
 def make_agent(cell: str, shared: bool, backend: str = "pad", kind: str = "categorical") -> Agent:
-    """A recurrent agent (``cell`` "lstm" or "gru"), or a feed-forward one ("none")."""
+    """Return a recurrent agent (``cell`` "lstm" or "gru"), or a feed-forward one ("none")."""
     if cell == "none":
         trunk = TensorDictModule(MLP(OBS, HIDDEN), in_keys=["observation"], out_keys=["features"])
         trunks = [trunk, trunk]

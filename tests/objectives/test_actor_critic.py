@@ -1,4 +1,4 @@
-"""What holds of SAC, discrete SAC and TD3 alike: memory, targets, boundaries, refusals."""
+"""Properties common to SAC, discrete SAC and TD3: memory, targets, boundaries, errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def total(losses):
 
 
 def prepared(kind, cell="gru", memory="both", **options):
-    """A loss in double precision whose targets differ from its networks, and its agent."""
+    """Return a loss in double precision whose targets differ from its networks, and its agent."""
     loss, agent = make_replay_loss(kind, cell, memory, **options)
     loss.double()
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_stepping_from_every_token_equals_gathering(kind, monkeypatch):
 @pytest.mark.parametrize(("kind", "memory"), CASES)
 @torch.no_grad()
 def test_targets_start_from_states_of_their_own(kind, memory):
-    """Each network burnt in by itself equals each network run over all of a trajectory."""
+    """Burning in each network separately equals running each network over the whole trajectory."""
     loss, agent = prepared(kind, "lstm", memory)
     batch = batch_of(agent, rows=1, steps=12, end=0.0).reshape(-1)
     rest = BurnIn(TensorDictSequential(*loss.networks()), 4)(batch)
@@ -156,7 +156,7 @@ def test_weights_and_mask(kind):
 
 @pytest.mark.parametrize(("kind", "memory"), CASES)
 def test_a_cue_is_reached_a_hundred_steps_back_but_not_in_the_burn_in(kind, memory):
-    """By the gradient of the losses of the last step, whose memory began before the cue."""
+    """Checked by the gradient of the losses of the last step, whose memory began before the cue."""
     loss, agent = make_replay_loss(kind, "gru", memory)
     for module in loss.modules():
         if isinstance(module, GRUModule):
@@ -220,7 +220,7 @@ def test_one_critic_becomes_two_with_one_memory(kind):
 
 
 class Scaled(nn.Module):
-    """A head with a parameter of its own beside a layer, and no ``reset_parameters()``."""
+    """Head with a parameter next to a layer, without ``reset_parameters()``."""
 
     def __init__(self, value=None):
         super().__init__()
@@ -232,7 +232,7 @@ class Scaled(nn.Module):
 
 
 class OwnAlone(Scaled):
-    """A head whose parameters are its own, some of them redrawn."""
+    """Head with direct parameters, only some of which are redrawn."""
 
     def __init__(self):
         super().__init__()
@@ -259,7 +259,7 @@ def as_critic(net, kind):
 
 
 def with_critics(kind, critics, **options):
-    """A loss of the kind with the critics given."""
+    """Return a loss of the kind with the given critics."""
     loss, _ = make_replay_loss(kind, "gru")
     bounds = {"bounds": (-1.0, 1.0)} if kind == "td3" else {}
     return type(loss)(loss.actor_network, critics, **bounds, **options)
@@ -273,7 +273,7 @@ def test_critics_that_would_stay_one_are_refused(kind):
     first, second = made.qvalue_network
     assert torch.equal(first.module.scale, second[-1].module.scale)
     assert not torch.equal(first.module.layer[0].weight, second[-1].module.layer[0].weight)
-    message = r"drawn by reset_parameters\(\), but that of {} doesn't exist or leaves '{}' as it is: give a list"
+    message = r"drawn by reset_parameters\(\), but that of {} doesn't exist or leaves '{}' unchanged: give a list"
     refused = [
         (Scaled(), "Scaled", "module.scale"),
         (nn.Sequential(OwnAlone(), Scaled()), "Scaled", "module.1.scale"),
@@ -332,7 +332,7 @@ def test_a_memory_that_reads_the_action_is_refused():
     join = TensorDictModule(MLP(OBS + ACTIONS, OBS), ["observation", "action"], ["seen"])
     gru = GRUModule(OBS, HIDDEN, in_key="seen", out_key="features")
     q = TensorDictModule(MLP(HIDDEN, 1), ["features"], ["state_action_value"])
-    with pytest.raises(ArgumentError, match=r"memory of a critic must not read the action 'action', got one with the"):
+    with pytest.raises(ArgumentError, match=r"of a critic must not read the action 'action', but the one with the"):
         SACLoss(actor(), TensorDictSequential(join, gru, q))
 
 
@@ -340,7 +340,7 @@ def test_a_critic_that_cannot_be_taken_apart_is_refused():
     gru = recurrent("gru", "q", "features", "loop")
     q = TensorDictModule(MLP(HIDDEN + ACTIONS, 1), ["features", "action"], ["state_action_value"])
     network = TensorDictSequential(gru, q, selected_out_keys=["state_action_value", ("next", "q_h")])
-    with pytest.raises(ArgumentError, match=r"can be taken apart.*but TensorDictSequential selects its outputs"):
+    with pytest.raises(ArgumentError, match=r"can be split.*but TensorDictSequential selects its outputs"):
         SACLoss(actor(), [network])
 
 
@@ -360,8 +360,8 @@ def test_networks_with_the_same_state_keys_are_refused():
         ({"n_steps": 0}, "n_steps must be at least 1, got 0"),
         ({"loss_function": "l3"}, r"loss_function must be one of \['l1', 'l2', 'smooth_l1'\], got 'l3'"),
         ({"num_qvalue_nets": 0}, "num_qvalue_nets must be at least 1, got 0"),
-        ({"alpha_init": 0.0}, r"alpha_init must be positive, from min_alpha \(at least 0\) to max_alpha, got alpha"),
-        ({"min_alpha": -1.0}, "from min_alpha .* got alpha_init=1.0, min_alpha=-1.0"),
+        ({"alpha_init": 0.0}, r"must be positive and between min_alpha \(at least 0\) and max_alpha, got alpha"),
+        ({"min_alpha": -1.0}, "between min_alpha .* got alpha_init=1.0, min_alpha=-1.0"),
         ({"alpha_init": 2.0, "max_alpha": 1.0}, "alpha_init=2.0, min_alpha=None, max_alpha=1.0"),
         ({"target_entropy": "most"}, "target_entropy must be 'auto' or a number, got 'most'"),
     ],
@@ -377,13 +377,13 @@ def test_networks_that_do_not_fit():
             SACLoss(actor(), plain)
     with pytest.raises(ArgumentError, match="a critic, or a list of one or more, got an empty list"):
         SACLoss(actor(), [])
-    with pytest.raises(ArgumentError, match=r"holds the same one twice: build each one, or give one critic"):
+    with pytest.raises(ArgumentError, match=r"contains the same critic twice: build each one, or give one critic"):
         SACLoss(actor(), [critic()] * 2)
     with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', but its out_keys are \['q'\]"):
         SACLoss(actor(), critic(writes="q"))(small())
     with pytest.raises(ArgumentError, match=r"must be a sequence that ends with a sampler.*is a TensorDictModule"):
         SACLoss(TensorDictModule(MLP(OBS, ACTIONS), ["observation"], ["action"]), critic())
-    with pytest.raises(ArgumentError, match="that can be differentiated, which a Categorical doesn't draw"):
+    with pytest.raises(ArgumentError, match="SACLoss needs differentiable actions, which a Categorical doesn't draw"):
         SACLoss(actor(Categorical, ("logits",)), critic())(small())
 
 
@@ -419,7 +419,7 @@ def test_the_temperature_stays_within_its_bounds():
 @pytest.mark.parametrize("make", [torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_temperature_leaves_a_bound_as_soon_as_the_gradient_turns(kind, make, sign):
-    """However long it was driven against it: ``log_alpha`` itself stays at the bound."""
+    """``log_alpha`` itself stays at the bound, however long gradients push against it."""
     loss, agent = make_replay_loss(kind, "none", min_alpha=0.15, max_alpha=0.6, target_entropy=sign * 50.0)
     loss.double()
     batch = batch_of(agent, rows=1, steps=3)
@@ -437,7 +437,7 @@ def test_the_temperature_leaves_a_bound_as_soon_as_the_gradient_turns(kind, make
     assert driven[-20:] == pytest.approx([0.3 * 2.0**sign] * 20)
     loss.target_entropy = -sign * 50.0
     turned = [step() for _ in range(30)]
-    assert turned[-1] == pytest.approx(0.3 * 2.0**-sign), "an optimizer's momentum alone delays it"
+    assert turned[-1] == pytest.approx(0.3 * 2.0**-sign), "only an optimizer's momentum delays it"
     assert turned[15] != pytest.approx(0.3 * 2.0**sign)
 
 
@@ -453,7 +453,7 @@ def test_every_key_is_renameable(kind, name):
     expected = loss(batch)
     old = getattr(loss.tensor_keys, name)
     loss.set_keys(**{name: "fresh"})
-    if name == "action":  # networks read and write it too; what a sampler writes is not read
+    if name == "action":  # networks read and write it too; a sampler's output is not read
         for network in [*loss.networks(), *loss.target_networks()]:
             for module in (part for part in network.modules() if not hasattr(part, "dist_sample_keys")):
                 for keys in ("in_keys", "out_keys"):

@@ -17,7 +17,7 @@ WRITTEN = ["advantage", "value_target", "state_value", ("next", "state_value")]
 
 
 def torch_values(agent, cell, observations):
-    """V of consecutive observations from a zero state, by torch.nn alone: ``[n, OBS] -> [n]``."""
+    """V of consecutive observations from a zero state, in plain torch.nn: ``[n, OBS] -> [n]``."""
     if cell == "none":
         features = agent.critic.module[0](TensorDict({"observation": observations}, [len(observations)]))["features"]
     else:
@@ -28,7 +28,7 @@ def torch_values(agent, cell, observations):
 
 
 def by_hand(agent, cell, batches):
-    """Advantages, targets, values and bootstrapped values of every batch, trajectory by trajectory."""
+    """Return advantages, targets, values and bootstrap values of every batch, trajectory by trajectory."""
     rows, steps = batches[0].batch_size
     whole = torch.cat(batches, 1)
     out = {key: torch.full((rows, whole.shape[1]), torch.nan, dtype=torch.float64) for key in WRITTEN}
@@ -92,7 +92,7 @@ def test_layouts_agree(backend):
 
 @torch.no_grad()
 def test_ragged_slices_bootstrap_at_their_ends():
-    """Slices of one long trajectory, in any order: each is its own row."""
+    """Slices of one long trajectory in any order, each as a separate row."""
     agent = make_agent("gru", False)
     agent.step.double()
     batch = collect(agent, rows=1, steps=12, batches=1, end=0.0)[0][0]
@@ -109,7 +109,7 @@ def test_ragged_slices_bootstrap_at_their_ends():
 
 @torch.no_grad()
 def test_stepping_from_every_token_equals_gathering(monkeypatch):
-    """What runs where the number of ends is unknown to the host."""
+    """The path taken if the number of ends is unknown to the host."""
     agent = make_agent("lstm", True)
     agent.step.double()
     batch = collect(agent, rows=3, steps=9, batches=1)[0]
@@ -170,7 +170,7 @@ def test_differentiable(cell):
 
 @torch.no_grad()
 def test_average_gae_and_mask():
-    """A trajectory padded with junk: junk changes nothing and is not counted."""
+    """Junk in the padding of a trajectory changes nothing and is not counted."""
     agent = make_agent("gru", False)
     batch = collect(agent, rows=1, steps=8, batches=1, end=0.0, dtype=torch.float32)[0]
     gae = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=agent.critic, average_gae=True)
@@ -257,7 +257,7 @@ def test_nested_observations():
 
 
 def test_nothing_is_read_back_from_the_device():
-    """A meta tensor has no data to read: whatever would wait for a device fails on it."""
+    """A meta tensor has no data to read: anything that would synchronize with a device fails on it."""
     batch = small_batch().to("meta")
     batch["collector", "mask"] = torch.ones(2, 3, dtype=torch.bool, device="meta")
     result = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=critic().to("meta"), average_gae=True)(batch)

@@ -22,7 +22,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def changed(cell: str, shared: bool) -> tuple[Agent, TensorDict]:
-    """An agent whose weights are not those that collected the batch."""
+    """Return an agent whose weights differ from those that collected the batch."""
     torch.manual_seed(3)
     agent = make_agent(cell, shared, "loop")
     agent.step.double()
@@ -34,14 +34,14 @@ def changed(cell: str, shared: bool) -> tuple[Agent, TensorDict]:
 
 
 def run(agent: Agent, cell: str, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits ``[B, T, A]``, values and next values ``[B, T]``, with graphs, by torch.nn."""
+    """Return logits ``[B, T, A]``, values and next values ``[B, T]``, with graphs, by torch.nn."""
     logits = outputs(agent.actor.module[0], agent.actor.module[1].module, cell, batch)[0]
     value, after = outputs(agent.critic.module[0], agent.critic.module[1].module, cell, batch)
     return logits, value.squeeze(-1), after.squeeze(-1)
 
 
 def numbers(batch: TensorDict) -> tuple[Array, NDArray[np.bool_], NDArray[np.int64], Array]:
-    """Reward, terminated, action and stored log-probability, ``[B, T]``."""
+    """Return reward, terminated, action and stored log-probability, ``[B, T]``."""
     reward, terminated = batch["next", "reward"], batch["next", "terminated"]
     first = reward.squeeze(-1).double().numpy(), terminated.squeeze(-1).numpy()
     return *first, batch["action"].numpy(), batch["action_log_prob"].numpy()
@@ -53,7 +53,7 @@ def log_softmax(logits: Array) -> Array:
 
 
 def n_step(t: int, n: int, end: int, reward: Array, terminated: Any, after: Array) -> float:
-    """Sutton and Barto (2018), 7.1: n rewards, or those up to the end, and the value of what follows."""
+    """Sutton and Barto (2018), 7.1: n rewards, or those up to the end, and the value after them."""
     last = min(t + n, end) - 1
     rewards = sum(GAMMA ** (i - t) * reward[i] for i in range(t, last + 1))
     return rewards + (0.0 if terminated[last] else GAMMA ** (last - t + 1) * after[last])
@@ -68,7 +68,7 @@ def lambda_return(t: int, lmbda: float, end: int, reward: Array, terminated: Any
 
 
 def over_segments(batch: TensorDict, function: Any) -> Array:
-    """``function(row, t, end)`` of every token, ``end`` the one after its segment's last."""
+    """Evaluate ``function(row, t, end)`` at every token; ``end`` is the exclusive end of its segment."""
     out = np.full(batch.batch_size, np.nan)
     for row, a, b in segments(batch):
         for t in range(a, b):
@@ -104,7 +104,7 @@ def test_returns(name: str, cell: str, shared: bool) -> None:
 
 @pytest.mark.parametrize("name", RETURNS)
 def test_gradients_of_returns(name: str) -> None:
-    """Targets are linear in next values: their weights are differences of NumPy's results."""
+    """Targets are linear in next values, so their weights are differences of NumPy results."""
     agent, batch = changed("gru", False)
     make, lmbda = RETURNS[name]
     _, value, after = run(agent, "gru", batch)
@@ -140,7 +140,7 @@ def test_gradients_of_returns(name: str) -> None:
 def vtrace(
     batch: TensorDict, log_ratio: Array, v: Array, after: Array, rho_max: float, c_max: float
 ) -> tuple[Array, Array]:
-    """Espeholt et al. (2018), equation 1 as it is written: the sum over s of products of c; and r + gamma v' - V."""
+    """Espeholt et al. (2018), equation 1 as written: the sum over s of products of c; and r + gamma v' - V."""
     reward, terminated, _, _ = numbers(batch)
     rho, c = np.minimum(rho_max, np.exp(log_ratio)), np.minimum(c_max, np.exp(log_ratio))
     delta = rho * (reward + GAMMA * np.where(terminated, 0.0, after) - v)
@@ -182,7 +182,7 @@ def test_vtrace(cell: str, shared: bool, thresholds: tuple[float, float]) -> Non
 
 @pytest.mark.parametrize(("cell", "shared"), CELLS)
 def test_vtrace_of_the_policy_that_acted_is_the_n_step_return(cell: str, shared: bool) -> None:
-    """Also with thresholds of 1; n is what remains of the segment."""
+    """Also with thresholds of 1; n is the number of remaining steps of the segment."""
     torch.manual_seed(1)
     agent = make_agent(cell, shared, "loop")
     agent.step.double()
@@ -203,7 +203,7 @@ def test_vtrace_of_the_policy_that_acted_is_the_n_step_return(cell: str, shared:
 
 
 def test_gradients_of_vtrace() -> None:
-    """Of targets, with respect to log-probabilities and values, by central differences of NumPy's results."""
+    """Derivatives of targets with respect to log-probabilities and values, by central differences of NumPy results."""
     agent, batch = changed("gru", False)
     batch = batch[:2, :6]
     logits, value, after = run(agent, "gru", batch)
@@ -234,7 +234,7 @@ def test_gradients_of_vtrace() -> None:
 
 
 def distances(kind: str, value: Array, target: Array) -> tuple[Array, Array]:
-    """Distance and its derivative with respect to the value."""
+    """Return the distance and its derivative with respect to the value."""
     difference = value - target
     if kind == "l2":
         return difference**2, 2 * difference
@@ -256,7 +256,7 @@ def test_policy_gradients(loss_type: Any, kind: str, clip_value: float, cell: st
     VTrace(GAMMA, agent.actor, agent.critic)(batch)
     batch["state_value"] = batch["state_value"] + 0.3 * torch.randn_like(batch["state_value"])
     counts = np.ones((4, 13), dtype=bool)
-    if mask:  # whole segments, so that those that count stay as they are
+    if mask:  # whole segments, so that the valid ones stay unchanged
         for index, (row, a, b) in enumerate(segments(batch)):
             counts[row, a:b] = index % 3 != 0
         batch["collector", "mask"] = torch.from_numpy(counts)
@@ -308,7 +308,7 @@ def test_policy_gradients(loss_type: Any, kind: str, clip_value: float, cell: st
 
 
 def test_with_weights_of_one_clipped_and_plain_gradients_agree() -> None:
-    """APPO's first step from the policy that acted is IMPALA's."""
+    """The first step of APPO from the behavior policy equals that of IMPALA."""
     torch.manual_seed(1)
     agent = make_agent("gru", True, "loop")
     agent.step.double()

@@ -1,4 +1,4 @@
-"""Losses of actor and critic through the C++ library: the same losses and gradients, or a reason why not."""
+"""Actor-critic losses through the C++ library: equal losses and gradients, or a reason why it is not used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(kind: str, backend: str = "fastest", head: nn.Module | None = None) -> 
     layer, keys, distribution, draw = KINDS[kind]
     layer = copy.deepcopy(layer)
     for part in layer.modules():
-        if isinstance(part, nn.Linear):  # drawn by the seed
+        if isinstance(part, nn.Linear):  # drawn with the seed
             part.reset_parameters()
     memory = LSTMModule(4, HIDDEN, in_key="observation", out_key="features", recurrent_backend=backend)
     reads: Any = {"logits": "logits", "mask": "mask"} if kind == "masked" else keys
@@ -114,7 +114,7 @@ class _Own(nn.Linear):
     ("options", "reason"),
     [
         ({"head": _Own(HIDDEN, 3)}, "_Own has no form in C"),
-        ({"backend": "loop"}, "names another backend"),
+        ({"backend": "loop"}, "uses another backend"),
     ],
 )
 def test_what_has_no_form_runs_as_before(options: Any, reason: str) -> None:

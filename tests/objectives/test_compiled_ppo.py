@@ -1,4 +1,4 @@
-"""PPO's losses and gradients in one call of the library: those of the loss itself, or a reason why not."""
+"""PPO losses and gradients in one call of the C++ library: equal to the loss, or a reason why it is not used."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_losses_metrics_and_gradients_are_the_same(kind: str, options: dict[str,
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_clip_that_holds_every_value_changes_no_bit(dtype: torch.dtype, compiled: bool) -> None:
-    """Where ``value - old == clip`` for all tokens, but ``old + clip`` is rounded below the value."""
+    """``value - old == clip`` for all tokens, but ``old + clip`` is rounded below the value."""
     old = -torch.rand(1000, dtype=dtype)
     value = 0.3 * torch.rand(1000, dtype=dtype)
     clip = value - old
@@ -184,7 +184,7 @@ def test_other_losses_and_batches_say_why_not() -> None:
         padded = batch.clone().set(("collector", "mask"), torch.ones(2, 20, dtype=torch.bool))
         assert "padding" in loss.gradients(padded)
         with torch.no_grad():
-            assert "no gradients are wanted" in loss.gradients(batch)
+            assert "gradients are disabled" in loss.gradients(batch)
         assert not isinstance(loss.gradients(batch), str)
     gradients(loss)
     with ClipPPOLoss(actor, critic).make_value_estimator("gae").compiled() as _:

@@ -28,7 +28,7 @@ def only_the_last_counts(cell: str, shared: bool, backend: str) -> tuple[Any, Te
 
 
 def slope(batch: TensorDict, loss: torch.Tensor) -> torch.Tensor:
-    """Size of the gradient at every observation, ``[B, T]``."""
+    """Return the magnitude of the gradient at every observation, ``[B, T]``."""
     (gradient,) = torch.autograd.grad(loss, batch["observation"])
     return gradient.abs().sum(-1)
 

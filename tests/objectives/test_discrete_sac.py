@@ -46,7 +46,7 @@ def make_actor(kind, body):
 
 
 def make(cell, kind, shared, **options):
-    """A loss whose targets differ from the critics, and the agent that collects for it."""
+    """Return a loss whose targets differ from the critics, and its collecting agent."""
     name = "a" if shared else "q"
     bodies = {"a": trunk(cell, "a"), **({} if shared else {"q": trunk(cell, "q")})}
     actor = make_actor(kind, bodies["a"]).double()
@@ -65,7 +65,7 @@ def make(cell, kind, shared, **options):
 
 def collected(agent, kind, **options):
     batches = collect(masked(agent) if kind == "masked" else agent, **options)
-    if kind == "masked":  # the mask follows from the observation
+    if kind == "masked":  # the mask is a function of the observation
         for batch in batches:
             batch["action_mask"] = allowed_in(batch["observation"])
             batch["next", "action_mask"] = allowed_in(batch["next", "observation"])
@@ -88,7 +88,7 @@ def masked(agent):
 
 
 class Reference:
-    """The losses of one batch in NumPy, by the formulas of the paper, sequence by sequence."""
+    """Losses of one batch in NumPy, by the formulas of the paper, sequence by sequence."""
 
     def __init__(self, loss, cell, kind, shared, batch):
         self.loss, self.cell, self.kind, self.name = loss, cell, kind, "a" if shared else "q"
@@ -96,7 +96,9 @@ class Reference:
         self.actor_trunk = weights_of(body_of(modules_in_order(loss.actor_network)[0], cell))
         self.actor_head = weights_of(modules_in_order(loss.actor_network)[1].module)
         trunks = {id(body): weights_of(body) for body in self._bodies(loss.qvalue_network)}
-        self.critic_trunks = [trunks[id(body)] for body in self._bodies(loss.qvalue_network)]  # one where they share it
+        self.critic_trunks = [
+            trunks[id(body)] for body in self._bodies(loss.qvalue_network)
+        ]  # a single one if they share it
         self.heads = [weights_of(net.module[1].module) for net in loss.qvalue_network]
         self.cuts = np.cumsum(COUNTS[kind])[:-1]
         self.target = self._target()
@@ -108,7 +110,7 @@ class Reference:
         return unrolled(self.cell, weights, self.batch, states(self.cell, name), self.segments)
 
     def policy(self, features, observation):
-        """Probabilities and log-probabilities of the choices, of each integer of the action."""
+        """Return probabilities and log-probabilities of the choices of each integer of the action."""
         found = []
         for logits in np.split(mlp(self.actor_head, features), self.cuts, -1):
             allowed = (
@@ -217,7 +219,7 @@ def test_refuses_what_does_not_fit():
     net = torch.nn.Sequential(MLP(OBS, 2), NormalParamExtractor())
     params = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
     loss.actor_network = ProbabilisticActor(params, in_keys=["loc", "scale"], distribution_class=TanhNormal)
-    with pytest.raises(ArgumentError, match=r"needs the probabilities of all choices, which a TanhNormal doesn't give"):
+    with pytest.raises(ArgumentError, match=r"the probabilities of all choices, which a TanhNormal doesn't provide"):
         loss(batch)
 
 

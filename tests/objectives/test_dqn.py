@@ -30,7 +30,7 @@ def make_actor(cell, space="categorical", backend="pad"):
 
 
 def make_loss(cell, space="categorical", backend="pad", **options):
-    """A loss whose target network differs from the network, and batches that the network collected."""
+    """Return a loss whose target network differs from the network, and batches collected by the network."""
     actor = make_actor(cell, space, backend)
     loss = DQNLoss(actor, gamma=GAMMA, **options)
     if hasattr(loss, "target_value_network"):
@@ -39,7 +39,7 @@ def make_loss(cell, space="categorical", backend="pad", **options):
 
 
 def torch_values(actor, cell, observations):
-    """All action values of consecutive observations from a zero state, by torch.nn alone: ``[n, OBS] -> [n, A]``."""
+    """Action values of consecutive observations from a zero state, in plain torch.nn: ``[n, OBS] -> [n, A]``."""
     trunk, head = actor.module[0].module
     if cell == "none":
         features = trunk.module(observations)
@@ -61,9 +61,9 @@ def h_inverse(x, eps=1e-3):
 
 
 def by_hand(loss, cell, trajectory, observations, ends):
-    """Chosen values and targets of one trajectory ``[n]``, seen from its beginning, in slices that end at ``ends``.
+    """Return chosen values and targets of one trajectory ``[n]``, run from the start, in slices that end at ``ends``.
 
-    ``observations`` holds those of the steps, and the one after the last.
+    ``observations`` holds those of the steps and the one after the last.
     """
     online = torch_values(loss.value_network, cell, observations)
     slow = torch_values(getattr(loss, "target_value_network", loss.value_network), cell, observations).detach()
@@ -90,7 +90,7 @@ def by_hand(loss, cell, trajectory, observations, ends):
 
 
 def hand_batch(loss, cell, batches, which):
-    """Chosen values and targets of batch number ``which``, ``[B, T]``, trajectory by trajectory over all batches."""
+    """Return chosen values and targets of batch number ``which``, ``[B, T]``, by trajectories across all batches."""
     rows, steps = batches[0].batch_size
     whole = torch.cat(batches, 1)
     chosen, target = (torch.full(whole.shape, torch.nan, dtype=torch.float64) for _ in range(2))
@@ -112,7 +112,7 @@ def gradients(loss):
 
 
 def assert_equals_hand(loss, result, chosen, target, cell):
-    """Loss, errors and every gradient; chosen and target are flat."""
+    """Compare loss, errors and every gradient; chosen and target are flat."""
     expected = (chosen - target).square().mean()
     torch.testing.assert_close(result["loss"], expected, rtol=1e-10, atol=1e-12)
     error = result["td_error"].reshape(-1)
@@ -151,7 +151,7 @@ def test_equals_hand_computation(cell, options):
 
 @pytest.mark.parametrize("options", [{"n_steps": 5}, {"n_steps": 3, "double_dqn": True, "value_rescaling": True}])
 def test_returns_along_greedy_actions_equal_hand_computation(options):
-    """Watkins's Q(lambda), with a fixed number of steps: a sum of rewards ends before an action that isn't the best."""
+    """Watkins's Q(lambda), with a fixed number of steps: a sum of rewards ends before a non-greedy action."""
     loss, agent = make_loss("gru", greedy_returns=True, **options)
     with torch.no_grad():
         batch = collect(agent, rows=4, steps=13, batches=1)[0]
@@ -166,7 +166,7 @@ def test_returns_along_greedy_actions_equal_hand_computation(options):
 @pytest.mark.parametrize("backend", ["pad", "loop"])
 @pytest.mark.parametrize("space", ["categorical", "one-hot"])
 def test_second_batch_starts_from_stored_states(space, backend):
-    """Values, by the network that collected; the target network here starts from that network's states."""
+    """Values of the collecting network; the target network here starts from that network's states."""
     loss, agent = make_loss("lstm", space, backend, delay_value=False, n_steps=3)
     with torch.no_grad():
         batches = collect(agent, rows=4, steps=9, batches=2)
@@ -198,7 +198,7 @@ def buffer_of(batch, sampler, size):
 @pytest.mark.parametrize("cell", ["lstm", "gru", "none"])
 @torch.no_grad()
 def test_replayed_slices_equal_hand_computation(cell, strict):
-    """The network is unchanged since collection: a slice's stored state stands for all that was before it."""
+    """The network is unchanged since collection, so the stored state of a slice summarizes all earlier steps."""
     options = {"n_steps": 3, "delay_value": False, "value_rescaling": True}
     loss, agent = make_loss(cell, **options)
     batch = collect(agent, rows=4, steps=40, batches=1, end=0.15)[0]
@@ -252,7 +252,7 @@ def test_distances(name):
 
 @torch.no_grad()
 def test_target_network_starts_from_states_of_its_own():
-    """Each network burnt in by itself equals each network run over all of a trajectory."""
+    """Burning in each network separately equals running each network over the whole trajectory."""
     loss, agent = make_loss("lstm", n_steps=2, double_dqn=True)
     batch = collect(agent, rows=1, steps=12, batches=1, end=0.0)[0].reshape(-1)
     rest = BurnIn(loss.value_network, 4)(batch)
@@ -301,7 +301,7 @@ def test_learns_from_prioritized_slices():
 
 
 def test_nothing_is_read_back_from_the_device():
-    """A meta tensor has no data to read: whatever would wait for a device fails on it."""
+    """A meta tensor has no data to read: anything that would synchronize with a device fails on it."""
     loss, agent = make_loss("none", n_steps=3, double_dqn=True, value_rescaling=True)
     with torch.no_grad():
         batch = collect(agent, rows=2, steps=3, batches=1)[0].to("meta")

@@ -1,4 +1,4 @@
-"""What holds of every value estimator: layouts, modes, padding, devices, trajectories that reach no other, refusals."""
+"""Properties of every value estimator: layouts, modes, padding, devices, isolated trajectories, errors."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_trajectory_reaches_no_other(make: Callable) -> None:
 
 @every
 def test_only_terminated_stops_bootstrapping(make: Callable) -> None:
-    """Ends of every kind: what comes next counts, except after ``terminated``."""
+    """Ends of every kind: the next observation counts, except after ``terminated``."""
     agent, batch = prepared("none")
     estimator = make(agent)
     done = batch["next", "done"].clone()
@@ -133,7 +133,7 @@ def test_only_terminated_stops_bootstrapping(make: Callable) -> None:
 
 @every
 def test_nothing_is_read_back_from_the_device(make: Callable) -> None:
-    """A meta tensor has no data to read: whatever would wait for a device fails on it."""
+    """A meta tensor has no data to read: anything that would synchronize with a device fails on it."""
     agent, batch = prepared("none")
     batch = batch.to("meta")
     batch["collector", "mask"] = torch.ones(4, 9, dtype=torch.bool, device="meta")

@@ -87,7 +87,7 @@ POISONS = [torch.nan, torch.inf, -torch.inf]
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("which", ["reward", "value", "next_value"])
 def test_a_trajectory_reaches_no_other(which, poison):
-    """Several in a row, finished for good or not, and rows of them."""
+    """Several consecutive episodes, terminated or truncated, and several rows of them."""
     ends = torch.rand(3, 40) < 0.2
     terminated, segments = ends & (torch.rand(3, 40) < 0.5), (ends.roll(1, -1) & (torch.arange(40) > 0)).cumsum(-1)
     clean = dict(zip(("reward", "value", "next_value"), torch.randn(3, 3, 40), strict=True))

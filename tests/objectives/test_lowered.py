@@ -1,4 +1,4 @@
-"""Losses on plain tensors give the same bits as losses that run module by module on TensorDicts."""
+"""Lowered losses are bitwise equal to losses that run module by module on TensorDicts."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ OPTIONS = [
 
 @pytest.fixture
 def on_tensordicts(monkeypatch):
-    """Call it to have all networks run on TensorDicts from then on."""
+    """Return a function that makes all networks run on TensorDicts."""
 
     def switch():
         monkeypatch.setattr(network, "links_of", lambda modules: "a test says so")
@@ -185,7 +185,7 @@ def test_a_hook_added_later_is_run():
 
 
 def test_networks_with_other_outputs():
-    """A dict, nested tensors, an ignored output, an input that is missing and may be."""
+    """Uses a dict, nested tensors, an ignored output, and an optional missing input."""
 
     class Parts(torch.nn.Module):
         def forward(self, x, missing):

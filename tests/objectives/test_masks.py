@@ -81,8 +81,8 @@ def test_the_maxima_are_over_the_allowed_actions(double, replayed):
     root = TensorDict({key: after[key] for key in ("observation", "action_mask")}, after.batch_size)
 
     def values_of(network):
-        """Return all values, from the states that the network itself computes, by one step from each token."""
-        features = network(before.copy())  # step by step: each token from its own stored state
+        """Return all values by one step from each token, from states that the network itself computes."""
+        features = network(before.copy())  # step by step: each token from its stored state
         root.update(
             {"recurrent_state": features["next", "recurrent_state"], "is_init": torch.zeros(len(root), 1).bool()}
         )
@@ -97,7 +97,7 @@ def test_the_maxima_are_over_the_allowed_actions(double, replayed):
     target = values_of(loss.target_value_network)
     best = target.gather(-1, online.argmax(-1, keepdim=True)).squeeze(-1) if double else target.amax(-1)
     expected = (1.0 + 0.5 * best - chosen).abs()
-    # The target network's states are its own: they agree with one step from the stored state at starts only.
+    # The target network has separate states, which agree with one step from the stored state at starts only.
     torch.testing.assert_close(error[start], expected[start], rtol=1e-4, atol=1e-5)
     assert start.any()
     found["loss"].backward()

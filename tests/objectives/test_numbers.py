@@ -1,4 +1,4 @@
-"""What holds of the numbers of every loss."""
+"""Numerical properties of every loss."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ LOSSES = {
 @pytest.mark.parametrize("cell", ["lstm", "none"])
 @pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
 def test_derivatives_forwards_are_those_of_reverse(make: Callable, cell: str, with_gradients: bool) -> None:
-    """By all parameters at once. Targets are constants in both."""
+    """Compare derivatives by all parameters at once. Targets are constants in both."""
     loss, batch = make(cell, "loop")
     parameters = {name: p for name, p in loss.named_parameters() if p.requires_grad}
     tangents = {name: torch.randn_like(value) for name, value in parameters.items()}
@@ -109,7 +109,7 @@ def test_advantages_are_constants_forwards_too() -> None:
 @contextmanager
 def no_collection() -> Generator[None]:
     gc.disable()
-    gc.freeze()  # what is there already isn't looked at
+    gc.freeze()  # existing entries are ignored
     try:
         yield
     finally:
@@ -140,7 +140,7 @@ def test_no_tensor_outlives_its_loss(make: Callable, backend: str) -> None:
         for _ in range(5):
             update()
         assert live_tensors() == before
-        total(loss, batch)  # a graph that no one walks back
+        total(loss, batch)  # a graph without a backward pass
         assert live_tensors() == before
 
 
@@ -161,7 +161,7 @@ def test_advantages_of_no_tokens(average: bool) -> None:
 
 
 def poison(batch: TensorDict, where: Tensor, value: float) -> TensorDict:
-    """A copy of ``batch`` whose numbers at the tokens ``where`` are all ``value``."""
+    """Return a copy of ``batch`` with all numbers at the tokens ``where`` set to ``value``."""
     return batch.apply(
         lambda entry: (
             entry.masked_fill(where.reshape(*where.shape, *(1,) * (entry.ndim - where.ndim)), value)
@@ -224,7 +224,7 @@ def test_advantages_whatever_the_padding_holds(cell: str) -> None:
 @pytest.mark.parametrize("backend", ["pad", "loop", "cpu", "scan"])
 @pytest.mark.parametrize("cell", ["lstm", "none"])
 def test_a_trajectory_reaches_no_other(cell: str, backend: str, value: float) -> None:
-    """Its observations, rewards, states and what came next."""
+    """Affects observations, rewards, states and next observations."""
     loss, batch = ppo(cell, backend)
     for flat in (batch, batch.reshape(-1)):
         ids = flat["collector", "traj_ids"].reshape(flat.shape)

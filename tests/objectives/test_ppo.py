@@ -28,7 +28,7 @@ def prepared(agent, rows=4, steps=12, dtype=torch.float32):
 
 
 def off_policy(agent, **kwargs):
-    """A batch whose stored log-probabilities are not those of the policy."""
+    """Return a batch whose stored log-probabilities differ from those of the policy."""
     batch = prepared(agent, dtype=torch.float64, **kwargs)
     batch["action_log_prob"] = batch["action_log_prob"] + 0.4 * torch.randn_like(batch["action_log_prob"])
     return batch
@@ -126,7 +126,7 @@ def test_every_module_runs_once(shared, runs):
 
 
 def test_heads_that_write_the_same_key_do_not_disturb_each_other():
-    """Both branches behind the shared trunk use the name "hidden"."""
+    """Both branches after the shared trunk use the name "hidden"."""
     trunk = TensorDictModule(MLP(OBS, 4), in_keys=["observation"], out_keys=["features"])
     hidden = [TensorDictModule(MLP(4, 4), in_keys=["features"], out_keys=["hidden"]) for _ in range(2)]
     logits = TensorDictModule(MLP(4, 2), in_keys=["hidden"], out_keys=["logits"])
@@ -305,7 +305,7 @@ def test_options_out_of_range(arguments, text):
 
 def test_actor_must_sample_one_action():
     agent = make_agent("none", True)
-    with pytest.raises(ArgumentError, match=r"must end with a sampler .* this one is a ValueOperator"):
+    with pytest.raises(ArgumentError, match=r"must end with a sampler .* its last module is a ValueOperator"):
         ClipPPOLoss(agent.critic, agent.critic)
 
 
@@ -359,7 +359,7 @@ def test_base_class_has_no_losses():
 
 
 def test_nothing_is_read_back_from_the_device():
-    """A meta tensor has no data to read: whatever would wait for a device fails on it."""
+    """A meta tensor has no data to read: anything that would synchronize with a device fails on it."""
     agent = make_agent("none", True)
     batch = prepared(agent).to("meta")
     batch["collector", "mask"] = torch.ones(4, 12, dtype=torch.bool, device="meta")

@@ -47,9 +47,9 @@ def make_actor(body, prefix):
 
 
 def make(cell, memory, backend="pad", **options):
-    """A loss whose targets differ from the critics, and the agent that collects for it.
+    """Return a loss whose targets differ from the critics, and its collecting agent.
 
-    ``memory`` of the critics: each has one of its ``"own"``, they have one for ``"both"``, or the actor's, ``"shared"``
+    ``memory`` of the critics: a separate one each (``"own"``), one for ``"both"``, or the actor's (``"shared"``).
     """
     names = {"own": ["a", "q", "r"], "both": ["a", "q", "q"], "shared": ["a", "a", "a"]}[memory]
     bodies = {name: trunk(cell, name, backend) for name in dict.fromkeys(names)}
@@ -66,7 +66,7 @@ def make(cell, memory, backend="pad", **options):
 
 
 class Reference:
-    """The losses of one batch in NumPy, by the formulas of the paper, sequence by sequence."""
+    """Losses of one batch in NumPy, by the formulas of the paper, sequence by sequence."""
 
     def __init__(self, loss, cell, memory, batch, noise):
         names = {"own": ["q", "r"], "both": ["q", "q"], "shared": ["a", "a"]}[memory]
@@ -88,9 +88,9 @@ class Reference:
         return unrolled(self.cell, weights, self.batch, states(self.cell, name), self.segments)
 
     def policy(self, features, noise):
-        """Actions and their log-probabilities, scaled to [-1, 1]."""
+        """Return actions and their log-probabilities, scaled to [-1, 1]."""
         loc, raw = np.split(mlp(self.actor_head, features), 2, -1)
-        shift = torch.tensor(0.99).expm1().log().item()  # as NormalParamExtractor has it
+        shift = torch.tensor(0.99).expm1().log().item()  # as in NormalParamExtractor
         scale = np.log1p(np.exp(raw + shift)) + 0.01
         u = loc + scale * noise
         squashed = np.tanh(u)
@@ -113,7 +113,7 @@ class Reference:
         ends[[segment[-1] for segment in self.segments]] = True
         ends &= ~flat["next", "terminated"].squeeze(-1).numpy()
         following = np.minimum(np.arange(count) + 1, count - 1)
-        noise = self.noise[following]  # of the next token, or past an end one of its own
+        noise = self.noise[following]  # of the next token, or past an end a separate one
         noise[ends] = self.noise[count:]
         action, log_prob = self.policy(after, noise)
         value = minimum(*self.values(heads, [f for _, f in slow], action)) - ALPHA * log_prob
@@ -144,7 +144,7 @@ def body_of(module, cell):
 
 
 def draws(loss, batch):
-    """The losses of a batch, and the noise that they draw: of the tokens in order, then of the steps past ends."""
+    """Return the losses of a batch and the noise they draw: for the tokens in order, then for the bootstrap steps."""
     count = batch.numel()
     segments = segments_of(batch)
     terminated = batch["next", "terminated"].reshape(-1)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recurl.autograd import first_derivatives_do
-from recurl.objectives.surrogate import DISTANCES, Data, Surrogate
+from recurl.objectives.surrogate import DISTANCES, Surrogate, SurrogateInputs
 
 OPTIONS = [("l2", 0.0), ("l1", 0.3), ("smooth_l1", 0.0), ("smooth_l1", 0.3)]
 
@@ -13,7 +13,7 @@ def make(distance, clip_value, mask):
     torch.manual_seed(0)
     x = torch.randn(6, 3, 8, dtype=torch.float64)
     old_value = x[5] if clip_value else None
-    data = Data(x[0], x[1], x[2], old_value, torch.rand(3, 8) < 0.6 if mask else None)
+    data = SurrogateInputs(x[0], x[1], x[2], old_value, torch.rand(3, 8) < 0.6 if mask else None)
     return Surrogate(0.2, clip_value, distance), data, (x[0] + 0.3 * x[3]).requires_grad_(), x[4].requires_grad_()
 
 
@@ -68,12 +68,12 @@ def test_torch_func_and_compile_derive_for_themselves():
 @settings(deadline=None, max_examples=60)
 @given(st.integers(-6, 6), st.integers(-6, 2), st.sampled_from(["l2", "l1", "smooth_l1"]), st.integers(0, 1000))
 def test_values_inside_the_clip_range_keep_their_gradient(magnitude, bound, distance, seed):
-    """Also where old + (value - old) is not the value, in float32, at every magnitude of values and bound."""
+    """Also if old + (value - old) is not the value, in float32, at every magnitude of values and bound."""
     generator = torch.Generator().manual_seed(seed)
     old, offset, target, ratio = (torch.randn(4, 200, generator=generator) * 10.0**magnitude).unbind()
     clip = torch.tensor(10.0**bound).item()
     value = torch.where(torch.rand(200, generator=generator) < 0.5, offset, old + clip * ratio.sign()).requires_grad_()
-    data = Data(torch.zeros(200), torch.ones(200), target, old, None)
+    data = SurrogateInputs(torch.zeros(200), torch.ones(200), target, old, None)
     surrogate = Surrogate(0.2, clip, distance)
     exact = value.detach().double().requires_grad_()
     inside = (exact - old.double()).abs() <= clip
@@ -86,14 +86,14 @@ def test_values_inside_the_clip_range_keep_their_gradient(magnitude, bound, dist
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("distance", ["l2", "l1", "smooth_l1"])
 def test_a_clip_that_holds_every_value_changes_no_bit(distance, dtype):
-    """Where ``(value - old).abs() <= clip`` for all, though ``old + clip`` is rounded below some of them."""
+    """``(value - old).abs() <= clip`` for all, although ``old + clip`` is rounded below some of them."""
     generator, zeros, ones = torch.Generator().manual_seed(0), torch.zeros(64, dtype=dtype), torch.ones(64, dtype=dtype)
     for _ in range(200):
         old, target, value = torch.randn(3, 64, generator=generator).to(dtype)
         clip = (value - old).abs().max().item()
         value.requires_grad_()
         free, clipped = Surrogate(0.2, 0.0, distance), Surrogate(0.2, clip, distance)
-        data = Data(zeros, ones, target, None, None)
+        data = SurrogateInputs(zeros, ones, target, None, None)
         expected = free(zeros, value, data).distance
         for run in (clipped, clipped.means):
             found = run(zeros, value, data._replace(old_value=old)).distance
@@ -111,7 +111,7 @@ def test_a_stored_value_that_is_not_a_number_spoils_the_loss():
 def test_ratios_inside_the_clip_range_keep_their_gradient():
     log_prob = (torch.randn(1000) * 0.2).requires_grad_()
     advantage = torch.randn(1000) * 10.0 ** torch.randint(-6, 6, (1000,))
-    data = Data(torch.zeros(1000), advantage, torch.zeros(1000), None, None)
+    data = SurrogateInputs(torch.zeros(1000), advantage, torch.zeros(1000), None, None)
     surrogate = Surrogate(0.2, 0.0, "l2")
     ratio = log_prob.detach().double().exp()
     inside = (ratio - 1).abs() <= 0.2
@@ -121,7 +121,7 @@ def test_ratios_inside_the_clip_range_keep_their_gradient():
 
 
 def test_derivatives_by_the_data():
-    """As of a target that a differentiable estimator has made."""
+    """Data such as a target from a differentiable estimator."""
     surrogate, data, log_prob, value = make("smooth_l1", 0.3, True)
     data = data._replace(target=data.target.clone().requires_grad_(), advantage=data.advantage.clone().requires_grad_())
     inputs = (log_prob, value, data.target, data.advantage)

@@ -18,7 +18,7 @@ GAMMA, NOISE, CLIP = 0.9, 0.4, 0.3
 
 
 def make(cell, memory, **options):
-    """A loss whose targets differ from the networks, and the agent that collects for it; see ``test_sac.make``."""
+    """Return a loss whose targets differ from the networks, and its collecting agent; see ``test_sac.make``."""
     names = {"own": ["a", "q", "r"], "both": ["a", "q", "q"], "shared": ["a", "a", "a"]}[memory]
     bodies = {name: trunk(cell, name) for name in dict.fromkeys(names)}
     head = TensorDictModule(MLP(HIDDEN, ACTIONS), in_keys=["a_features"], out_keys=["action"])
@@ -35,7 +35,7 @@ def make(cell, memory, **options):
 
 
 class Reference:
-    """The losses of one batch in NumPy, by the formulas of the paper, sequence by sequence."""
+    """Losses of one batch in NumPy, by the formulas of the paper, sequence by sequence."""
 
     def __init__(self, loss, cell, memory, batch, noise):
         self.names = {"own": ["q", "r"], "both": ["q", "q"], "shared": ["a", "a"]}[memory]
@@ -85,7 +85,7 @@ class Reference:
 
 
 def draws(loss, batch):
-    """The losses of a batch, and the noise that they draw: of the tokens in order, then of the steps past ends."""
+    """Return the losses of a batch and the noise they draw: for the tokens in order, then for the bootstrap steps."""
     terminated = batch["next", "terminated"].reshape(-1)
     past = sum(not terminated[segment[-1]] for segment in segments_of(batch))
     torch.manual_seed(5)

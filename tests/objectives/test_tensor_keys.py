@@ -1,4 +1,4 @@
-"""Every entry that losses and estimators read or write can be renamed, and estimators be chosen."""
+"""Renaming of all entries that losses and estimators read or write, and the choice of estimators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ESTIMATORS = {
 
 
 def renamed(module: TensorDictSequential, key: NestedKey, name: NestedKey) -> TensorDictSequential:
-    """The network with its output ``key`` at ``name``."""
+    """Return the network with its output ``key`` renamed to ``name``."""
     return TensorDictSequential(module, TensorDictModule(torch.nn.Identity(), in_keys=[key], out_keys=[name]))
 
 
@@ -56,7 +56,7 @@ def dqn(network: Callable[[Any], Any] = lambda network: network) -> tuple[DQNLos
 
 
 def moved(batch: TensorDict, name: str, key: NestedKey) -> TensorDict:
-    """The batch with the entry ``key`` (under ``"next"`` where it is read there) at ``FRESH``."""
+    """Return the batch with the entry ``key`` (under ``"next"`` if it is read there) moved to ``FRESH``."""
     if name in UNDER_NEXT:
         return batch.clone(False).rename_key_(("next", *([key] if isinstance(key, str) else key)), ("next", *FRESH))
     return batch.clone(False).rename_key_(key, FRESH) if key in batch.keys(True) else batch
@@ -157,7 +157,7 @@ def test_losses_estimate_where_a_batch_has_no_advantage(kind: Any, mask: bool) -
 
 
 def test_returns_of_action_values() -> None:
-    """TD(0), TD(1) and lambda-returns are targets; the default is the loss's own n-step return."""
+    """TD(0), TD(1) and lambda-returns are targets; the default is the n-step return of the loss."""
     loss, batch = dqn()
     first = loss(batch)["q_target"]
     assert loss.make_value_estimator(gamma=0.9) is loss
@@ -247,7 +247,7 @@ def test_actions_and_values_of_critics_may_have_other_names_alone(kind: str) -> 
         net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
         loss = TD3Loss(TensorDictModule(net, ["observation"], [("deep", "action")]), q, bounds=(-1.0, 1.0))
     assert loss.tensor_keys.action == ("deep", "action")
-    with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', .* tell the loss .* set_keys"):
+    with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', .*, or call set_keys of"):
         loss(flat_batch(2))
     loss.set_keys(state_action_value=FRESH)
     found = loss(flat_batch(2))
@@ -261,7 +261,7 @@ def test_actions_and_values_of_critics_may_have_other_names_alone(kind: str) -> 
         (SACLoss, "delay_qvalue", "the critics have delayed copies"),
         (SACLoss, "action_spec", "the actor's distribution has the bounds"),
         (TD3Loss, "priority_key", r"write set_keys\(priority=...\)"),
-        (DiscreteSACLoss, "num_actions", "the actor's distribution says how many choices there are"),
+        (DiscreteSACLoss, "num_actions", "the number of choices follows from the actor's distribution"),
         (A2CLoss, "gamma", r"make_value_estimator\(gamma=...\)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Policies and critics: TensorDict modules around networks."""
+"""Policies and critics: TensorDict modules that wrap networks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _GENERATORS = ("_generator", "_generator_key")
 _JOINT = ("sample_and_log_prob", "rsample_and_log_prob")
 _STATE_ACTION_VALUE = "state_action_value"
 SCALE_HINT = (
-    "A network with a single output needs a NormalParamExtractor behind it, which splits the last dimension into a "
+    "A network with a single output needs a NormalParamExtractor after it, which splits the last dimension into a "
     "location and a positive scale: nn.Sequential(MLP(..., out_features=2 * action_dim), NormalParamExtractor())."
 )
 
 
 class Sampler(ProbabilisticTensorDictModule):
-    """The last link of an actor: names what is missing when a parameter of the distribution isn't there."""
+    """Sampler of an actor, its last module. Names the missing entries if a parameter of the distribution is absent."""
 
     @takes_entries
     def get_dist(self, tensordict: Step) -> d.Distribution:
@@ -49,10 +49,10 @@ class Sampler(ProbabilisticTensorDictModule):
                 f"{missing} are neither written by the actor's module nor in the batch, which has "
                 f"{sorted(map(str, tensordict.keys()))}. {SCALE_HINT}"
             )
-        return super().get_dist(cast(Any, tensordict))  # which asks no more of it than ``get``
+        return super().get_dist(cast(Any, tensordict))  # it only calls ``get``
 
     def log_prob(self, tensordict: Any, *, dist: d.Distribution | None = None) -> Any:
-        """Return the log-probability of the action in ``tensordict``: the joint one of all its parts."""
+        """Return the log-probability of the action in ``tensordict``, joint over all its parts."""
         if len(self.dist_sample_keys) == 1:
             return super().log_prob(tensordict, dist=dist)
         made: Any = self.get_dist(tensordict) if dist is None else dist
@@ -61,21 +61,21 @@ class Sampler(ProbabilisticTensorDictModule):
         return made.log_prob(*(tensordict.get(key) for key in self.dist_sample_keys))
 
     def link_entries(self) -> Link | str:
-        """Return a function of ``Entries`` that writes what :meth:`forward` writes under the exploration type in force.
+        """Return a function of ``Entries`` equivalent to :meth:`forward` under the current exploration type.
 
-        Where the distribution, or how it is to be sampled, is none of the common ones: the reason why there is none.
+        For uncommon distributions or ways of sampling, return the reason why there is none.
         """
         reason = unmarked(self, "get_dist")
         if reason is not None or type(self).forward is not Sampler.forward or "forward" in vars(self):
-            return reason or f"{type(self).__name__} has a forward of its own"
+            return reason or f"{type(self).__name__} has a custom forward"
         kind = exploration_type() or self.default_interaction_type
         distribution: Any = self.distribution_class
-        own = self.num_samples is not None or any(getattr(self, name, None) is not None for name in _GENERATORS)
-        if own or not isinstance(distribution, type) or issubclass(distribution, CompositeDistribution):
+        custom = self.num_samples is not None or any(getattr(self, name, None) is not None for name in _GENERATORS)
+        if custom or not isinstance(distribution, type) or issubclass(distribution, CompositeDistribution):
             return f"the sampler of {_name_of(distribution)} draws several samples or entries"
-        determined = kind is ExplorationType.DETERMINISTIC and hasattr(distribution, "deterministic_sample")
-        if kind is not ExplorationType.RANDOM and not determined:
-            return f"{_name_of(distribution)} under {kind} is left to tensordict"
+        deterministic = kind is ExplorationType.DETERMINISTIC and hasattr(distribution, "deterministic_sample")
+        if kind is not ExplorationType.RANDOM and not deterministic:
+            return f"{_name_of(distribution)} under {kind} is sampled by tensordict"
         if any(hasattr(distribution, name) for name in _JOINT):
             return f"{_name_of(distribution)} draws a sample together with its log-probability"
         actions = [normalize_key(key) for key in self.dist_sample_keys]
@@ -83,7 +83,9 @@ class Sampler(ProbabilisticTensorDictModule):
 
         def draw(entries: Entries) -> None:
             dist: Any = self.get_dist(entries)
-            value = dist.deterministic_sample if determined else dist.rsample() if dist.has_rsample else dist.sample()
+            value = (
+                dist.deterministic_sample if deterministic else dist.rsample() if dist.has_rsample else dist.sample()
+            )
             values = value if isinstance(value, tuple) else (value,)
             for key, part in zip(actions, values, strict=True):
                 entries.set(key, part)
@@ -93,37 +95,37 @@ class Sampler(ProbabilisticTensorDictModule):
         return draw
 
     def compiled_density(self) -> Density:
-        """Return how likely actions are, as the C++ library knows it.
+        """Return the action density in the form of the C++ library.
 
         Raises:
-            NotCompiled: it doesn't know this distribution.
+            NotCompiled: the library doesn't support this distribution.
         """
         if type(self).get_dist is not Sampler.get_dist or unmarked(self, "get_dist") is not None:
-            raise NotCompiled(f"{type(self).__name__} makes a distribution of its own")
+            raise NotCompiled(f"{type(self).__name__} builds a custom distribution")
         parameters = dict(zip(cast(Any, self.dist_keys), map(normalize_key, self.in_keys), strict=True))
         return density_of(self.distribution_class, parameters, self.distribution_kwargs)
 
     def compile_entries(self, program: Compilation) -> None:
-        """Write what :meth:`link_entries` returns into a program, under the exploration type in force."""
+        """Compile the function of :meth:`link_entries` to C++, under the current exploration type."""
         actions = [normalize_key(key) for key in self.dist_sample_keys]
         if type(self).get_dist is not Sampler.get_dist or len(actions) != 1:
-            raise NotCompiled(f"{type(self).__name__} makes a distribution of its own, or several actions")
+            raise NotCompiled(f"{type(self).__name__} builds a custom distribution, or several actions")
         compile_sample(
             program,
             cast(type, self.distribution_class),
             dict(zip(cast(Any, self.dist_keys), map(normalize_key, self.in_keys), strict=True)),
             self.distribution_kwargs,
             (actions[0], normalize_key(self.log_prob_key) if self.return_log_prob else None),
-            determined=(exploration_type() or self.default_interaction_type) is ExplorationType.DETERMINISTIC,
+            deterministic=(exploration_type() or self.default_interaction_type) is ExplorationType.DETERMINISTIC,
         )
 
 
 class SamplingSequence(ProbabilisticTensorDictSequential):
-    """A flat sequence with a sampler at its end, which explains a network that gives no scale."""
+    """A flat sequence that ends with a sampler, with a helpful error if the network outputs no scale."""
 
     @in_order
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override] # tensordict wraps its own
-        """Write parameters, action and, if asked for, its log-probability into the TensorDict, and return it."""
+        """Write parameters, action and, if requested, its log-probability into the TensorDict, and return it."""
         try:
             return super().forward(*args, **kwargs)
         except RuntimeError as error:
@@ -132,7 +134,7 @@ class SamplingSequence(ProbabilisticTensorDictSequential):
 
     @property
     def _det_part(self) -> TensorDictSequential:
-        # tensordict keeps the one of construction, where a module that was replaced since is still the old one
+        # tensordict keeps the sequence of construction time, without modules replaced since
         return TensorDictSequential(*list(cast(Any, self.module))[:-1])
 
     def get_dist_params(self, *args: Any, **kwargs: Any) -> Any:
@@ -145,29 +147,30 @@ class SamplingSequence(ProbabilisticTensorDictSequential):
 
 
 class ProbabilisticActor(SamplingSequence):
-    """A policy: a module that writes the parameters of a distribution, and a sampler of actions.
+    """Stochastic policy: a module that writes the parameters of a distribution, and a sampler of actions.
 
     Args:
-        module: TensorDict module (or sequence of them) that writes the parameters.
-        in_keys: entries that hold the parameters. The last part of each name is the keyword argument of
-            ``distribution_class`` that it feeds; a dict ``{argument: entry}`` says so explicitly, for instance
+        module: TensorDict module (or a sequence of them) that writes the parameters.
+        in_keys: entries that hold the parameters. The last part of each key is the keyword argument of
+            ``distribution_class`` that it is passed as. A dict ``{argument: entry}`` makes this explicit, for instance
             ``{"logits": "logits", "mask": "action_mask"}``.
-        out_keys: where the action goes: by default the leaf of ``spec`` when that is a ``Composite``, else
-            ``"action"``. An action of several parts has a key for each, such as ``("action", "move")``, in the order of
-            the distribution's samples, which are tuples then (:class:`~recurl.modules.ActionDistribution`).
-        spec: the action spec; a ``Composite`` must hold every one of ``out_keys``. Kept as ``.spec``.
-        distribution_class: class (or function) that makes the distribution, such as ``OneHotCategorical`` or
+        out_keys: key of the action: by default the leaf of ``spec`` if that is a ``Composite``, else ``"action"``. An
+            action of several parts has one key per part, such as ``("action", "move")``, in the order of the
+            distribution's samples, which are then tuples (:class:`~recurl.modules.ActionDistribution`).
+        spec: the action spec. A ``Composite`` must contain all ``out_keys``. Stored as ``.spec``.
+        distribution_class: class (or function) that creates the distribution, such as ``OneHotCategorical`` or
             ``TanhNormal``.
-        distribution_kwargs: more keyword arguments for it, such as ``{"low": -2.0, "high": 2.0}``.
-        return_log_prob: also write the log-probability of the action, at ``"action_log_prob"``, shape ``[*B]``: the
-            joint one of all its parts; PPO needs it.
-        default_interaction_type: how to act outside any ``set_exploration_type`` block; deterministic by default.
+        distribution_kwargs: further keyword arguments of ``distribution_class``, such as
+            ``{"low": -2.0, "high": 2.0}``.
+        return_log_prob: also write the log-probability of the action (joint over all its parts) to
+            ``"action_log_prob"``, shape ``[*B]``, as required by PPO.
+        default_interaction_type: how to act outside of ``set_exploration_type`` blocks; deterministic by default.
 
     Raises:
         ArgumentTypeError: ``module`` is not a TensorDict module.
-        ArgumentError: an out key is not in ``spec``; the distribution can't be made from such parameters.
-        UsageError: when called, ``module`` gave one tensor where a location and a scale are expected.
-        MissingKeyError: when called, a parameter of the distribution is missing.
+        ArgumentError: an out key is not in ``spec``; the distribution doesn't accept such parameters.
+        UsageError: when called, if ``module`` returns one tensor where a location and a scale are expected.
+        MissingKeyError: when called, if a parameter of the distribution is missing.
 
     Example:
         >>> from tensordict import TensorDict
@@ -219,26 +222,25 @@ class ProbabilisticActor(SamplingSequence):
 def _check_parameters(
     distribution: Callable[..., d.Distribution], in_keys: _Keys | Mapping[str, NestedKey], more: Mapping[str, Any]
 ) -> None:
-    """Refuse parameters that ``distribution`` does not take, and a lack of those that it needs."""
+    """Raise ArgumentError unless the parameters match the signature of ``distribution``."""
     keys = in_keys if isinstance(in_keys, Mapping) else _as_list(in_keys)
     names = [key if isinstance(key, str) else key[-1] for key in keys]
     try:
         inspect.signature(distribution).bind(**dict.fromkeys([*names, *more]))
     except TypeError as error:
         raise ArgumentError(
-            f"The parameters of {_name_of(distribution)} must be named after its arguments, and none may lack; got "
-            f"{names}: {error}. Rename them with in_keys={{argument: entry}}. {SCALE_HINT}"
+            f"The parameters of {_name_of(distribution)} must be named after its arguments, and none may be missing; "
+            f"got {names}: {error}. Rename them with in_keys={{argument: entry}}. {SCALE_HINT}"
         ) from error
 
 
 class ValueOperator(TensorDictModule):
-    """A critic: a network whose output of size 1 is the value of a state, or of a state and an action.
+    """Critic: a network whose output of size 1 is the value of a state, or of a state and an action.
 
     Args:
         module: network, ``[*B, F] -> [*B, 1]``.
         in_keys: entries that the network reads; ``["observation"]`` by default.
-        out_keys: where the value goes: by default ``"state_value"``, or ``"state_action_value"`` when ``"action"``
-            is read.
+        out_keys: key of the value: by default ``"state_value"``, or ``"state_action_value"`` if ``"action"`` is read.
 
     Example:
         >>> from tensordict import TensorDict
@@ -257,15 +259,15 @@ class ValueOperator(TensorDictModule):
 
 
 class ActorValueOperator(TensorDictSequential):
-    """A trunk that a policy head and a value head share.
+    """Actor and critic with a shared trunk.
 
     Args:
-        common_operator: module that writes the features both heads read, for instance an LSTM.
+        common_operator: module that writes the features read by both heads, for instance an LSTM.
         policy_operator: policy head, usually a :class:`ProbabilisticActor` on the features.
         value_operator: value head, usually a :class:`ValueOperator` on the features.
 
-    The two operators below hold the *same* trunk: what one trains, the other sees, and a loss that gets both runs it
-    once.
+    The operators returned by the methods below contain the *same* trunk, so training one changes the other, and a loss
+    that is given both runs the trunk once.
 
     Example:
         >>> from tensordict import TensorDict
@@ -293,7 +295,7 @@ class ActorValueOperator(TensorDictSequential):
         """Return trunk and policy head as one policy."""
         common, actor, _ = self.module
         if isinstance(actor, ProbabilisticTensorDictSequential):
-            # Flat, because tensordict's get_dist doesn't open a nested sequence.
+            # Flat, because tensordict's get_dist doesn't descend into a nested sequence.
             return SamplingSequence(common, *cast(Any, actor.module))  # type: ignore[arg-type] # a ModuleList forgets types
         return TensorDictSequential(common, actor)
 
@@ -326,4 +328,4 @@ def _name_of(distribution: object) -> str:
 def explain_missing_scale(error: RuntimeError) -> None:
     """Raise a UsageError that names NormalParamExtractor if ``error`` is tensordict's about missing outputs."""
     if "more out_keys than tensors" in str(error):
-        raise UsageError(f"A module of the actor gave fewer tensors than it has out_keys. {SCALE_HINT}") from error
+        raise UsageError(f"A module of the actor returned fewer tensors than its out_keys. {SCALE_HINT}") from error

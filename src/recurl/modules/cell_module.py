@@ -1,4 +1,4 @@
-"""CellModule: the recurrent module with any cell."""
+"""Recurrent module for arbitrary cells."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from recurl.recurrence import Cell, cell_of
 
 
 class CellModule(RecurrentModule):
-    """Layers of any cell that step in an environment and replay whole sequences, reset by ``is_init``.
+    """Recurrent layers of any cell, for single environment steps and whole sequences, reset by ``is_init``.
 
-    All is as in :class:`~recurl.modules.LSTMModule`, but for the states: as many as the cell has, each
-    ``[*B, L, *shape]``. Modes, boundaries, missing states, primers and what is written are the same for every cell.
+    Works like :class:`~recurl.modules.LSTMModule`, except for the states: those of the cell, each ``[*B, L, *shape]``.
+    Modes, boundaries, missing states, primers and outputs are the same for every cell.
 
     Args:
         cell: a subclass of :class:`recurl.recurrence.Cell`, or an instance of one.
         input_size: I.
         hidden_size: H, the width of the features.
-        num_layers: L; each layer feeds the next.
+        num_layers: L, number of stacked layers.
         bias: add biases.
-        batch_first: must be True; there for the sake of ``torch.nn``'s signature.
-        dropout: probability of dropping each output of each layer but the last, in training.
-        proj_size: P; when positive, the output is projected to P units. Only for cells with a projection.
+        batch_first: must be True; exists for compatibility with ``torch.nn``.
+        dropout: dropout probability of the outputs of each layer except the last, in training.
+        proj_size: P; if positive, the output is projected to P units. Only for cells with a projection.
         bidirectional: also run each segment from its end to its start.
-        python_based: step from the cell's definition, even if it has a fused step. Not with ``bidirectional``.
-        recurrent_backend: who runs sequences: ``"loop"``, ``"scan"`` and ``"reference"`` serve every cell; ``"cpu"``
-            and ``"triton"`` LSTM, GRU and cells whose step takes ``time``; ``"pad"`` LSTM and GRU. ``"auto"`` and
-            ``"fastest"`` take one that serves the cell.
+        python_based: step by the cell's definition, even if it has a fused step. Not with ``bidirectional``.
+        recurrent_backend: backend for sequences. ``"loop"``, ``"scan"`` and ``"reference"`` support every cell;
+            ``"cpu"`` and ``"triton"`` support LSTM, GRU and cells whose step takes ``time``; ``"pad"`` supports LSTM
+            and GRU. ``"auto"`` and ``"fastest"`` select one that supports the cell.
         recurrent_compute_dtype: dtype of the recurrent products' operands under ``"triton"``.
-        recurrent_recompute: ``"full"`` keeps nothing for the backward pass and runs the recurrence again there.
+        recurrent_recompute: ``"full"`` saves nothing for the backward pass and reruns the recurrence there.
         recurrent_matmul_precision: precision of float32 products under ``"triton"``.
-        in_key: key of the value; one state gets the key ``"recurrent_state"``, several ``"recurrent_state_<name>"``.
-        in_keys: keys of value and states; ``"is_init"`` may follow. Exclusive with ``in_key``.
-        out_key: key of the features; the states go to their keys under ``"next"``.
+        in_key: key of the input. A single state gets the key ``"recurrent_state"``, several states
+            ``"recurrent_state_<name>"``.
+        in_keys: keys of input and states, optionally followed by ``"is_init"``. Exclusive with ``in_key``.
+        out_key: key of the features; the states are written to their keys under ``"next"``.
         out_keys: keys of features and states. Exclusive with ``out_key``.
         device: device of the parameters.
         dtype: dtype of the parameters.
-        default_recurrent_mode: the mode where none is set; False if not given.
+        default_recurrent_mode: whether recurrent mode is on where no mode is set; False by default.
 
     Raises:
-        ArgumentError: a value is out of range, key arguments are missing, doubled or too many, the cell lacks the
-            projection, or the biases to leave out, that were asked for, or its step, tried out on a few rows, breaks
+        ArgumentError: a value is out of range; key arguments are missing, given twice or too many; a projection or
+            ``bias=False`` is requested that the cell doesn't support; or the cell's step, tried on a few rows, breaks
             the contract of cells.
-        ArgumentTypeError: an argument has the wrong type; ``cell`` is no cell.
-        UnsupportedError: the backend, asked for by name, doesn't serve the cell.
+        ArgumentTypeError: an argument has the wrong type; ``cell`` is not a cell.
+        UnsupportedError: the backend requested by name doesn't support the cell.
 
     Example:
         >>> from recurl.recurrence import GRU
@@ -58,7 +59,7 @@ class CellModule(RecurrentModule):
         (['observation', 'recurrent_state', 'is_init'], ['features', ('next', 'recurrent_state')])
     """
 
-    def __init__(  # noqa: PLR0913 - the signature is the field's
+    def __init__(  # noqa: PLR0913 - the signature is LSTMModule's
         self,
         cell: Cell | type[Cell],
         input_size: int,

@@ -1,4 +1,4 @@
-"""How samplers are written into a program of the C++ library, which gets the random numbers from torch's generator."""
+"""Compilation of samplers to C++, with random numbers from torch's generator."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ def compile_sample(
     options: Mapping[str, Any],
     outputs: tuple[NestedKey, NestedKey | None],
     *,
-    determined: bool,
+    deterministic: bool,
 ) -> None:
-    """Write a sample and its log-probability.
+    """Compile the drawing of a sample and its log-probability.
 
     Args:
-        program: where to.
-        distribution: its class.
-        parameters: which entry feeds which argument.
-        options: further arguments.
-        outputs: keys of the sample and of the log-probability, or None.
-        determined: take the deterministic sample.
+        program: the compilation to extend.
+        distribution: class of the distribution.
+        parameters: entry of each distribution parameter, by argument name.
+        options: further arguments of the distribution.
+        outputs: key of the sample, and key of the log-probability or None.
+        deterministic: take the deterministic sample.
 
     Raises:
         NotCompiled: the distribution has no form in C++.
     """
-    if _is_choice(distribution, parameters, options):
-        _choose(program, distribution, parameters, outputs, determined=determined)
-    elif _is_squashed(distribution, parameters, options):
-        _squash(program, parameters, options, outputs, determined=determined)
+    if _is_categorical(distribution, parameters, options):
+        _choose(program, distribution, parameters, outputs, deterministic=deterministic)
+    elif _is_squashed_normal(distribution, parameters, options):
+        _squash(program, parameters, options, outputs, deterministic=deterministic)
     else:
         raise NotCompiled(f"a sampler of {distribution.__name__} has no form in C++")
 
 
-def _is_choice(distribution: type, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> bool:
+def _is_categorical(distribution: type, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> bool:
     known = vars(distribution).get("draws_choice") is not None
     return known and not options and {"logits"} <= set(parameters) <= {"logits", "mask"}
 
 
-def _is_squashed(distribution: type, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> bool:
+def _is_squashed_normal(distribution: type, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> bool:
     known = bool(vars(distribution).get("draws_squashed"))
     return known and set(options) <= {"low", "high"} and set(parameters) == {"loc", "scale"}
 
 
 def density_of(distribution: Any, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> Density:
-    """Return what the library needs to know of a distribution; the arguments are those of :func:`compile_sample`.
+    """Return the density of a distribution in the form of the C++ library. Arguments as in :func:`compile_sample`.
 
     Raises:
         NotCompiled: the distribution has no form in C++.
     """
-    if _is_choice(distribution, parameters, options):
+    if _is_categorical(distribution, parameters, options):
         return Density(parameters["logits"], mask=parameters.get("mask"), one_hot=distribution.one_hot)
-    if _is_squashed(distribution, parameters, options):
+    if _is_squashed_normal(distribution, parameters, options):
         bounds = {name: options[name] for name in ("low", "high") if name in options}
         return Density(parameters["loc"], parameters["scale"], **bounds)
     raise NotCompiled(f"the density of {distribution.__name__} has no form in C++")
@@ -74,13 +74,13 @@ def _choose(
     parameters: Mapping[str, NestedKey],
     outputs: tuple[NestedKey, NestedKey | None],
     *,
-    determined: bool,
+    deterministic: bool,
 ) -> None:
     logits = program.numbers(program.read(parameters["logits"]))
     mask = program.read(parameters["mask"]) if "mask" in parameters else None
     if mask is not None and (mask.dtype is not torch.bool or mask.shape != logits.shape):
-        raise NotCompiled("a mask that isn't bool, one for each choice")
-    noise = None if determined else program.noise(logits, Tensor.exponential_)
+        raise NotCompiled("the mask isn't bool with one value per choice")
+    noise = None if deterministic else program.noise(logits, Tensor.exponential_)
     one_hot: bool = distribution.one_hot
     action = program.output(outputs[0], logits.shape if one_hot else (), torch.int64)
     program.program.choose(
@@ -89,7 +89,7 @@ def _choose(
         None if mask is None else mask.value,
         action.value,
         _log_prob(program, outputs),
-        refuses=vars(distribution)["draws_choice"] and not determined,
+        refuses=vars(distribution)["draws_choice"] and not deterministic,
         one_hot=one_hot,
     )
 
@@ -100,17 +100,17 @@ def _squash(
     options: Mapping[str, Any],
     outputs: tuple[NestedKey, NestedKey | None],
     *,
-    determined: bool,
+    deterministic: bool,
 ) -> None:
     loc, scale = (program.numbers(program.read(parameters[name])) for name in ("loc", "scale"))
     if loc.shape != scale.shape:
-        raise NotCompiled("a location and a scale of several sizes")
+        raise NotCompiled("location and scale differ in size")
     low, high = (
         torch.as_tensor(options.get(name, default), dtype=program.dtype, device="cpu")
         for name, default in (("low", -1.0), ("high", 1.0))
     )
     bounds = [bound.expand(loc.shape).contiguous() for bound in (low, 0.5 * (high - low))]
-    noise = None if determined else program.noise(loc, Tensor.normal_)
+    noise = None if deterministic else program.noise(loc, Tensor.normal_)
     action = program.output(outputs[0], loc.shape)
     program.program.squash(
         loc.value,

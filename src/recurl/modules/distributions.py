@@ -1,4 +1,4 @@
-"""Action distributions. None of them validates its arguments: a check would cost a device synchronisation."""
+"""Action distributions. Arguments are not validated, as a check would cost a device synchronization."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _Shape = torch.Size | list[int] | tuple[int, ...]
 
 
 class Categorical(d.Categorical):
-    """One of n choices, as an integer.
+    """Categorical distribution over n choices, with integer samples.
 
     Args:
-        logits: ``[*B, n]`` unnormalised log-probabilities. Exactly one of ``logits`` and ``probs`` is given.
+        logits: ``[*B, n]`` unnormalized log-probabilities. Exactly one of ``logits`` and ``probs`` must be given.
         probs: ``[*B, n]`` probabilities.
         mask: ``[*B, n]``, bool or integers, nonzero where a choice is allowed; at least one per row. A forbidden choice
-            has probability zero, log-probability -inf, and no part in the entropy or in a gradient. A row that allows
-            none, such as padding, is uniform and has no gradient, but can't be sampled.
+            has probability zero and log-probability -inf, and doesn't contribute to the entropy or to gradients. A row
+            that allows none, such as padding, is uniform and has no gradient, but can't be sampled.
 
     Shapes:
         samples are int64 ``[*B]``; log-probabilities and entropies ``[*B]``.
 
     Raises:
-        ArgumentError: not exactly one of ``logits`` and ``probs`` is given; the mask has another shape; or, at a sample
-            on the CPU, a probability is NaN or a row allows no choice.
+        ArgumentError: not exactly one of ``logits`` and ``probs`` is given; the mask has another shape; or, when
+            sampling on the CPU, a probability is NaN or a row allows no choice.
 
     Example:
         >>> dist = Categorical(logits=torch.zeros(2, 3), mask=torch.tensor([[True, True, False], [False, True, False]]))
@@ -58,7 +58,7 @@ class Categorical(d.Categorical):
     """
 
     draws_choice: ClassVar[bool | None] = True
-    """How a compiled step draws as this very class does: whether it refuses NaN and empty masks; None: it can't."""
+    """Whether sampling compiled to C++ rejects NaN and empty masks, for this exact class; None: not compilable."""
     one_hot: ClassVar[bool] = False
     """Whether samples are one-hot vectors."""
     _raw: Tensor | None = None
@@ -86,12 +86,13 @@ class Categorical(d.Categorical):
         return probs_to_logits(self.probs) if raw is None else _normalized(raw)
 
     def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
-        """Draw choices, ``[*sample_shape, *B]`` int64: those that ``torch.multinomial`` draws.
+        """Draw choices, ``[*sample_shape, *B]`` int64, identical to those of ``torch.multinomial``.
 
-        One choice each is drawn as there, the largest of ``probs / exponential noise``, for less than its checks cost.
+        A single sample is drawn in the same way, as the largest of ``probs / exponential noise``, but without the cost
+        of its checks.
 
         Raises:
-            ArgumentError: a probability is NaN (looked for on the CPU; elsewhere the device reports it).
+            ArgumentError: a probability is NaN (checked on the CPU; otherwise the device reports it).
         """
         probs: Any = self.probs
         on_host, compiling = probs.device.type == "cpu", torch.compiler.is_compiling()
@@ -113,18 +114,18 @@ class Categorical(d.Categorical):
         return choice
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """``[*B]``, the log-probability of the choices ``value``, ``[*B]`` of any dtype."""
+        """Return the log-probability ``[*B]`` of the choices ``value``, ``[*B]`` of any dtype."""
         logits: Any = self.logits
         if value.dtype != torch.int64 or value.shape != logits.shape[:-1]:
             return super().log_prob(value)
         return _chosen(logits, value)
 
     def entropy(self) -> Tensor:
-        """``[*B]``, in nats; choices of probability zero count nothing."""
+        """Return the entropy ``[*B]`` in nats; choices of probability zero contribute nothing."""
         return _entropy(self.logits)
 
     def log_prob_and_entropy(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return :meth:`log_prob` of ``value`` and :meth:`entropy`, whose derivatives are then taken together."""
+        """Return :meth:`log_prob` of ``value`` and :meth:`entropy`, with a joint backward pass."""
         raw, index = self._raw, self._index(value)
         if raw is None or index.dtype != torch.int64 or index.shape != raw.shape[:-1] or not first_derivatives_do():
             return self.log_prob(value), self.entropy()
@@ -135,7 +136,7 @@ class Categorical(d.Categorical):
 
     @property
     def choice_log_probs(self) -> Tensor:
-        """``[*B, 1, n]``, the log-probabilities of all choices, -inf where one is forbidden."""
+        """``[*B, 1, n]``, the log-probabilities of all choices, -inf for forbidden ones."""
         logits: Any = self.logits
         return logits.unsqueeze(-2)
 
@@ -163,7 +164,7 @@ def _masked(logits: Tensor | None, probs: Tensor | None, mask: Tensor) -> Tensor
         raise ArgumentError(
             f"The mask must have the shape of the logits or probs, {list(given.shape)}, got {list(mask.shape)}."
         )
-    if logits is None:  # the logarithm of a forbidden choice would make its gradient NaN
+    if logits is None:  # the logarithm of a forbidden choice's probability would make its gradient NaN
         logits = torch.log(torch.where(mask, given, 1.0))
     empty = ~mask.any(-1, keepdim=True)
     return logits.masked_fill(~mask, -torch.inf).masked_fill(empty, 0.0)
@@ -188,7 +189,7 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 class _LogProbAndEntropy(torch.autograd.Function):
-    """(unnormalised logits ``[*B, n]``, choices ``[*B]``) -> log-probability and entropy, ``[*B]`` each."""
+    """Map unnormalized logits ``[*B, n]`` and choices ``[*B]`` to log-probability and entropy, ``[*B]`` each."""
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,12 +205,12 @@ class _LogProbAndEntropy(torch.autograd.Function):
         of_log_prob, of_entropy = grads
         if gradients_have_derivatives(grads):
 
-            def again(raw: Tensor) -> tuple[Tensor, Tensor]:
+            def recompute(raw: Tensor) -> tuple[Tensor, Tensor]:
                 logits = _normalized(raw)
                 return _chosen(logits, index), _entropy(logits)
 
             zeros = raw.new_zeros(index.shape)
-            return differentiate_again(again, [raw], [zeros if grad is None else grad for grad in grads])[0], None
+            return differentiate_again(recompute, [raw], [zeros if grad is None else grad for grad in grads])[0], None
         gradient = torch.zeros_like(raw)
         if of_log_prob is not None:
             gradient.scatter_(-1, index.unsqueeze(-1), of_log_prob.unsqueeze(-1))
@@ -226,9 +227,9 @@ def _chosen(logits: Tensor, index: Tensor) -> Tensor:
 
 
 class OneHotCategorical(Categorical):
-    """One of n choices, as a one-hot vector.
+    """Categorical distribution over n choices, with one-hot samples.
 
-    Arguments and shapes are those of :class:`Categorical`, but samples are int64 ``[*B, n]`` with a single one.
+    Arguments and shapes are those of :class:`Categorical`, except that samples are int64 ``[*B, n]`` with a single one.
 
     Example:
         >>> dist = OneHotCategorical(logits=torch.tensor([0.0, 2.0]))
@@ -246,7 +247,7 @@ class OneHotCategorical(Categorical):
         return F.one_hot(super().sample(torch.Size(sample_shape)), self._num_events)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """``[*B]``, the log-probability of the one-hot vectors ``value``, ``[*B, n]`` of any dtype."""
+        """Return the log-probability ``[*B]`` of the one-hot vectors ``value``, ``[*B, n]`` of any dtype."""
         return super().log_prob(self._index(value))
 
     def _index(self, value: Tensor) -> Tensor:
@@ -259,14 +260,14 @@ class OneHotCategorical(Categorical):
 
 
 class MaskedCategorical(Categorical):
-    """One of the choices that a mask allows, as an integer; see :class:`Categorical`, whose mask is required here.
+    """Categorical distribution over the choices that a mask allows: a :class:`Categorical` with a required mask.
 
     In a policy, the mask is an entry of the TensorDict:
-    ``ProbabilisticActor(net, in_keys={"logits": "logits", "mask": "action_mask"}, distribution_class=...)``. So losses,
-    replay and export apply the collected masks.
+    ``ProbabilisticActor(net, in_keys={"logits": "logits", "mask": "action_mask"}, distribution_class=...)``. Losses,
+    replay and export therefore apply the collected masks.
 
     Args:
-        logits: ``[*B, n]``; exactly one of ``logits`` and ``probs`` is given.
+        logits: ``[*B, n]``; exactly one of ``logits`` and ``probs`` must be given.
         probs: ``[*B, n]``.
         mask: ``[*B, n]``, bool or integers, nonzero where a choice is allowed.
 
@@ -281,13 +282,13 @@ class MaskedCategorical(Categorical):
     def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None, *, mask: Tensor) -> None:
         if mask is None:  # pyright: ignore[reportUnnecessaryComparison] - users
             raise ArgumentError(
-                f"{type(self).__name__} needs a mask; without one, take {type(self).__bases__[-1].__name__}."
+                f"{type(self).__name__} needs a mask; without one, use {type(self).__bases__[-1].__name__}."
             )
         super().__init__(logits, probs, mask=mask)
 
 
 class MaskedOneHotCategorical(MaskedCategorical, OneHotCategorical):
-    """One of the choices that a mask allows, as a one-hot vector; see :class:`MaskedCategorical`.
+    """One-hot categorical distribution over the choices that a mask allows; see :class:`MaskedCategorical`.
 
     Example:
         >>> mask = torch.tensor([False, True, True])

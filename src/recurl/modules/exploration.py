@@ -1,4 +1,4 @@
-"""Exploration behind a deterministic policy."""
+"""Exploration modules, applied after a deterministic policy."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from recurl.specs import Bounded, Categorical, Composite, TensorSpec, masked_ran
 
 __all__ = ["AdditiveGaussianModule", "EGreedyModule"]
 
-_MOST = 2**53  # steps that are counted, the last integer that float64 holds with all before it
+_MAX_STEPS = 2**53  # cap of the step count: up to here, float64 represents all integers exactly
 
 
 class _Exploration(TensorDictModuleBase):
-    """Changes the actions of a policy, by an amount that falls linearly with the environment's steps.
+    """Base class of modules that perturb a policy's actions by an amount annealed linearly over environment steps.
 
     Args:
-        init: the amount at the beginning.
-        end: that at the end.
-        annealing_num_steps: environment steps over which it falls.
-        action_key: the action's entry.
-        reads: the other entries that :meth:`_explored` reads.
+        init: initial amount.
+        end: final amount.
+        annealing_num_steps: environment steps of the annealing.
+        action_key: key of the action.
+        reads: further entries that :meth:`_explore` reads.
 
     Raises:
         ArgumentError: ``annealing_num_steps`` is not positive.
     """
 
     amount: ClassVar[str]
-    """Name of the amount: of its buffer, and with ``_init`` and ``_end`` of those of its ends."""
+    """Name of the amount's buffer; the buffers of initial and final amount append ``_init`` and ``_end``."""
 
     def __init__(
         self, init: float, end: float, annealing_num_steps: int, action_key: NestedKey, reads: Sequence[Any] = ()
@@ -57,21 +57,21 @@ class _Exploration(TensorDictModuleBase):
 
     @torch.no_grad()
     def step(self, frames: int = 1) -> None:
-        """Lower the amount by what ``frames`` environment steps are worth, down to its end.
+        """Anneal the amount by ``frames`` environment steps, down to the final amount.
 
-        The amount is computed from the steps since the last anchor, so that rounding doesn't accumulate. An amount that
-        was set by hand, or loaded without its count, becomes the new anchor.
+        The amount is computed from the steps since the last anchor, so rounding errors don't accumulate. An amount set
+        by hand, or loaded without its step count, becomes the new anchor.
 
         Raises:
             ArgumentError: ``frames`` is not an integer, or is negative.
         """
         if not _is_count(frames):
-            raise ArgumentError(f"frames counts environment steps and must be an integer from 0 on, got {frames!r}.")
+            raise ArgumentError(f"frames counts environment steps and must be a non-negative integer, got {frames!r}.")
         now, anchor = (cast(Tensor, getattr(self, self.amount + name)) for name in ("", "_anchor"))
         same = now == self._annealed()
         anchor.copy_(torch.where(same, anchor, now))
-        counted = torch.where(same, self.frames, 0) + min(int(frames), _MOST)
-        self.frames.copy_(counted.clamp_max(_MOST))  # twice that would still fit
+        counted = torch.where(same, self.frames, 0) + min(int(frames), _MAX_STEPS)
+        self.frames.copy_(counted.clamp_max(_MAX_STEPS))  # the sum, at most twice the cap, fits int64
         now.copy_(self._annealed())
 
     def _annealed(self) -> Tensor:
@@ -81,26 +81,26 @@ class _Exploration(TensorDictModuleBase):
         return torch.maximum(annealed, end).to(getattr(self, self.amount).dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load a state; one of an earlier version has no count, and annealing continues from its amount."""
+        """Load a state. Without a step count (earlier versions), annealing continues from the loaded amount."""
         for name in (f"{self.amount}_anchor", "frames"):
             state_dict.setdefault(prefix + name, getattr(self, name))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     @takes_entries
     def forward(self, tensordict: StepT) -> StepT:
-        """Change actions in ``tensordict``, and return it."""
+        """Perturb the actions in ``tensordict`` and return it."""
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = cast(Tensor | None, tensordict.get(self.action_key, None))
         if action is None:
             raise MissingKeyError(
-                f"There is no {self.action_key!r} to change: put the policy before the {type(self).__name__}; there "
-                f"are {sorted(map(str, tensordict.keys()))}."
+                f"There is no {self.action_key!r} to change: put the policy before the {type(self).__name__}; the "
+                f"entries are {sorted(map(str, tensordict.keys()))}."
             )
-        return tensordict.set(self.action_key, self._explored(tensordict, action))
+        return tensordict.set(self.action_key, self._explore(tensordict, action))
 
     @abstractmethod
-    def _explored(self, tensordict: Step, action: Tensor) -> Tensor:
+    def _explore(self, tensordict: Step, action: Tensor) -> Tensor:
         """Return the actions to take instead of ``action``."""
 
 
@@ -112,29 +112,29 @@ def _is_count(value: Any) -> bool:
 
 
 class EGreedyModule(_Exploration):
-    """Replaces each action, with probability ``eps``, by a random one of the action spec.
+    """Epsilon-greedy exploration: replace each action, with probability ``eps``, by a random one.
 
-    Put it behind the policy that collects: ``TensorDictSequential(actor, EGreedyModule(spec))``. It acts under
-    ``ExplorationType.RANDOM`` (what collectors use) and where no type is set; otherwise the policy's actions stay.
+    Append it to the collecting policy: ``TensorDictSequential(actor, EGreedyModule(spec))``. It is active under
+    ``ExplorationType.RANDOM`` (the type collectors use) and if no type is set. Otherwise the actions are unchanged.
 
     Args:
-        spec: the action spec, ``OneHot`` or ``Categorical``, of one environment or of a batch of them; a ``Composite``
-            must hold ``action_key``.
-        eps_init: probability at the beginning.
-        eps_end: probability at the end.
-        annealing_num_steps: environment steps over which it falls, linearly, by ``step(frames)``.
-        action_key: the action's entry.
-        action_mask_key: the entry with the mask, ``[*B, n]``, nonzero where an action is allowed: random actions are
-            uniform over the allowed ones.
+        spec: the action spec, ``OneHot`` or ``Categorical``, of one environment or of a batch of them. A ``Composite``
+            must contain ``action_key``.
+        eps_init: initial probability.
+        eps_end: final probability.
+        annealing_num_steps: environment steps of the linear annealing, counted by ``step(frames)``.
+        action_key: key of the action.
+        action_mask_key: key of the mask, ``[*B, n]``, nonzero where an action is allowed. Random actions are uniform
+            over the allowed ones.
 
-    ``eps``, ``eps_init`` and ``eps_end`` are buffers, saved with the module's state, as is the count of steps.
-    After ``module.eps.fill_(0.3)`` annealing continues from 0.3. Random numbers come from torch's default generator;
-    nothing waits for the device.
+    ``eps``, ``eps_init`` and ``eps_end`` are buffers and saved with the module's state, as is the step count.
+    After ``module.eps.fill_(0.3)``, annealing continues from 0.3. Random numbers come from torch's default generator,
+    without device synchronization.
 
     Raises:
-        ArgumentError: a probability out of [0, 1], or ``eps_end > eps_init``; ``annealing_num_steps`` not positive;
-            another spec; when called, actions of another encoding.
-        MissingKeyError: when called, there is no action, or no mask.
+        ArgumentError: a probability is out of [0, 1], or ``eps_end > eps_init``; ``annealing_num_steps`` is not
+            positive; the spec is of another kind; when called, if the actions have another encoding.
+        MissingKeyError: when called, if the action or the mask is missing.
 
     Example:
         >>> from recurl.specs import Categorical
@@ -174,7 +174,7 @@ class EGreedyModule(_Exploration):
         mask = mask_in(tensordict, self.action_mask_key, torch.Size([*batch, self._choices]))
         return masked_rand(Categorical(self._choices), mask)
 
-    def _explored(self, tensordict: Step, action: Tensor) -> Tensor:
+    def _explore(self, tensordict: Step, action: Tensor) -> Tensor:
         batch = tensordict.batch_size
         random = self._random(tensordict, action.device)
         replaced = torch.rand(batch, device=action.device) < self.eps
@@ -189,27 +189,28 @@ class EGreedyModule(_Exploration):
 
 
 class AdditiveGaussianModule(_Exploration):
-    """Adds normal noise to actions, and clamps them to their bounds.
+    """Gaussian exploration: add normal noise to actions and clamp them to their bounds.
 
-    Put it behind the policy that collects: ``TensorDictSequential(actor, AdditiveGaussianModule(spec))``. It acts under
-    ``ExplorationType.RANDOM`` (what collectors use) and where no type is set; otherwise the policy's actions stay.
+    Append it to the collecting policy: ``TensorDictSequential(actor, AdditiveGaussianModule(spec))``. It is active
+    under ``ExplorationType.RANDOM`` (the type collectors use) and if no type is set. Otherwise the actions are
+    unchanged.
 
     Args:
-        spec: the action spec, ``Bounded``, of one environment or of a batch of them; a ``Composite`` must hold
+        spec: the action spec, ``Bounded``, of one environment or of a batch of them. A ``Composite`` must contain
             ``action_key``.
-        sigma_init: standard deviation of the noise at the beginning, in halves of the range of the action.
-        sigma_end: that at the end.
-        annealing_num_steps: environment steps over which it falls, linearly, by ``step(frames)``.
-        action_key: the action's entry.
+        sigma_init: initial standard deviation of the noise, in units of half the action range.
+        sigma_end: final standard deviation.
+        annealing_num_steps: environment steps of the linear annealing, counted by ``step(frames)``.
+        action_key: key of the action.
 
-    ``sigma``, ``sigma_init`` and ``sigma_end`` are buffers, saved with the module's state, as is the count of steps.
-    After ``module.sigma.fill_(0.3)`` annealing continues from 0.3. Random numbers come from torch's default generator;
-    nothing waits for the device.
+    ``sigma``, ``sigma_init`` and ``sigma_end`` are buffers and saved with the module's state, as is the step count.
+    After ``module.sigma.fill_(0.3)``, annealing continues from 0.3. Random numbers come from torch's default generator,
+    without device synchronization.
 
     Raises:
         ArgumentError: ``0 <= sigma_end <= sigma_init`` doesn't hold; ``annealing_num_steps`` is not positive; or the
-            spec is another one.
-        MissingKeyError: when called, there is no action.
+            spec is of another kind.
+        MissingKeyError: when called, if the action is missing.
 
     Example:
         >>> from recurl.specs import Bounded
@@ -246,6 +247,6 @@ class AdditiveGaussianModule(_Exploration):
         self.register_buffer("low", leaf.low.clone(), persistent=False)
         self.register_buffer("high", leaf.high.clone(), persistent=False)
 
-    def _explored(self, tensordict: Step, action: Tensor) -> Tensor:
+    def _explore(self, tensordict: Step, action: Tensor) -> Tensor:
         noise = torch.randn_like(action) * (self.sigma * (0.5 * (self.high - self.low)))
         return (action + noise).clamp(self.low, self.high)

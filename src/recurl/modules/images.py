@@ -1,4 +1,4 @@
-"""Convolutional encoders of images, which stay uint8 until the first layer."""
+"""Convolutional image encoders. Images stay uint8 until the first layer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Architecture: TypeAlias = Literal["auto", "small", "nature", "impala"]
 Layout: TypeAlias = Literal["auto", "hwc", "chw", "hw"]
 ARCHITECTURES = ("auto", "small", "nature", "impala")
 LAYOUTS = ("auto", "hwc", "chw", "hw")
-_LEAST_SIDE = {"small": 1, "nature": 36, "impala": 8}
+_MIN_SIDE = {"small": 1, "nature": 36, "impala": 8}
 _SMALL_CHANNELS = (16, 32, 64)
-_SMALL_SIDE = 8  # images up to here aren't made smaller
+_SMALL_SIDE = 8  # images up to this size aren't downsampled
 _IMPALA_CHANNELS = (16, 32, 32)
-_AT_ONCE = 256  # images whose features are computed together where no gradient needs them
+_CHUNK = 256  # images encoded at a time if no gradient is needed
 
 
 def image_layout(shape: Sequence[int], layout: Layout = "auto") -> Layout:
@@ -32,11 +32,11 @@ def image_layout(shape: Sequence[int], layout: Layout = "auto") -> Layout:
 
     Args:
         shape: shape of one image.
-        layout: the layout; ``"auto"`` takes the smaller of the first and last of three dimensions as the channels, and
-            the last if they are equal.
+        layout: the layout. ``"auto"`` takes the smaller of the first and last of three dimensions as the channels, the
+            last if they are equal.
 
     Raises:
-        ArgumentError: there is no such layout, or images of this shape can't have it.
+        ArgumentError: the layout is unknown, or doesn't fit the shape.
 
     Example:
         >>> image_layout((210, 160, 3)), image_layout((4, 84, 84)), image_layout((84, 84))
@@ -46,7 +46,7 @@ def image_layout(shape: Sequence[int], layout: Layout = "auto") -> Layout:
         raise ArgumentError(f"An image layout must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
     if len(shape) not in (2, 3) or 0 in shape or (layout != "auto" and len(layout) != len(shape)):
         wanted = "2 or 3 dimensions" if layout == "auto" else f"{len(layout)} dimensions for the layout {layout}"
-        raise ArgumentError(f"An image must have {wanted}, none of them empty, got shape {list(shape)}.")
+        raise ArgumentError(f"An image must have {wanted}, none of size 0, got shape {list(shape)}.")
     if layout != "auto":
         return layout
     if len(shape) == 2:
@@ -55,13 +55,13 @@ def image_layout(shape: Sequence[int], layout: Layout = "auto") -> Layout:
 
 
 class ImageScale(nn.Module):
-    """Factor that brings the values of uint8 images into [0, 1]: the inverse of the largest value seen so far.
+    """Scale factor that maps uint8 images to [0, 1]: the inverse of the largest value seen so far.
 
-    Images of symbols, such as MiniGrid's, hold values up to 10 where their space allows 255. As with
+    Symbolic images, such as MiniGrid's, have values up to 10 although their space allows 255. As with
     :class:`~recurl.modules.ObservationNorm`, only ``update`` changes the factor, between batches.
 
     Args:
-        high: largest value that the space allows; it counts until the first update.
+        high: largest value that the space allows, used until the first update.
 
     Example:
         >>> scale = ImageScale()
@@ -77,37 +77,37 @@ class ImageScale(nn.Module):
 
     @torch.no_grad()
     def update(self, images: Tensor) -> None:
-        """Take images, uint8 of any shape, into account."""
-        own = images.amax().to(self.largest.dtype) if images.numel() else self.largest  # other ranks may have some
+        """Update the largest value by uint8 images of any shape."""
+        own = images.amax().to(self.largest.dtype) if images.numel() else self.largest  # other ranks may have images
         self.largest.copy_(torch.maximum(self.largest, merge_max(own)))
         self.factor.copy_(torch.where(self.largest > 0, 1 / self.largest.clamp_min(1), self.factor))
 
 
 class ImageEncoder(nn.Module):
-    """Features of images: convolutions, then fully connected layers with ReLU.
+    """Image encoder: convolutions followed by fully connected layers with ReLU.
 
-    All leading dimensions go through the convolutions at once. Images are read in float32 with channels last, whatever
-    their layout, and their scale is folded into the first convolution. Where no gradient is needed, 256 images at a
-    time are encoded, so that a whole batch needs little memory.
+    All leading dimensions are flattened into one batch. Images are converted to float32 with channels last, whatever
+    their layout, and the scale is folded into the first convolution. If no gradient is needed, 256 images at a time are
+    encoded, so that a whole batch needs little memory.
 
     ``"nature"`` has the three convolutions of Mnih et al., "Human-level control through deep reinforcement learning"
-    (2015), ``"impala"`` the residual blocks of Espeholt et al., "IMPALA" (2018), ``"small"`` three convolutions of 3x3
-    (16, 32 and 64 channels), which halve images of sides above 8.
+    (2015), ``"impala"`` the residual blocks of Espeholt et al., "IMPALA" (2018), and ``"small"`` three 3x3 convolutions
+    (16, 32 and 64 channels), each of which halves images with sides above 8.
 
     Args:
         shape: shape of one image.
         layout: see :func:`image_layout`.
-        architecture: the convolutions; ``"auto"`` takes ``"nature"`` for images of at least 36x36, else ``"small"``.
+        architecture: the convolutions; ``"auto"`` selects ``"nature"`` for images of at least 36x36, else ``"small"``.
         width: number of features.
-        layers: fully connected layers after the convolutions, at least 1.
-        scale: factor of the values; 1/255 when None.
+        layers: number of fully connected layers after the convolutions, at least 1.
+        scale: scale factor of the values; 1/255 if None.
 
     Shapes:
         uint8 ``[..., *shape]`` to ``[..., width]``, float32.
 
     Raises:
-        ArgumentError: the architecture is unknown or needs larger images, or the layout doesn't fit; or the input ends
-            with another shape or has another dtype.
+        ArgumentError: the architecture is unknown or needs larger images, or the layout doesn't fit; or, when called,
+            the input has the wrong trailing shape or dtype.
 
     Example:
         >>> encoder = ImageEncoder((24, 24, 3), width=32)
@@ -129,12 +129,12 @@ class ImageEncoder(nn.Module):
         self.shape = torch.Size(shape)
         self.layout = image_layout(shape, layout)
         channels, height, side = self._sizes()
-        self.architecture = _fitting(architecture, height, side)
+        self.architecture = _resolve_architecture(architecture, height, side)
         self.features = width
         self.scale = ImageScale() if scale is None else scale
         self.first, self.rest = _BUILD[self.architecture](channels, max(height, side))
         with torch.no_grad():
-            flat = self._convolved(torch.zeros(1, *self.shape, dtype=torch.uint8)).shape[1]
+            flat = self._convolve(torch.zeros(1, *self.shape, dtype=torch.uint8)).shape[1]
         sizes = [flat, *[width] * layers]
         self.dense = nn.Sequential(*(part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())))
         for module in self.modules():
@@ -161,13 +161,13 @@ class ImageEncoder(nn.Module):
             )
         flat = images.reshape(-1, *self.shape)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            features = self.dense(self._convolved(flat))
+            features = self.dense(self._convolve(flat))
         else:
-            features = torch.cat([self.dense(self._convolved(part)) for part in flat.split(_AT_ONCE)])
+            features = torch.cat([self.dense(self._convolve(part)) for part in flat.split(_CHUNK)])
         return features.reshape(*lead, self.features)
 
-    def _convolved(self, images: Tensor) -> Tensor:
-        """Return the flattened results of the convolutions of ``[N, *shape]``."""
+    def _convolve(self, images: Tensor) -> Tensor:
+        """Return the flattened outputs of the convolutions for images ``[N, *shape]``."""
         if self.layout == "hw":
             images = images.unsqueeze(1)
         elif self.layout == "hwc":
@@ -178,16 +178,16 @@ class ImageEncoder(nn.Module):
         return self.rest(functional.conv2d(frames, weight, first.bias, first.stride, first.padding)).flatten(1)
 
 
-def _fitting(architecture: Architecture, height: int, width: int) -> Architecture:
+def _resolve_architecture(architecture: Architecture, height: int, width: int) -> Architecture:
     if architecture not in ARCHITECTURES:
         raise ArgumentError(f"An image encoder must be one of {', '.join(ARCHITECTURES)}, got {architecture!r}.")
     smaller = min(height, width)
     if architecture == "auto":
-        return "nature" if smaller >= _LEAST_SIDE["nature"] else "small"
-    least = _LEAST_SIDE[architecture]
+        return "nature" if smaller >= _MIN_SIDE["nature"] else "small"
+    least = _MIN_SIDE[architecture]
     if smaller < least:
         raise ArgumentError(
-            f"The encoder {architecture} needs images of at least {least}x{least}, got {height}x{width}: take auto, "
+            f"The encoder {architecture} needs images of at least {least}x{least}, got {height}x{width}: use auto, "
             "which has an encoder for small images."
         )
     return architecture
@@ -227,7 +227,7 @@ _BUILD = {"small": _small, "nature": _nature, "impala": _impala}
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside an identity: ``[N, C, H, W]`` to the same."""
+    """Residual block of two convolutions: ``[N, C, H, W]`` to the same shape."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -239,5 +239,5 @@ class _Residual(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the sum."""
+        """Return the sum of input and residual."""
         return images + self.convolve(images)

@@ -1,4 +1,4 @@
-"""Distributions of actions of several numbers: integers, bits, real numbers, and named parts of different kinds."""
+"""Distributions of actions with several components: integers, bits, real numbers, and named parts of mixed kinds."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _Shape = torch.Size | list[int] | tuple[int, ...]
 
 
 class IndependentCategorical(d.Distribution):
-    """Several independent integers, the i-th one of ``counts[i]`` choices.
+    """Distribution of several independent integers, the i-th with ``counts[i]`` choices.
 
     Args:
-        logits: ``[*B, sum(counts)]``, the unnormalised log-probabilities of all choices, one integer after another.
+        logits: ``[*B, sum(counts)]``, the unnormalized log-probabilities of all choices, one integer after another.
         counts: number of choices of each integer.
         mask: ``[*B, sum(counts)]``, nonzero where a choice is allowed; see :class:`~recurl.modules.Categorical`.
-        shape: shape of the integers of one sample; ``(len(counts),)`` when None.
+        shape: shape of one sample; ``(len(counts),)`` if None.
         kind: distribution of one integer.
 
     Shapes:
@@ -74,12 +74,12 @@ class IndependentCategorical(d.Distribution):
 
     def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
         """Draw integers, ``[*sample_shape, *B, *shape]``."""
-        return self._shaped(self.choices.sample(torch.Size(sample_shape)))
+        return self._to_event_shape(self.choices.sample(torch.Size(sample_shape)))
 
     @property
     def mode(self) -> Tensor:
         """``[*B, *shape]``, the most probable integers."""
-        return self._shaped(self.choices.mode)
+        return self._to_event_shape(self.choices.mode)
 
     @property
     def deterministic_sample(self) -> Tensor:
@@ -87,25 +87,25 @@ class IndependentCategorical(d.Distribution):
         return self.mode
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """``[*B]``, the log-probability of the integers ``value``, ``[*B, *shape]`` of any dtype."""
+        """Return the log-probability ``[*B]`` of the integers ``value``, ``[*B, *shape]`` of any dtype."""
         return self.choices.log_prob(self._flat(value)).sum(-1)
 
     def entropy(self) -> Tensor:
-        """``[*B]``, in nats."""
+        """Return the entropy ``[*B]`` in nats."""
         return self.choices.entropy().sum(-1)
 
     def log_prob_and_entropy(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return :meth:`log_prob` of ``value`` and :meth:`entropy`, whose derivatives are then taken together."""
+        """Return :meth:`log_prob` of ``value`` and :meth:`entropy`, with a joint backward pass."""
         log_prob, entropy = self.choices.log_prob_and_entropy(self._flat(value))
         return log_prob.sum(-1), entropy.sum(-1)
 
     @property
     def choice_log_probs(self) -> Tensor:
-        """``[*B, k, n]``, the log-probabilities of all choices of all integers, -inf where forbidden or none."""
+        """``[*B, k, n]``, the log-probabilities of all choices of all integers, -inf if forbidden or nonexistent."""
         logits: Any = self.choices.logits
         return logits
 
-    def _shaped(self, flat: Tensor) -> Tensor:
+    def _to_event_shape(self, flat: Tensor) -> Tensor:
         return flat.reshape((*flat.shape[:-1], *self.event_shape))
 
     def _flat(self, value: Tensor) -> Tensor:
@@ -114,12 +114,12 @@ class IndependentCategorical(d.Distribution):
 
 
 class IndependentNormal(d.Independent):
-    """A normal distribution of independent components: the last dimensions are one action, without bounds.
+    """Normal distribution with independent components, for actions without bounds.
 
     Args:
         loc: ``[*B, *A]``, the mean.
         scale: ``[*B, *A]``, the standard deviation, positive.
-        event_dims: how many trailing dimensions make one action; log-probabilities are summed over them.
+        event_dims: number of trailing dimensions of one action; log-probabilities are summed over them.
 
     Raises:
         ArgumentError: ``scale`` is missing.
@@ -132,18 +132,18 @@ class IndependentNormal(d.Independent):
     def __init__(self, loc: Tensor, scale: Tensor | None, *, event_dims: int = 1) -> None:
         if scale is None:
             raise ArgumentError(
-                "IndependentNormal needs a scale; end the network with a NormalParamExtractor to make one."
+                "IndependentNormal needs a scale; end the network with a NormalParamExtractor to create one."
             )
         super().__init__(d.Normal(loc, scale, validate_args=False), event_dims, validate_args=False)
 
     def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
-        """Draw values ``[*B, *A]`` with gradients, and return them with their log-densities, ``[*B]``."""
+        """Draw differentiable values ``[*B, *A]``, and return them with their log-densities, ``[*B]``."""
         value = self.rsample()
         return value, self.log_prob(value)
 
     @property
     def log_half_range(self) -> Tensor:
-        """``[*B]``, 0: there are no bounds; see :class:`~recurl.modules.TanhNormal`."""
+        """``[*B]``, 0 as there are no bounds; see :class:`~recurl.modules.TanhNormal`."""
         return self.mean.new_zeros(self.batch_shape)
 
     @property
@@ -154,15 +154,15 @@ class IndependentNormal(d.Independent):
 
 @dataclass(frozen=True, eq=False)
 class ActionPart:
-    """An action, or one part of it, and how its distribution is made of the outputs of a network.
+    """An action, or one part of it, which maps outputs of a network to a distribution.
 
     Args:
-        spec: the action of one environment: ``Categorical``, ``MultiCategorical``, ``Binary``, or a floating-point
+        spec: spec of one environment's action: ``Categorical``, ``MultiCategorical``, ``Binary``, or a floating-point
             ``Bounded`` or ``Unbounded``.
         kind: distribution of one integer.
 
     Raises:
-        UnsupportedError: the spec is another one.
+        UnsupportedError: the spec is of another kind.
 
     Example:
         >>> part = ActionPart(MultiCategorical([2, 3]))
@@ -177,10 +177,10 @@ class ActionPart:
     _bounds: tuple[Tensor, Tensor] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        refusal = _why_not(self.spec)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
-        if isinstance(self.spec, Bounded):  # made here, as tensors that a program makes are not to be kept
+        reason = _why_unsupported(self.spec)
+        if reason is not None:
+            raise UnsupportedError(reason)
+        if isinstance(self.spec, Bounded):  # created here, as tensors created in compiled code must not be kept
             object.__setattr__(self, "_bounds", (self.spec.low, self.spec.high))
 
     @property
@@ -190,21 +190,21 @@ class ActionPart:
 
     @property
     def choices(self) -> int:
-        """Size of its mask."""
+        """Size of the mask."""
         return sum(self.counts)
 
     @property
     def parameters(self) -> int:
-        """Number of outputs of the network."""
+        """Number of network outputs that parameterize the distribution."""
         if self.counts:
             return self.choices
         return self.spec.shape.numel() * (1 if isinstance(self.spec, Binary) else 2)
 
     def distribution(self, outputs: Tensor, mask: Tensor | None = None) -> d.Distribution:
-        """Return the distribution of the outputs ``[*B, parameters]``, restricted to ``mask``, ``[*B, choices]``.
+        """Return the distribution for ``outputs``, ``[*B, parameters]``, restricted to ``mask``, ``[*B, choices]``.
 
-        Integers by logits; bits by the logits of a 1; real numbers by location and scale, those with bounds squashed by
-        a :class:`~recurl.modules.TanhNormal`.
+        Outputs are logits for integers, logits of a 1 for bits, and location and scale for real numbers. Bounded real
+        numbers are squashed by a :class:`~recurl.modules.TanhNormal`.
         """
         shape = self.spec.shape
         if isinstance(self.spec, Binary):
@@ -226,30 +226,30 @@ class ActionPart:
 _NORMAL = NormalParamExtractor()
 
 
-def _why_not(spec: TensorSpec) -> str | None:
+def _why_unsupported(spec: TensorSpec) -> str | None:
     if isinstance(spec, OneHot):
         return f"An action must be an integer here, got {spec}: set categorical_action_encoding=True."
     known = isinstance(spec, CategoricalSpec | MultiCategorical | Binary | Bounded | Unbounded)
     if not known or not spec.shape.numel():
         return f"A part of an action must be Discrete, MultiDiscrete, MultiBinary or Box, not empty, got {spec}."
     if isinstance(spec, Bounded | Unbounded) and spec.dtype is not None and not spec.dtype.is_floating_point:
-        return f"A Box of whole numbers is no action space for a policy, got {spec}: write MultiDiscrete (with start=)."
+        return f"A Box of integers is not supported as an action space, got {spec}: use MultiDiscrete (with start=)."
     if not isinstance(spec, Bounded):
         return None
     low, high = spec.low, spec.high
     if not (high - low).isfinite().all():
         return (
             "A Box of actions must have two finite bounds for every number, high - low finite too, or none for all, "
-            f"got {spec}: clip or squash the others in a wrapper, such as gymnasium.wrappers.TransformAction, or give "
-            "them bounds."
+            f"got {spec}: clip or squash the others in a wrapper, such as gymnasium.wrappers.TransformAction, or add "
+            "bounds."
         )
-    return None if (low < high).all() else f"A Box of actions must have low < high, got {spec}: leave out constants."
+    return None if (low < high).all() else f"A Box of actions must have low < high, got {spec}: drop constants."
 
 
 def action_parts(
     spec: TensorSpec, kind: type[Categorical] = Categorical, key: NestedKey = "action"
 ) -> dict[NestedKey, ActionPart]:
-    """Return the parts of an action by key, in the order of its mask: one, or those of a ``Composite``.
+    """Return the parts of an action by key, in the order of its mask: a single part, or those of a ``Composite``.
 
     Raises:
         UnsupportedError: a part has no distribution; the message names it.
@@ -269,22 +269,22 @@ def action_parts(
 
 
 class ActionDistribution(d.Distribution):
-    """The joint distribution of the parts of an action.
+    """Joint distribution of the parts of an action.
 
-    As ``distribution_class`` of a :class:`~recurl.modules.ProbabilisticActor` with an out key for each part it writes
-    one entry each, and one log-probability, ``"action_log_prob"``.
+    As ``distribution_class`` of a :class:`~recurl.modules.ProbabilisticActor` with one out key per part, it writes one
+    entry per part and a joint log-probability, ``"action_log_prob"``.
 
     Args:
-        outputs: ``[*B, n]``, the outputs of a network for all parts, one after another.
-        mask: ``[*B, m]``, nonzero where a choice is allowed: those of all parts that have choices.
+        outputs: ``[*B, n]``, the outputs of a network for all parts, concatenated.
+        mask: ``[*B, m]``, nonzero where a choice is allowed, for all parts that have choices.
         parts: the parts, see :func:`action_parts`.
 
     Shapes:
-        a sample is a tuple with a tensor ``[*B, ...]`` for each part, or the tensor if there is one part only;
+        a sample is a tuple of one tensor ``[*B, ...]`` per part, or a tensor if there is a single part;
         log-probabilities and entropies ``[*B]``, sums over the parts.
 
     Raises:
-        ArgumentError: the outputs or the mask have another size.
+        ArgumentError: the outputs or the mask have the wrong size.
 
     Example:
         >>> parts = action_parts(Composite({"move": CategoricalSpec(4), "aim": Unbounded(2)})).values()
@@ -313,21 +313,21 @@ class ActionDistribution(d.Distribution):
         super().__init__(outputs.shape[:-1], validate_args=False)
 
     def sample(self, sample_shape: _Shape = torch.Size()) -> Any:  # noqa: B008 - as in torch
-        """Draw an action, a tensor ``[*sample_shape, *B, ...]`` for each part."""
-        return self._joined(dist.sample(torch.Size(sample_shape)) for dist in self.distributions)
+        """Draw an action: one tensor ``[*sample_shape, *B, ...]`` per part."""
+        return self._pack(dist.sample(torch.Size(sample_shape)) for dist in self.distributions)
 
     def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
-        """Draw an action of a single part of real numbers; see :class:`~recurl.modules.TanhNormal`."""
+        """Draw an action with a single, real part; see :class:`~recurl.modules.TanhNormal`."""
         return self._single.rsample_with_log_prob()
 
     @property
     def log_half_range(self) -> Tensor:
-        """``[*B]``, of a single part of real numbers; see :class:`~recurl.modules.TanhNormal`."""
+        """``[*B]``, for a single, real part; see :class:`~recurl.modules.TanhNormal`."""
         return self._single.log_half_range
 
     @property
     def choice_log_probs(self) -> Tensor:
-        """``[*B, k, n]``, see :class:`IndependentCategorical`."""
+        """``[*B, k, n]``, for a single part; see :class:`IndependentCategorical`."""
         return self._single.choice_log_probs
 
     @property
@@ -343,33 +343,33 @@ class ActionDistribution(d.Distribution):
     @property
     def deterministic_sample(self) -> Any:
         """The deterministic sample of every part."""
-        return self._joined(dist.deterministic_sample for dist in self.distributions)
+        return self._pack(dist.deterministic_sample for dist in self.distributions)
 
     @property
     def mode(self) -> Any:
         """The same as ``deterministic_sample``."""
         return self.deterministic_sample
 
-    def _joined(self, values: Any) -> Any:
+    def _pack(self, values: Any) -> Any:
         encoded = tuple(part.encoded(value) for part, value in zip(self._parts, values, strict=True))
         return encoded[0] if len(encoded) == 1 else encoded
 
     def log_prob(self, *values: Tensor) -> Tensor:  # type: ignore[override] # one value for each part
-        """``[*B]``, the log-probability of an action, given as a tensor for each part."""
+        """Return the log-probability ``[*B]`` of an action, given as one tensor per part."""
         pairs = zip(self.distributions, values, strict=True)
         return torch.stack([dist.log_prob(value) for dist, value in pairs]).sum(0)
 
     def entropy(self) -> Tensor:
-        """``[*B]``, in nats."""
+        """Return the entropy ``[*B]`` in nats."""
         return torch.stack([dist.entropy() for dist in self.distributions]).sum(0)
 
     def log_prob_and_entropy(self, *values: Tensor) -> tuple[Tensor, Tensor]:
         """Return :meth:`log_prob` of an action and :meth:`entropy`."""
-        pairs = [_both(dist, value) for dist, value in zip(self.distributions, values, strict=True)]
+        pairs = [_log_prob_and_entropy(dist, value) for dist, value in zip(self.distributions, values, strict=True)]
         log_probs, entropies = zip(*pairs, strict=True)
         return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
 
 
-def _both(dist: Any, value: Tensor) -> tuple[Tensor, Tensor]:
-    together = getattr(dist, "log_prob_and_entropy", None)
-    return (dist.log_prob(value), dist.entropy()) if together is None else together(value)
+def _log_prob_and_entropy(dist: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+    fused = getattr(dist, "log_prob_and_entropy", None)
+    return (dist.log_prob(value), dist.entropy()) if fused is None else fused(value)

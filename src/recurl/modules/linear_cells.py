@@ -1,4 +1,4 @@
-"""The recurrent modules whose cells are linear recurrences."""
+"""Recurrent modules with linear-recurrence cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recurl.recurrence import FFMCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCe
 
 
 class CellOptions(TypedDict, total=False):
-    """The arguments of :class:`CellModule` after the sizes."""
+    """Keyword arguments of :class:`CellModule` after the sizes."""
 
     bias: bool
     batch_first: bool
@@ -36,19 +36,19 @@ class CellOptions(TypedDict, total=False):
 
 
 class MinGRUModule(CellModule):
-    """minGRU blocks that step in an environment and replay whole sequences, reset by ``is_init``.
+    """minGRU blocks, for single environment steps and whole sequences, reset by ``is_init``.
 
-    Each layer is :class:`recurl.recurrence.MinGRUCell`, with convolution, feed-forward and what they are added to.
-    States are h ``[*B, L, S]`` and, with a convolution, its window ``[*B, L, W - 1, H]``.
+    Each layer is a :class:`recurl.recurrence.MinGRUCell`, including convolution, feed-forward part and residual
+    connections. States are h ``[*B, L, S]`` and, with a convolution, its window ``[*B, L, W - 1, H]``.
 
     Args:
         input_size: I.
         hidden_size: H, the width of the features.
         num_layers: L.
         state_size: S, width of the state; None for H.
-        conv_width: W, how many inputs the convolution sees; 0 for none.
+        conv_width: W, kernel width of the convolution; 0 for none.
         feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
-        **options: all other arguments of :class:`CellModule`.
+        **options: further arguments of :class:`CellModule`.
 
     Example:
         >>> mingru = MinGRUModule(4, 8, conv_width=4, in_key="observation", out_key="features")
@@ -79,9 +79,9 @@ class MinLSTMModule(CellModule):
         hidden_size: H, the width of the features.
         num_layers: L.
         state_size: S, width of the state; None for H.
-        conv_width: W, how many inputs the convolution sees; 0 for none.
+        conv_width: W, kernel width of the convolution; 0 for none.
         feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
-        **options: all other arguments of :class:`CellModule`.
+        **options: further arguments of :class:`CellModule`.
 
     Example:
         >>> minlstm = MinLSTMModule(4, 8, state_size=16, in_key="observation", out_key="features")
@@ -105,7 +105,7 @@ class MinLSTMModule(CellModule):
 
 
 class LRUModule(CellModule):
-    """Blocks of linear recurrent units; each layer is :class:`recurl.recurrence.LRUCell`.
+    """Blocks of linear recurrent units; each layer is an :class:`recurl.recurrence.LRUCell`.
 
     The state holds N complex numbers as pairs, ``[*B, L, N, 2]``.
 
@@ -114,11 +114,11 @@ class LRUModule(CellModule):
         hidden_size: H, the width of the features.
         num_layers: L.
         state_size: N; None for H.
-        norm: whether each block has its layer norm.
-        min_radius: least modulus that the recurrence starts from.
-        max_radius: largest modulus that it starts from.
-        max_phase: largest phase that it starts from.
-        **options: all other arguments of :class:`CellModule`.
+        norm: whether each block has a layer norm.
+        min_radius: smallest initial modulus of the recurrence.
+        max_radius: largest initial modulus.
+        max_phase: largest initial phase.
+        **options: further arguments of :class:`CellModule`.
 
     Example:
         >>> lru = LRUModule(4, 8, min_radius=0.9, in_key="observation", out_key="features")
@@ -144,7 +144,7 @@ class LRUModule(CellModule):
 
 
 class S5Module(CellModule):
-    """S5 blocks; each layer is :class:`recurl.recurrence.S5Cell`.
+    """S5 blocks; each layer is an :class:`recurl.recurrence.S5Cell`.
 
     The state holds N / 2 complex numbers as pairs, ``[*B, L, N / 2, 2]``.
 
@@ -153,10 +153,10 @@ class S5Module(CellModule):
         hidden_size: H, the width of the features.
         num_layers: L.
         state_size: N, even; None for H, rounded up.
-        norm: whether each block has its layer norm.
-        min_step: least time step that is drawn at first.
-        max_step: largest time step that is drawn at first.
-        **options: all other arguments of :class:`CellModule`.
+        norm: whether each block has a layer norm.
+        min_step: smallest initial time step.
+        max_step: largest initial time step.
+        **options: further arguments of :class:`CellModule`.
 
     Example:
         >>> s5 = S5Module(4, 8, num_layers=4, in_key="observation", out_key="features")
@@ -181,7 +181,7 @@ class S5Module(CellModule):
 
 
 class RGLRUModule(CellModule):
-    """Griffin's residual blocks around the RG-LRU; each layer is :class:`recurl.recurrence.RGLRUCell`.
+    """Griffin's residual blocks with an RG-LRU; each layer is an :class:`recurl.recurrence.RGLRUCell`.
 
     States are h ``[*B, L, S]`` and, with a convolution, its window ``[*B, L, W - 1, S]``.
 
@@ -190,10 +190,10 @@ class RGLRUModule(CellModule):
         hidden_size: H, the width of the features.
         num_layers: L.
         state_size: S, width of the state; None for H.
-        heads: blocks of the block-diagonal gates.
-        conv_width: W, how many inputs the convolution sees; 0 for none.
+        heads: number of blocks of the block-diagonal gates.
+        conv_width: W, kernel width of the convolution; 0 for none.
         feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
-        **options: all other arguments of :class:`CellModule`.
+        **options: further arguments of :class:`CellModule`.
 
     Example:
         >>> rglru = RGLRUModule(4, 8, heads=2, in_key="observation", out_key="features")
@@ -218,7 +218,7 @@ class RGLRUModule(CellModule):
 
 
 class FFMModule(CellModule):
-    """Fast and forgetful memory; each layer is :class:`recurl.recurrence.FFMCell`.
+    """Fast and forgetful memory (FFM); each layer is an :class:`recurl.recurrence.FFMCell`.
 
     The state holds m times c complex numbers as pairs, ``[*B, L, m, c, 2]``.
 
@@ -226,9 +226,9 @@ class FFMModule(CellModule):
         input_size: I.
         hidden_size: H, the width of the features.
         num_layers: L.
-        memory_size: m, number of decays.
-        context_size: c, number of oscillations.
-        **options: all other arguments of :class:`CellModule`.
+        memory_size: m, number of decay rates.
+        context_size: c, number of oscillation frequencies.
+        **options: further arguments of :class:`CellModule`.
 
     Example:
         >>> ffm = FFMModule(4, 8, in_key="observation", out_key="features")

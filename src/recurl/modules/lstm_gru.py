@@ -1,4 +1,4 @@
-"""LSTMModule and GRUModule: the recurrent module with one cell or the other."""
+"""LSTM and GRU modules for TensorDicts."""
 
 from __future__ import annotations
 
@@ -14,53 +14,54 @@ from recurl.modules.rnn_arguments import RecurrentSettings, build_net, read_keys
 
 
 class LSTMModule(RecurrentModule):
-    """An LSTM that steps in an environment and replays whole sequences, reset by ``is_init``.
+    """LSTM for single environment steps and whole sequences, reset by ``is_init``.
 
-    By default it runs **one step**: it reads a value ``[*B, I]``, ``is_init`` (bool ``[*B, 1]`` or ``[*B]``) and the
+    By default it runs **one step**: it reads an input ``[*B, I]``, ``is_init`` (bool ``[*B, 1]`` or ``[*B]``) and the
     states h ``[*B, L, P or H]`` and c ``[*B, L, H]``, and writes features ``[*B, P or H]`` and the next states.
-    Where ``is_init`` is true the incoming state counts as zero.
+    Where ``is_init`` is true, the incoming state is replaced by zeros.
 
     Inside :class:`~recurl.modules.set_recurrent_mode` it runs **sequences** along the last batch dimension:
-    ``[*B, T, ...]``, where ``[T]`` may be a stream of concatenated slices. Rows, true ``is_init`` and, when
-    ``("collector", "traj_ids")`` is there, changes of trajectory start a segment; a segment runs from the state
-    stored at its first token. The next states are those after every token (``"pad"``: at segment ends only).
+    ``[*B, T, ...]``, where ``[T]`` may be a stream of concatenated slices. A segment starts at the beginning of a row,
+    where ``is_init`` is true, and, if ``("collector", "traj_ids")`` is present, where the trajectory changes. It runs
+    from the state stored at its first token. The next states are those after every token (``"pad"``: at segment ends
+    only).
 
-    Missing states (all of them) count as zeros. I is ``input_size``, H ``hidden_size``, P ``proj_size``, L
-    ``num_layers`` (times two when bidirectional, which can only run sequences).
+    If all states are missing, they are zeros. I is ``input_size``, H ``hidden_size``, P ``proj_size``, and L
+    ``num_layers`` (times two if bidirectional, which only supports sequences).
 
     Args:
         input_size: I.
         hidden_size: H.
-        num_layers: L; each layer feeds the next.
+        num_layers: L, number of stacked layers.
         bias: add biases.
-        batch_first: must be True; there for the sake of ``torch.nn``'s signature.
-        dropout: probability of dropping each output of each layer but the last, in training.
-        proj_size: P; when positive, h is projected to P units.
+        batch_first: must be True; exists for compatibility with ``torch.nn``.
+        dropout: dropout probability of the outputs of each layer except the last, in training.
+        proj_size: P; if positive, h is projected to P units.
         bidirectional: also run each segment from its end to its start.
-        python_based: evaluate in plain torch operations, step by step, instead of torch.nn's kernels: ``"pad"`` then
-            means ``"loop"``. Not with ``bidirectional``.
-        recurrent_backend: who runs sequences: ``"pad"`` (torch.nn's kernels), ``"scan"`` (for
-            ``torch.compile``), ``"triton"`` (CUDA kernels), ``"loop"`` (a step loop with fast resets, anywhere),
-            ``"cpu"`` (compiled tiles), ``"reference"`` (slow and obvious), ``"auto"`` (``"pad"``, or ``"scan"`` when
-            compiling) or ``"fastest"`` (``"triton"`` on CUDA, else ``"cpu"`` where it is built, else ``"loop"``).
-            What a backend can't do raises; none falls back to another.
+        python_based: run plain torch operations, step by step, instead of torch.nn's kernels: ``"pad"`` then means
+            ``"loop"``. Not with ``bidirectional``.
+        recurrent_backend: backend for sequences: ``"pad"`` (torch.nn's kernels), ``"scan"`` (for ``torch.compile``),
+            ``"triton"`` (CUDA kernels), ``"loop"`` (a step loop with fast resets, on any device), ``"cpu"`` (compiled
+            C++ tiles), ``"reference"`` (slow and simple), ``"auto"`` (``"pad"``, or ``"scan"`` when compiling) or
+            ``"fastest"`` (``"triton"`` on CUDA, else ``"cpu"`` if it is built, else ``"loop"``). Unsupported
+            configurations raise; there is no silent fallback to another backend.
         recurrent_compute_dtype: dtype of the recurrent products' operands under ``"triton"``: ``torch.float32`` or
             ``torch.bfloat16``.
-        recurrent_recompute: ``"full"`` keeps no gates for the backward pass and computes them again there: less
-            memory, more work. Not with ``"pad"`` and ``"auto"``.
+        recurrent_recompute: ``"full"`` saves no gates for the backward pass and recomputes them there: less memory,
+            more computation. Not with ``"pad"`` and ``"auto"``.
         recurrent_matmul_precision: precision of float32 products under ``"triton"``, see
             :func:`~recurl.modules.set_recurrent_matmul_precision`; the other backends are never less precise.
-        in_key: key of the value; the states get the keys ``"recurrent_state_h"`` and ``"recurrent_state_c"``.
-        in_keys: keys of value, h and c; ``"is_init"`` may follow. Exclusive with ``in_key``.
-        out_key: key of the features; the states go to ``("next", "recurrent_state_h")`` and ``_c``.
+        in_key: key of the input; the states get the keys ``"recurrent_state_h"`` and ``"recurrent_state_c"``.
+        in_keys: keys of input, h and c, optionally followed by ``"is_init"``. Exclusive with ``in_key``.
+        out_key: key of the features; the states are written to ``("next", "recurrent_state_h")`` and ``_c``.
         out_keys: keys of features, h and c. Exclusive with ``out_key``.
         device: device of the parameters.
         dtype: dtype of the parameters.
-        lstm: a ``torch.nn.LSTM`` (``batch_first=True``) that gives its Parameters; exclusive with sizes and options.
-        default_recurrent_mode: the mode where none is set; False if not given.
+        lstm: a ``torch.nn.LSTM`` (``batch_first=True``) whose Parameters are adopted; exclusive with sizes and options.
+        default_recurrent_mode: whether recurrent mode is on where no mode is set; False by default.
 
     Raises:
-        ArgumentError: a value is out of range, key arguments are missing, doubled or too many.
+        ArgumentError: a value is out of range; key arguments are missing, given twice or too many.
         ArgumentTypeError: an argument has the wrong type.
 
     Example:
@@ -76,7 +77,7 @@ class LSTMModule(RecurrentModule):
         (torch.Size([2, 3, 8]), torch.Size([2, 3, 1, 8]))
     """
 
-    def __init__(  # noqa: PLR0913 - the signature is the field's
+    def __init__(  # noqa: PLR0913 - the signature is TorchRL's
         self,
         input_size: int | None = None,
         hidden_size: int | None = None,
@@ -121,34 +122,34 @@ class LSTMModule(RecurrentModule):
 
 
 class GRUModule(RecurrentModule):
-    """A GRU that steps in an environment and replays whole sequences, reset by ``is_init``.
+    """GRU for single environment steps and whole sequences, reset by ``is_init``.
 
-    All is as in :class:`LSTMModule`, with one state ``[*B, L, H]`` instead of two and no projection.
+    Works like :class:`LSTMModule`, with a single state ``[*B, L, H]`` and no projection.
 
     Args:
         input_size: I.
         hidden_size: H.
-        num_layers: L; each layer feeds the next.
+        num_layers: L, number of stacked layers.
         bias: add biases.
-        batch_first: must be True; there for the sake of ``torch.nn``'s signature.
-        dropout: probability of dropping each output of each layer but the last, in training.
+        batch_first: must be True; exists for compatibility with ``torch.nn``.
+        dropout: dropout probability of the outputs of each layer except the last, in training.
         bidirectional: also run each segment from its end to its start.
-        python_based: as in :class:`LSTMModule`, and so are the next four.
-        recurrent_backend: who runs sequences.
+        python_based: as in :class:`LSTMModule`, like the next four.
+        recurrent_backend: backend for sequences.
         recurrent_compute_dtype: dtype of the recurrent products' operands under ``"triton"``.
         recurrent_recompute: ``"none"`` or ``"full"``.
         recurrent_matmul_precision: precision of float32 products under ``"triton"``.
-        in_key: key of the value; the state gets the key ``"recurrent_state"``.
-        in_keys: keys of value and state; ``"is_init"`` may follow. Exclusive with ``in_key``.
-        out_key: key of the features; the state goes to ``("next", "recurrent_state")``.
+        in_key: key of the input; the state gets the key ``"recurrent_state"``.
+        in_keys: keys of input and state, optionally followed by ``"is_init"``. Exclusive with ``in_key``.
+        out_key: key of the features; the state is written to ``("next", "recurrent_state")``.
         out_keys: keys of features and state. Exclusive with ``out_key``.
         device: device of the parameters.
         dtype: dtype of the parameters.
-        gru: a ``torch.nn.GRU`` (``batch_first=True``) that gives its Parameters; exclusive with sizes and options.
-        default_recurrent_mode: the mode where none is set; False if not given.
+        gru: a ``torch.nn.GRU`` (``batch_first=True``) whose Parameters are adopted; exclusive with sizes and options.
+        default_recurrent_mode: whether recurrent mode is on where no mode is set; False by default.
 
     Raises:
-        ArgumentError: a value is out of range, key arguments are missing, doubled or too many.
+        ArgumentError: a value is out of range; key arguments are missing, given twice or too many.
         ArgumentTypeError: an argument has the wrong type.
 
     Example:
@@ -159,7 +160,7 @@ class GRUModule(RecurrentModule):
         (torch.Size([3, 8]), torch.Size([3, 1, 8]))
     """
 
-    def __init__(  # noqa: PLR0913 - the signature is the field's
+    def __init__(  # noqa: PLR0913 - the signature is TorchRL's
         self,
         input_size: int | None = None,
         hidden_size: int | None = None,

@@ -1,4 +1,4 @@
-"""Feed-forward networks: they act on the last dimension and take any number of leading ones."""
+"""Feed-forward networks, which act on the last dimension with any number of leading dimensions."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _DEFAULT_CELLS = 32
 
 
 class MLP(nn.Sequential):
-    """A stack of linear layers with activations in between.
+    """Multi-layer perceptron: linear layers with activations in between.
 
     Args:
         in_features: size of the last input dimension; ``None`` infers it at the first call.
         out_features: size of the last output dimension.
-        depth: number of hidden layers. Given by ``num_cells`` when that is a sequence.
-        num_cells: width of the hidden layers: one number for each of ``depth`` layers (32 when only ``depth`` is
-            given), or one per layer. Without both, the network is a single linear layer.
-        activation_class: what stands after each hidden layer: a class or function that makes a module.
+        depth: number of hidden layers. Implied by ``num_cells`` if that is a sequence.
+        num_cells: width of the hidden layers: one number for all ``depth`` layers (32 if only ``depth`` is given), or
+            one per layer. Without both, the network is a single linear layer.
+        activation_class: class or function that creates the activation after each hidden layer.
         activate_last_layer: also apply the activation to the output.
         device: device of the parameters.
 
     Shapes:
-        input ``[..., in_features]``, output ``[..., out_features]``. Several inputs are concatenated along the last
-        dimension first.
+        input ``[..., in_features]``, output ``[..., out_features]``. Several inputs are first concatenated along the
+        last dimension.
 
     Raises:
         ArgumentError: ``out_features`` is missing, ``num_cells`` is one number without a ``depth``, or its length
@@ -72,7 +72,7 @@ class MLP(nn.Sequential):
         return super().forward(inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1))
 
     def compile_tensors(self, program: Compilation, *inputs: Signal) -> Signal:
-        """Write what forward computes into a program."""
+        """Compile the forward pass to C++."""
         signal = inputs[0] if len(inputs) == 1 else program.joined(inputs)
         for layer in self:
             (signal,) = program.apply(layer, signal)

@@ -1,4 +1,4 @@
-"""Running statistics of observations and returns, frozen while they are used and updated between batches."""
+"""Running statistics of observations and returns, frozen during use and updated between batches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["ObservationNorm", "RewardScaler"]
 
 
 class _RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far, merged batch by batch.
+    """Running mean and variance, merged batch by batch.
 
-    They are kept in float64, ``exact``, and rounded to ``mean`` and ``var``: after many samples, what a batch changes
-    is less than float32 resolves. A mean or variance that was set by hand, or loaded without the exact one, counts.
+    They are stored in float64, as ``exact``, and rounded to ``mean`` and ``var``: after many samples, the change by one
+    batch is below float32 resolution. A mean or variance set by hand, or loaded without ``exact``, takes precedence.
 
     Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
     """
@@ -36,7 +36,7 @@ class _RunningMoments(nn.Module):
     def update(self, samples: Tensor) -> None:
         """Merge ``samples``, ``[n, *shape]`` (biased variance, as in Gymnasium)."""
         own, samples = samples.shape[0], samples.to(self.mean.dtype)
-        if own == 0:  # other ranks may have some
+        if own == 0:  # other ranks may have samples
             samples = torch.zeros_like(self.mean).unsqueeze(0)
         count, mean, var = merge_moments(own, samples.mean(0), samples.var(0, correction=0))
         weight = count / (self.count + count).clamp_min(1).double()
@@ -51,28 +51,28 @@ class _RunningMoments(nn.Module):
         self.count.add_(count)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load a state; one of an earlier version has no exact moments."""
+        """Load a state, which lacks the exact moments if saved by an earlier version."""
         state_dict.setdefault(f"{prefix}exact", self.exact)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class ObservationNorm(nn.Module):
-    """Shift and scale observations to mean 0 and standard deviation 1, by statistics that only ``update`` changes.
+    """Normalize observations to mean 0 and standard deviation 1, with statistics that only ``update`` changes.
 
-    Forward never touches the statistics, so that the log-probabilities recomputed by a loss equal the collected ones:
-    call ``update`` between batches, after the last gradient step on the old one. Before the first update forward only
-    clips.
+    The forward pass never changes the statistics, so the log-probabilities recomputed by a loss equal the collected
+    ones. Call ``update`` between batches, after the last gradient step on the old one. Before the first update, the
+    forward pass only clips.
 
     Args:
         shape: shape of one observation.
         clip: bound of the result's absolute value.
-        eps: added to the variance.
+        eps: constant added to the variance.
 
     Shapes:
         ``[..., *shape]`` of any dtype to ``[..., *shape]`` in the dtype of the buffers (float32).
 
-    The statistics are buffers: they are saved with the policy and move with ``.to(device)``. ``scale``, which forward
-    multiplies by, is made of them by ``update``.
+    The statistics are buffers: they are saved with the policy and move with ``.to(device)``. ``scale``, the factor of
+    the forward pass, is computed from them by ``update``.
 
     Raises:
         ArgumentError: the observation doesn't end with ``shape``.
@@ -93,12 +93,12 @@ class ObservationNorm(nn.Module):
         self.scale = nn.Buffer(torch.rsqrt(self.moments.var + eps))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Return the normalised observation."""
+        """Return the normalized observation."""
         mean = self.moments.mean
         return ((observation.to(mean.dtype) - mean) * self.scale).clamp(-self.clip, self.clip)
 
     def compile_tensors(self, program: Compilation, observation: Signal) -> Signal:
-        """Write what forward computes into a program."""
+        """Compile the forward pass to C++."""
         columns = self.shape.numel()
         out = program.inside(columns)
         value = program.numbers(observation, columns).value
@@ -121,17 +121,17 @@ class RewardScaler(nn.Module):
 
     Source: ``VecNormalize`` of OpenAI Baselines and Stable-Baselines3.
 
-    The return that is tracked runs forward in time, ``R[t] = reward[t] + gamma * R[t - 1]``, starts anew after every
-    finished episode, and is carried from batch to batch. Rewards are not shifted, so their sign stays.
+    The tracked return runs forward in time, ``R[t] = reward[t] + gamma * R[t - 1]``, restarts after every finished
+    episode, and is carried over from batch to batch. Rewards are not shifted, so their sign is preserved.
 
     Args:
         gamma: discount factor of the return.
         batch_size: ``(*B,)``, the environments of a batch ``[*B, T]``.
         clip: bound of the scaled reward's absolute value.
-        eps: added to the variance.
+        eps: constant added to the variance.
 
-    Statistics and carried returns are buffers, in ``state_dict()``. A reward that isn't finite spoils the statistics,
-    but no carried return beyond its episode.
+    Statistics and carried returns are buffers, in ``state_dict()``. A non-finite reward corrupts the statistics, but
+    carried returns only until the end of its episode.
 
     Raises:
         ArgumentError: a reward is not of shape ``[*B, T, 1]``.
@@ -162,7 +162,7 @@ class RewardScaler(nn.Module):
 
         Args:
             reward: ``[*B, T, 1]``, unscaled.
-            done: bool ``[*B, T, 1]``, the step ended its episode (terminated or truncated).
+            done: bool ``[*B, T, 1]``, True where the step ended its episode (terminated or truncated).
         """
         expected = self.returns.shape
         if reward.ndim != len(expected) + 2 or reward.shape[:-2] != expected or reward.shape[-1] != 1:

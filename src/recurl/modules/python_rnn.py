@@ -1,4 +1,4 @@
-"""Networks under torch.nn's names: LSTM, GRU and networks of any cell; single cells."""
+"""Drop-in replacements of torch.nn's LSTM, GRU and their cells, and networks of any cell."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from recurl.recurrence import Cell, check_step
 
 
 class LSTM(RecurrentNet):
-    """``torch.nn.LSTM`` on recurl's backends: same parameters, arguments, shapes and results; ``batch_first=True``.
+    """``torch.nn.LSTM`` on recurl's backends, with ``batch_first=True``: same parameters, arguments and results.
 
     Args:
         input_size: I.
         hidden_size: H.
         num_layers: L.
         bias: add biases.
-        batch_first: whether input and features are ``[B, T, ...]`` or ``[T, B, ...]``.
-        dropout: probability of dropping outputs between layers, in training.
-        bidirectional: also run from end to start; D is 2 then, else 1.
+        batch_first: whether input and features are ``[B, T, ...]`` instead of ``[T, B, ...]``.
+        dropout: dropout probability of outputs between layers, in training.
+        bidirectional: also run from end to start; D is then 2, else 1.
         proj_size: P, width of the projected output; 0 for none.
-        python_based: step by plain torch operations instead of ATen's cell kernels.
+        python_based: step with plain torch operations instead of ATen's cell kernels.
         device: device of the parameters.
         dtype: dtype of the parameters.
 
@@ -39,7 +39,7 @@ class LSTM(RecurrentNet):
     cell = LSTM_CELL
 
     def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (h and c, ``[L * D, B, ...]``; zeros when None)."""
+        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (h and c, ``[L * D, B, ...]``; zeros if None)."""
         features, (h, c) = self.evaluate(x, hx)
         return features, (h, c)
 
@@ -57,13 +57,13 @@ class GRU(RecurrentNet):
     cell = GRU_CELL
 
     def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (``[L * D, B, H]``; zeros when None)."""
+        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (``[L * D, B, H]``; zeros if None)."""
         features, (h,) = self.evaluate(x, None if hx is None else (hx,))
         return features, h
 
 
 class CellNet(RecurrentNet):
-    """Layers of any cell, with the arguments of :class:`LSTM` after the cell.
+    """Stacked layers of any cell, with the arguments of :class:`LSTM` after the cell.
 
     Args:
         cell: the cell.
@@ -71,8 +71,8 @@ class CellNet(RecurrentNet):
         **options: named arguments of :class:`LSTM`.
 
     Raises:
-        ArgumentError: the cell has no projection, or no biases to leave out, and was asked for it; or its step, tried
-            out on a few rows, breaks the contract of cells.
+        ArgumentError: a projection or ``bias=False`` is requested that the cell doesn't support; or its step, tried on
+            a few rows, breaks the contract of cells.
 
     Example:
         >>> import torch
@@ -88,7 +88,7 @@ class CellNet(RecurrentNet):
         self._check_steps()
 
     def forward(self, x: Tensor, hx: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (each ``[L * D, B, *shape]``; zeros when None)."""
+        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (each ``[L * D, B, *shape]``; zeros if None)."""
         return self.evaluate(x, hx)
 
     def _check_steps(self, *, form_alone: bool = False) -> None:
@@ -99,13 +99,13 @@ class CellNet(RecurrentNet):
         before = self.dtype
         super()._apply(fn, recurse)
         if self.dtype != before:
-            with suppress(RuntimeError):  # an operation that isn't there in this dtype here may be where it will run
+            with suppress(RuntimeError):  # an operation missing for this dtype here may exist on the target device
                 self._check_steps(form_alone=True)
         return self
 
 
 class LSTMCell(nn.LSTMCell):
-    """``torch.nn.LSTMCell`` in plain torch operations, so that every transform of torch (vmap, compile) takes it.
+    """``torch.nn.LSTMCell`` in plain torch operations, compatible with all torch transforms (vmap, compile).
 
     Example:
         >>> import torch
@@ -115,14 +115,14 @@ class LSTMCell(nn.LSTMCell):
     """
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:  # noqa: A002 - torch.nn's name
-        """One step: ``input`` ``[B, I]`` or ``[I]``, ``hx`` h and c ``[B, H]`` or ``[H]`` (zeros when None)."""
+        """Run one step: ``input`` ``[B, I]`` or ``[I]``, ``hx`` h and c ``[B, H]`` or ``[H]`` (zeros if None)."""
         zero = input.new_zeros(*input.shape[:-1], self.hidden_size)
         _, (h, c) = LSTM_CELL.step(input, (zero, zero) if hx is None else hx, *_weights(self))
         return h, c
 
 
 class GRUCell(nn.GRUCell):
-    """``torch.nn.GRUCell`` in plain torch operations, so that every transform of torch (vmap, compile) takes it.
+    """``torch.nn.GRUCell`` in plain torch operations, compatible with all torch transforms (vmap, compile).
 
     Example:
         >>> import torch
@@ -131,7 +131,7 @@ class GRUCell(nn.GRUCell):
     """
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:  # noqa: A002 - torch.nn's name
-        """One step: ``input`` ``[B, I]`` or ``[I]``, ``hx`` ``[B, H]`` or ``[H]`` (zeros when None)."""
+        """Run one step: ``input`` ``[B, I]`` or ``[I]``, ``hx`` ``[B, H]`` or ``[H]`` (zeros if None)."""
         zero = input.new_zeros(*input.shape[:-1], self.hidden_size)
         h, _ = GRU_CELL.step(input, (zero if hx is None else hx,), *_weights(self))
         return h

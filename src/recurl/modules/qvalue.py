@@ -1,4 +1,4 @@
-"""Policies that choose the action of the highest value."""
+"""Greedy policies over action values."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ _SPACES = ("one_hot", "categorical")
 
 
 class QValueModule(TensorDictModuleBase):
-    """The greedy choice: reads the values of all actions, writes the best action and its value.
+    """Greedy action selection: read the values of all actions, write the best action and its value.
 
-    Of equal values the first counts.
+    Ties are resolved in favor of the first action.
 
     Args:
-        action_space: ``"one_hot"`` or ``"categorical"`` (``-`` and ``_`` are the same); taken from ``spec`` when None.
-        action_value_key: the entry with the values, ``[*B, n]``.
-        out_keys: where the action, the values and the value of the action go; by default ``"action"``,
+        action_space: ``"one_hot"`` or ``"categorical"`` (``-`` and ``_`` are equivalent); inferred from ``spec`` if
+            None.
+        action_value_key: key of the values, ``[*B, n]``.
+        out_keys: keys of the action, the values and the value of the action; by default ``"action"``,
             ``action_value_key`` and ``"chosen_action_value"``.
-        spec: the action spec, ``OneHot`` or ``Categorical``; a ``Composite`` must hold the action's key.
-        action_mask_key: the entry with the mask, ``[*B, n]``, nonzero where an action is allowed. The values of the
-            others are written as -inf, and never chosen where any is allowed.
+        spec: the action spec, ``OneHot`` or ``Categorical``. A ``Composite`` must contain the action's key.
+        action_mask_key: key of the mask, ``[*B, n]``, nonzero where an action is allowed. The values of forbidden
+            actions are written as -inf, and such actions are never chosen unless all are forbidden.
 
     Writes the action, int64 ``[*B, n]`` (one-hot) or ``[*B]`` (categorical), and its value, ``[*B, 1]``.
 
     Raises:
-        ArgumentError: neither ``action_space`` nor ``spec`` is given, they contradict each other, or the space is none
-            of the two; not three ``out_keys``.
-        MissingKeyError: when called, the values or the mask are missing.
+        ArgumentError: neither ``action_space`` nor ``spec`` is given, they contradict each other, or the space is
+            neither of the two; there are not three ``out_keys``.
+        MissingKeyError: when called, if the values or the mask are missing.
 
     Example:
         >>> import torch
@@ -76,12 +77,12 @@ class QValueModule(TensorDictModuleBase):
 
     @takes_entries
     def forward(self, tensordict: StepT) -> StepT:
-        """Write the choice into ``tensordict`` and return it."""
+        """Write the greedy action into ``tensordict`` and return it."""
         values = cast(Tensor | None, tensordict.get(self.action_value_key, None))
         if values is None:
             raise MissingKeyError(
-                f"The entry {self.action_value_key!r} with the values of actions is missing; there are "
-                f"{sorted(map(str, tensordict.keys()))}. Let the network write it, or give action_value_key."
+                f"The entry {self.action_value_key!r} with the action values is missing; the entries are "
+                f"{sorted(map(str, tensordict.keys()))}. Let the network write it, or set action_value_key."
             )
         if self.action_mask_key is not None:
             mask = mask_in(tensordict, self.action_mask_key, values.shape)
@@ -93,7 +94,7 @@ class QValueModule(TensorDictModuleBase):
         return tensordict.set(chosen_key, values.gather(-1, best.unsqueeze(-1)))
 
     def compile_entries(self, program: Compilation) -> None:
-        """Write the choice into a program; see :class:`recurl.compiled.Compilation`."""
+        """Compile the greedy choice to C++; see :class:`recurl.compiled.Compilation`."""
         if self.action_mask_key is not None:
             raise NotCompiled(f"{type(self).__name__} with a mask has no form in C++")
         values = program.numbers(program.read(self.action_value_key))
@@ -106,22 +107,22 @@ class QValueModule(TensorDictModuleBase):
 
 
 class QValueActor(TensorDictSequential):
-    """A greedy policy: a network that gives a value to every action, and the choice of the best one.
+    """Greedy policy: a network that computes the value of every action, followed by the choice of the best one.
 
     Args:
-        module: network ``[*B, F] -> [*B, n]``; or a TensorDict module, such as a sequence with an LSTM in it, that
+        module: network ``[*B, F] -> [*B, n]``; or a TensorDict module, such as a sequence containing an LSTM, that
             writes ``action_value_key``.
         in_keys: entries that a plain network reads; ``["observation"]`` by default.
         spec: see :class:`QValueModule`.
-        action_space: likewise.
-        action_value_key: likewise.
-        action_mask_key: likewise.
+        action_space: see :class:`QValueModule`.
+        action_value_key: see :class:`QValueModule`.
+        action_mask_key: see :class:`QValueModule`.
 
-    Explore with an :class:`~recurl.modules.EGreedyModule` behind it.
+    For exploration, append an :class:`~recurl.modules.EGreedyModule`.
 
     Raises:
-        ArgumentError: as :class:`QValueModule`; ``in_keys`` for a TensorDict module, or one that does not write
-            ``action_value_key``.
+        ArgumentError: see :class:`QValueModule`; or ``in_keys`` is given for a TensorDict module, or such a module does
+            not write ``action_value_key``.
 
     Example:
         >>> import torch
@@ -147,7 +148,7 @@ class QValueActor(TensorDictSequential):
             inputs = [OBSERVATION] if in_keys is None else [normalize_key(key) for key in in_keys]
             module = TensorDictModule(module, in_keys=cast(Any, inputs), out_keys=cast(Any, [values_key]))
         elif in_keys is not None:
-            raise ArgumentError(f"A TensorDict module has in_keys of its own, {module.in_keys}: leave in_keys out.")
+            raise ArgumentError(f"A TensorDict module has its own in_keys, {module.in_keys}: leave in_keys out.")
         if values_key not in [normalize_key(key) for key in module.out_keys]:
             raise ArgumentError(f"The module must write {values_key!r}, but its out_keys are {module.out_keys}.")
         choice = QValueModule(action_space, values_key, spec=spec, action_mask_key=action_mask_key)
@@ -158,7 +159,7 @@ class QValueActor(TensorDictSequential):
         self.action_mask_key = choice.action_mask_key
 
     def select_subsequence(self, *args: Any, **kwargs: Any) -> TensorDictSequential:
-        """Return the modules that some of the outputs need, as a plain sequence; see tensordict's own."""
+        """Return the modules required by a subset of outputs, as a plain sequence; see tensordict's method."""
         return TensorDictSequential(*cast(Any, self.module)).select_subsequence(*args, **kwargs)
 
 
@@ -179,17 +180,17 @@ def _space(name: str | None, spec: TensorSpec | None, action_key: NestedKey) -> 
 
 
 def mask_in(tensordict: Step, key: NestedKey, shape: torch.Size) -> Tensor:
-    """Return the action mask under ``key`` as bool, of the shape ``[*B, n]``.
+    """Return the action mask under ``key`` as bool, ``[*B, n]``.
 
     Raises:
-        MissingKeyError: it is missing.
-        ArgumentError: it has another shape.
+        MissingKeyError: the mask is missing.
+        ArgumentError: the mask has another shape.
     """
     mask = cast(Tensor | None, tensordict.get(key, None))
     if mask is None:
         raise MissingKeyError(
-            f"The action mask {key!r} is missing; there are {sorted(map(str, tensordict.keys()))}. Let the environment "
-            "write it, or leave action_mask_key out."
+            f"The action mask {key!r} is missing; the entries are {sorted(map(str, tensordict.keys()))}. Let the "
+            "environment write it, or leave action_mask_key out."
         )
     if mask.shape != shape:
         raise ArgumentError(f"The action mask {key!r} must have the shape {list(shape)}, got {list(mask.shape)}.")
@@ -197,14 +198,14 @@ def mask_in(tensordict: Step, key: NestedKey, shape: torch.Size) -> Tensor:
 
 
 def action_choices(spec: TensorSpec, action_key: NestedKey) -> tuple[bool, int]:
-    """Return whether actions are one-hot, and how many there are.
+    """Return whether actions are one-hot, and the number of actions.
 
     Args:
         spec: ``OneHot`` or ``Categorical``, or a ``Composite`` with such an entry.
-        action_key: that entry.
+        action_key: key of that entry.
 
     Raises:
-        ArgumentError: there is no such entry, or it is of another kind.
+        ArgumentError: the entry is missing, or of another kind.
     """
     leaf: object = spec.get(action_key) if isinstance(spec, Composite) else spec
     if not isinstance(leaf, OneHot | Categorical):

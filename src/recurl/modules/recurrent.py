@@ -1,4 +1,4 @@
-"""One recurrent module over TensorDicts, for any cell."""
+"""Base class of recurrent modules over TensorDicts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from recurl.transforms import TensorDictPrimer
 
 
 class RecurrentModule(TensorDictModuleBase):
-    """Base of LSTMModule, GRUModule and CellModule, the base of all others, which add the constructor.
+    """Base class of LSTMModule, GRUModule and CellModule (the base of all others), which add constructors.
 
-    See :class:`~recurl.modules.LSTMModule` for what the modules read and write.
+    See :class:`~recurl.modules.LSTMModule` for the entries read and written.
     """
 
-    primer_type: Callable[..., Any] = TensorDictPrimer  # makes the primer from specs by key
+    primer_type: Callable[..., Any] = TensorDictPrimer  # creates the primer from specs by key
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RecurrentModule(TensorDictModuleBase):
         BACKENDS.check_cell(settings.backend, net.cell)
         self.child_name = net.cell.child_name
         self.add_module(self.child_name, net)
-        self._seen: tuple[Any, ...] = ()
+        self._checked: tuple[Any, ...] = ()
 
     @property
     def net(self) -> RecurrentNet:
@@ -73,7 +73,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     @property
     def recurrent_mode(self) -> bool:
-        """Whether whole sequences run now: the mode in force, or else the module's default."""
+        """Whether the module currently runs whole sequences: the active mode, or the module's default."""
         mode = recurrent_mode()
         return self._default_recurrent_mode if mode is None else mode
 
@@ -85,7 +85,7 @@ class RecurrentModule(TensorDictModuleBase):
         )
 
     def set_recurrent_mode(self, mode: object = None) -> NoReturn:
-        """Raise: the mode belongs to a block of code, not to a module."""
+        """Raise UsageError: the mode belongs to a block of code, not to a module."""
         raise UsageError(
             "module.set_recurrent_mode() doesn't exist: the mode belongs to a block of code, not to a module. "
             "Write: with recurl.modules.set_recurrent_mode(True): ..."
@@ -98,8 +98,9 @@ class RecurrentModule(TensorDictModuleBase):
         """Run one step, or in recurrent mode whole sequences.
 
         Args:
-            tensordict: read and written in place; or the first of the inputs as tensors, in the order of ``in_keys``.
-            *tensors: the other inputs.
+            tensordict: TensorDict that is read and written in place; or the first input tensor, in the order of
+                ``in_keys``.
+            *tensors: the other input tensors.
             **named: inputs by name; the parts of a nested key are joined by ``_``.
 
         Returns:
@@ -122,22 +123,24 @@ class RecurrentModule(TensorDictModuleBase):
         return tensordict
 
     def compile_entries(self, program: Compilation) -> None:
-        """Write one step, or sequences, into a program; see :class:`recurl.compiled.Compilation`."""
+        """Compile one step, or sequences, to C++; see :class:`recurl.compiled.Compilation`."""
         net = self.net
-        elsewhere = self.recurrent_backend not in ("cpu", "fastest") or self.recurrent_recompute == "full"
-        if program.sequences and elsewhere:
-            raise NotCompiled(f"{type(self).__name__} names another backend, or recomputes")
+        other_backend = self.recurrent_backend not in ("cpu", "fastest") or self.recurrent_recompute == "full"
+        if program.sequences and other_backend:
+            raise NotCompiled(f"{type(self).__name__} uses another backend, or recomputation")
         if (
             self.recurrent_mode is not program.sequences
             or net.bidirectional
             or net.python_based
             or (net.dropout and net.training)
         ):
-            raise NotCompiled(f"{type(self).__name__} draws dropout, or is no step of kernels")
+            raise NotCompiled(
+                f"{type(self).__name__} uses dropout, is bidirectional or python_based, or in another mode"
+            )
         x = program.numbers(program.read(self.in_keys[0]), net.input_size)
         is_init = program.read(IS_INIT)
         if is_init.dtype is not torch.bool or math.prod(is_init.shape) != 1:
-            raise NotCompiled("is_init is no flag for each row")
+            raise NotCompiled("is_init isn't a single bool per row")
         shapes = [(net.num_layers, *shape) for shape in net.state_shapes]
         present = any(program.has(key) for key in self.state_keys)
         before = [program.read(key) for key in self.state_keys] if present else []
@@ -160,7 +163,7 @@ class RecurrentModule(TensorDictModuleBase):
         program.write(self.out_keys[0], features)
 
     def sequences(self, tensordict: TensorDictBase) -> tuple[Boundaries, dict[NestedKey, Tensor]]:
-        """Return the segments of a batch of sequences, and the states of every token, checked; none if all are absent.
+        """Return boundaries and checked states of a batch of sequences; no states if all are absent.
 
         Args:
             tensordict: ``[T]`` or ``[*B, T]``.
@@ -172,13 +175,13 @@ class RecurrentModule(TensorDictModuleBase):
         return boundaries, dict(zip(self.state_keys, self._states(tensordict), strict=False))
 
     def _gather(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> TensorDictBase:
-        """Put inputs that came as tensors into a TensorDict; its batch size is that of the value."""
+        """Collect input tensors in a TensorDict with the batch size of the first input."""
         names = ["_".join(key) if isinstance(key, tuple) else key for key in self.in_keys]
         given = dict(zip(names, tensors, strict=False))
         if len(tensors) > len(names) or given.keys() & named.keys() or not named.keys() <= set(names):
             raise ArgumentTypeError(
                 f"Pass a TensorDict, or each of the tensors {', '.join(names)} once; "
-                f"got {len(tensors)} by position and by name {', '.join(named) or 'none'}."
+                f"got {len(tensors)} by position, and by name {', '.join(named) or 'none'}."
             )
         given |= named
         if names[0] not in given:
@@ -223,16 +226,16 @@ class RecurrentModule(TensorDictModuleBase):
         """Return (value, is_init, *states), checked; no states if all are absent."""
         values = [tensordict.get(key, None) for key in self.in_keys]
         weight = self.net.weight
-        # What has passed once passes again; a step is too short to be checked at length every time.
-        seen = (weight.dtype, weight.device, tensordict.batch_size, [signature(value) for value in values])
-        kept = not torch.compiler.is_compiling()  # a trace would guard on what was seen
-        if kept and seen == self._seen:
+        # Inputs like those checked last aren't checked again: a step is too short for full checks every time.
+        checked = (weight.dtype, weight.device, tensordict.batch_size, [signature(value) for value in values])
+        kept = not torch.compiler.is_compiling()  # tracing would guard on the stored signature
+        if kept and checked == self._checked:
             x, *states, is_init = values
             return (x, is_init, *states)
         x, is_init = self._value(tensordict), flags_in(tensordict, tensordict.batch_size)
         states = self._states(tensordict)
         if kept and x is values[0] and is_init is values[-1] and states:
-            self._seen = seen
+            self._checked = checked
         return (x, is_init, *states)
 
     def _value(self, tensordict: TensorDictBase) -> Tensor:
@@ -241,13 +244,13 @@ class RecurrentModule(TensorDictModuleBase):
         if value is None:
             raise MissingKeyError(
                 f"The input {key!r} is missing; the TensorDict holds {entry_names(tensordict)}. Name the entry to read "
-                "with in_key=, or as the first of in_keys=."
+                "with in_key=, or as the first one of in_keys=."
             )
         expected = torch.Size([*tensordict.batch_size, net.input_size])
         if value.shape != expected:
             raise ArgumentError(
-                f"The input {key!r} must have the batch size and then input_size: {list(expected)}, "
-                f"got {list(value.shape)}. Give the module another input_size, the TensorDict another batch_size, or "
+                f"The input {key!r} must have the batch size followed by input_size: {list(expected)}, "
+                f"got {list(value.shape)}. Change the input_size of the module or the batch_size of the TensorDict, or "
                 "reshape the entry."
             )
         weight = net.weight
@@ -268,7 +271,7 @@ class RecurrentModule(TensorDictModuleBase):
         )
 
     def _states(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
-        """Stored states ``[*B, L * D, *shape]``, or ``()`` if all are absent."""
+        """Return the stored states ``[*B, L * D, *shape]``, or ``()`` if all are absent."""
         net, batch = self.net, tensordict.batch_size
         slots, dtype = net.num_layers * net.num_directions, net.dtype
         keys = zip(self.state_keys, net.state_shapes, strict=True)
@@ -278,7 +281,7 @@ class RecurrentModule(TensorDictModuleBase):
         for key, state, shape in zip(self.state_keys, states, net.state_shapes, strict=True):
             if state is None:
                 raise UsageError(
-                    f"The state {key!r} is missing though another of {self.state_keys} is there: give all or none."
+                    f"The state {key!r} is missing, but another one of {self.state_keys} is present: give all or none."
                 )
             expected = (*batch, slots, *shape)
             if state.shape != expected or state.dtype != dtype:
@@ -289,7 +292,7 @@ class RecurrentModule(TensorDictModuleBase):
         return tuple(state for state in states if state is not None)
 
     def make_python_based(self) -> Self:
-        """Evaluate in plain torch operations from now on, with the same Parameters; return self.
+        """Switch to plain torch operations, with the same Parameters, and return self.
 
         Raises:
             UnsupportedError: the module is bidirectional.
@@ -298,7 +301,7 @@ class RecurrentModule(TensorDictModuleBase):
         return self
 
     def make_cudnn_based(self) -> Self:
-        """Evaluate by torch.nn's kernels from now on (where the backend is ``"pad"``), same Parameters; return self.
+        """Switch to torch.nn's kernels (if the backend is ``"pad"``), with the same Parameters, and return self.
 
         Raises:
             UnsupportedError: the module is bidirectional.
@@ -308,7 +311,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     @property
     def canonical_keys(self) -> list[NestedKey]:
-        """All keys that are read or written: ``in_keys``, then ``out_keys``."""
+        """All keys read or written: ``in_keys`` followed by ``out_keys``."""
         return [*self.in_keys, *self.out_keys]
 
     def canonicalize(self, tensordict: TensorDictBase, inplace: bool = False) -> TensorDictBase:
@@ -316,10 +319,10 @@ class RecurrentModule(TensorDictModuleBase):
         return canonicalize_rnn_subset(tensordict, [self], inplace)
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """Return the transform that gives an environment this module's recurrent states, zero at resets.
+        """Return the transform that adds this module's recurrent states to an environment, zero at resets.
 
         Raises:
-            UsageError: an out key isn't ``("next", in_key)``, so that the state would never be fed back.
+            UsageError: an out key isn't ``("next", in_key)``, so the state would never be fed back.
 
         Example:
             >>> from recurl.envs import GymEnv, InitTracker, TransformedEnv
@@ -349,14 +352,14 @@ class RecurrentModule(TensorDictModuleBase):
 def canonicalize_rnn_subset(
     tensordict: TensorDictBase, modules: Iterable[RecurrentModule], inplace: bool = False
 ) -> TensorDictBase:
-    """Make the entries that ``modules`` read or write contiguous (row-major), as compiled kernels like them.
+    """Make the entries that ``modules`` read or write contiguous (row-major), as compiled kernels prefer.
 
-    Other entries, and keys that are absent, are left alone.
+    Other entries and absent keys are ignored.
 
     Args:
         tensordict: a batch.
-        modules: the modules whose ``canonical_keys`` count.
-        inplace: change ``tensordict`` instead of a shallow copy of it.
+        modules: modules whose ``canonical_keys`` are made contiguous.
+        inplace: modify ``tensordict`` instead of a shallow copy.
 
     Returns:
         The shallow copy; ``tensordict`` itself if ``inplace``, or if it has none of the keys.

@@ -1,4 +1,4 @@
-"""A network of one recurrent cell that owns its Parameters and runs through recurl's backends."""
+"""Multi-layer network of one recurrent cell, which owns its Parameters and runs through recurl's backends."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from recurl.recurrence import (
 
 
 class RecurrentNet(nn.Module):
-    """Layers of one cell: parameters, initialisation, one-step and whole-sequence evaluation.
+    """Stacked layers of one cell: parameters, initialization, single-step and whole-sequence evaluation.
 
-    Parameters carry the cell's names with the suffixes of ``torch.nn`` (``weight_ih_l0``, ``bias_hh_l1_reverse``,
+    Parameters have the cell's names with the suffixes of ``torch.nn`` (``weight_ih_l0``, ``bias_hh_l1_reverse``,
     ...), so state dicts of LSTM and GRU are interchangeable with ``torch.nn.LSTM`` and ``torch.nn.GRU``.
     """
 
     cell: Cell
-    _served: tuple[tuple[object, ...], str] = ((), "")  # what was asked for last, and the backend that serves
+    _selection: tuple[tuple[object, ...], str] = ((), "")  # last request, and the backend selected for it
 
     def __init__(  # noqa: PLR0913 - the signature is torch.nn's
         self,
@@ -60,19 +60,21 @@ class RecurrentNet(nn.Module):
         super().__init__()
         _check_sizes(input_size, hidden_size, num_layers, proj_size, dropout)
         if dtype is not None and not dtype.is_floating_point:
-            raise ArgumentError(f"dtype must be one of real floating-point numbers, got {dtype}.")
+            raise ArgumentError(f"dtype must be a real floating-point dtype, got {dtype}.")
         if proj_size and not self.cell.projects:
             raise ArgumentError(f"The cell {self.cell} has no projection: proj_size must be 0, got {proj_size}.")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size = bidirectional, proj_size
         if python_based and bidirectional:
-            raise ArgumentError("python_based=True steps in time order: it can't be combined with bidirectional=True.")
+            raise ArgumentError("python_based=True runs in time order: it can't be combined with bidirectional=True.")
         self.python_based = python_based
         self.state_shapes = states_of(self.cell, self._sizes(0))
-        # Of each layer: which of the cell's parameters it has.
-        self._given = [frozenset(self._shapes(layer)) for layer in range(num_layers)]
-        self._first = f"{next(name for name in self.cell.parameter_names if name in self._given[0])}_l0"
+        # Names of the cell's parameters that each layer has.
+        self._layer_parameters = [frozenset(self._shapes(layer)) for layer in range(num_layers)]
+        self._weight_name = (
+            f"{next(name for name in self.cell.parameter_names if name in self._layer_parameters[0])}_l0"
+        )
         for layer in range(num_layers):
             for suffix in self._suffixes(layer):
                 for name, shape in self._shapes(layer).items():
@@ -90,7 +92,7 @@ class RecurrentNet(nn.Module):
 
     @property
     def output_size(self) -> int:
-        """P with projection, else H: the width of h, and of the features per direction."""
+        """Width of h, and of the features per direction: P with projection, else H."""
         return self.proj_size or self.hidden_size
 
     @property
@@ -111,15 +113,15 @@ class RecurrentNet(nn.Module):
     @property
     def weight(self) -> Tensor:
         """One of the weights, used to read dtype and device."""
-        weight = getattr(self, self._first)
+        weight = getattr(self, self._weight_name)
         assert isinstance(weight, Tensor)
         return weight
 
     def reset_parameters(self, for_training: bool = False) -> None:
-        """Draw all parameters anew, as the cell says.
+        """Reinitialize all parameters as the cell defines.
 
         Args:
-            for_training: use the cell's initialisation for the trainers.
+            for_training: use the cell's initialization for the trainers.
         """
         for layer in range(self.num_layers):
             for suffix in self._suffixes(layer):
@@ -127,7 +129,7 @@ class RecurrentNet(nn.Module):
                 self.cell.initialize_layer(parameters, self._sizes(layer), for_training=for_training)
 
     def adopt(self, module: nn.RNNBase) -> None:
-        """Take over the Parameter objects (not copies) and the training flag of a ``torch.nn`` module."""
+        """Adopt the Parameter objects (not copies) and the training flag of a ``torch.nn`` module."""
         for name, parameter in module.named_parameters():
             self.register_parameter(name, parameter)
         self.train(module.training)
@@ -139,7 +141,7 @@ class RecurrentNet(nn.Module):
         self.python_based = value
 
     def layer_weights(self) -> list[list[Weights]]:
-        """The parameters by layer, then by direction."""
+        """Return the parameters by layer, then by direction."""
         if torch.compiler.is_compiling():
             return self._collect_weights()
         names, tensors = tuple(self._parameters), tuple(self._parameters.values())
@@ -147,7 +149,7 @@ class RecurrentNet(nn.Module):
         if names == known_names and all(map(operator.is_, tensors, known)):
             return weights
         weights = self._collect_weights()
-        # Not kept: what torch.func, parametrizations or pruning put in the place of the Parameters.
+        # Not cached if torch.func, parametrizations or pruning have replaced the Parameters.
         if names == self._names and all(type(tensor) is nn.Parameter for tensor in tensors):
             self._cache = names, tensors, weights
         return weights
@@ -157,7 +159,7 @@ class RecurrentNet(nn.Module):
             [
                 self.cell.pack(
                     [
-                        getattr(self, f"{name}_{suffix}") if name in self._given[layer] else None
+                        getattr(self, f"{name}_{suffix}") if name in self._layer_parameters[layer] else None
                         for name in self.cell.parameter_names
                     ]
                 )
@@ -167,12 +169,12 @@ class RecurrentNet(nn.Module):
         ]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Without who served: in this process there may be other backends.
-        super().__setstate__({name: value for name, value in state.items() if name != "_served"})
+        # Drop the selected backend: other backends may be available in this process.
+        super().__setstate__({name: value for name, value in state.items() if name != "_selection"})
         remember(self.cell)
 
     def draw_masks(self, tokens: int) -> list[Tensor] | None:
-        """Dropout masks between layers for ``tokens`` rows; None outside training and without dropout."""
+        """Draw dropout masks between layers for ``tokens`` rows; None outside of training and without dropout."""
         if not self.dropout or not self.training:
             return None
         width = self.output_size * self.num_directions
@@ -185,16 +187,16 @@ class RecurrentNet(nn.Module):
         is_init: Tensor | None = None,
         options: Options = DEFAULT_OPTIONS,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One step: x ``[B, I]``, states ``[B, L, *shape]`` -> features ``[B, P or H]``, states after.
+        """Run one step: x ``[B, I]``, states ``[B, L, *shape]`` -> features ``[B, P or H]``, next states.
 
-        States that are None, and rows where ``is_init`` (``[B]`` or ``[B, 1]``) is true, count as zero.
+        States are zero if None, and in rows where ``is_init`` (``[B]`` or ``[B, 1]``) is true.
         """
         masks, weights = self.draw_masks(x.shape[0]), self.layer_weights()
         fused = not self.python_based
         return step_stack(self.cell, weights, x, states, masks, fused, is_init, self.state_shapes, options)
 
     def support(self, options: Options) -> Support:
-        """What this network needs of a backend."""
+        """Return the requirements of this network on a backend."""
         weight, compiling = self.weight, torch.compiler.is_compiling()
         return Support(self.cell, weight.device, weight.dtype, self.hidden_size, self.proj_size, options, compiling)
 
@@ -206,7 +208,7 @@ class RecurrentNet(nn.Module):
         backend: str,
         options: Options,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Whole sequences: x ``[*B, I]``, states ``[*B, L * D, *shape]`` -> features ``[*B, D * P or H]``, states."""
+        """Run sequences: x ``[*B, I]``, states ``[*B, L * D, *shape]`` -> features ``[*B, D * P or H]``, states."""
         if self.python_based and backend == "pad":
             backend = "loop"
         chosen, weights = self._backend(backend, options), self.layer_weights()
@@ -214,15 +216,15 @@ class RecurrentNet(nn.Module):
         return run_stack(chosen, self.cell, weights, x, states, boundaries, masks, options, self.state_shapes)
 
     def _backend(self, name: str, options: Options) -> Backend:
-        """Who runs sequences; looked at anew where something has changed that the choice depends on."""
+        """Return the backend for sequences, selected again only if something that the choice depends on changed."""
         if torch.compiler.is_compiling():
             return BACKENDS.choose(name, self.support(options))
         weight = self.weight
-        asked = (BACKENDS.version, name, options, weight.dtype, weight.device)
-        served = self._served  # read once: another thread may run the network by another backend
-        if asked != served[0]:
-            served = self._served = asked, BACKENDS.choose(name, self.support(options)).name
-        return BACKENDS.serving(served[1], self.cell)
+        request = (BACKENDS.version, name, options, weight.dtype, weight.device)
+        selection = self._selection  # read once: another thread may run the network with another backend
+        if request != selection[0]:
+            selection = self._selection = request, BACKENDS.choose(name, self.support(options)).name
+        return BACKENDS.serving(selection[1], self.cell)
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]
@@ -236,11 +238,11 @@ class RecurrentNet(nn.Module):
         shapes = self.cell.parameters(sizes)
         check_parameters(self.cell, shapes)
         if not self.bias and shapes == self.cell.parameters(replace(sizes, bias=True)):
-            raise ArgumentError(f"The cell {self.cell} has no biases that could be left out: bias must be True.")
+            raise ArgumentError(f"The cell {self.cell} has no biases to omit: bias must be True.")
         return shapes
 
     def extra_repr(self) -> str:
-        """The arguments that differ from the defaults."""
+        """Return the sizes and the arguments that differ from their defaults."""
         options = {
             "num_layers": (self.num_layers, 1),
             "bias": (self.bias, True),
@@ -252,7 +254,7 @@ class RecurrentNet(nn.Module):
         return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
 
     def evaluate(self, x: Tensor, initial: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Whole rows without resets, in the shapes of ``torch.nn``: features and final states ``[L * D, B, ...]``."""
+        """Run whole rows without resets, as ``torch.nn`` does: features and final states ``[L * D, B, ...]``."""
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             raise ArgumentError(
                 f"The input must have 2 dimensions, [T, I], or 3, and end in input_size={self.input_size}; "
@@ -268,7 +270,7 @@ class RecurrentNet(nn.Module):
         batch, time = x.shape[:2]
         if time == 0:
             raise ArgumentError(f"A sequence must have at least one step, as in torch.nn; got shape {list(x.shape)}.")
-        stored = None if initial is None else tuple(self._spread(state, batch, time) for state in initial)
+        stored = None if initial is None else tuple(self._per_token(state, batch, time) for state in initial)
         boundaries = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=x.device) * time, batch * time)
         features, after = self.run(
             x.reshape(batch * time, self.input_size), stored, boundaries, "fastest", DEFAULT_OPTIONS
@@ -278,8 +280,8 @@ class RecurrentNet(nn.Module):
         return features if self.batch_first else features.transpose(0, 1), final
 
     @staticmethod
-    def _spread(state: Tensor, batch: int, time: int) -> Tensor:
-        """``[L * D, B, ...]`` to ``[B * T, L * D, ...]``, of which the first token of each row counts."""
+    def _per_token(state: Tensor, batch: int, time: int) -> Tensor:
+        """Expand ``[L * D, B, ...]`` to ``[B * T, L * D, ...]``; only the first token of each row is used."""
         rows = state.transpose(0, 1).unsqueeze(1)
         return rows.expand(batch, time, *rows.shape[2:]).flatten(0, 1)
 

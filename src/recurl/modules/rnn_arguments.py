@@ -1,4 +1,4 @@
-"""The arguments of recurrent modules, checked: keys, sizes, a wrapped torch.nn module, options."""
+"""Validation of the arguments of recurrent modules: keys, sizes, a wrapped torch.nn module, options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEEPS_TORCH_BUFFERS = ("pad", "auto")
 
 @dataclass(frozen=True)
 class RecurrentSettings:
-    """How a recurrent module runs sequences: who, in what precision, keeping what for the backward pass."""
+    """Options of sequence execution: backend, compute dtype, recomputation, and matmul precision."""
 
     backend: str
     compute_dtype: torch.dtype
@@ -71,7 +71,7 @@ def build_net(
     options: Mapping[str, object],
     wrapped: nn.RNNBase | RecurrentNet | None,
 ) -> RecurrentNet:
-    """Return a network of the sizes given, or one that takes over the Parameters of ``wrapped``."""
+    """Build a network of the given sizes, or one that adopts the Parameters of ``wrapped``."""
     name = torch_class.__name__
     if wrapped is None:
         for size, value in (("input_size", input_size), ("hidden_size", hidden_size)):
@@ -83,7 +83,7 @@ def build_net(
     given |= {key for key, value in (("input_size", input_size), ("hidden_size", hidden_size)) if value is not None}
     if given:
         raise ArgumentError(
-            f"A wrapped torch.nn.{name} brings its own sizes and options: remove {', '.join(sorted(given))}."
+            f"A wrapped torch.nn.{name} has its own sizes and options: remove {', '.join(sorted(given))}."
         )
     if not isinstance(wrapped, torch_class | net_class):  # pyright: ignore[reportUnnecessaryIsInstance] - users
         raise ArgumentTypeError(f"The wrapped module must be a torch.nn.{name}, got {type(wrapped).__name__}.")
@@ -91,27 +91,27 @@ def build_net(
         raise ArgumentError(f"The wrapped torch.nn.{name} must have batch_first=True.")
     if isinstance(wrapped, RecurrentNet):
         return wrapped
-    taken = ("num_layers", "bias", "batch_first", "dropout", "bidirectional")
-    sizes = {key: getattr(wrapped, key) for key in taken}
+    copied = ("num_layers", "bias", "batch_first", "dropout", "bidirectional")
+    sizes = {key: getattr(wrapped, key) for key in copied}
     net = net_class(wrapped.input_size, wrapped.hidden_size, **sizes, proj_size=wrapped.proj_size, device="meta")
     net.adopt(wrapped)
     return net
 
 
 def check_batch_first(value: object, module: str) -> None:
-    """Refuse ``batch_first=False``."""
+    """Raise ArgumentError if ``batch_first`` is False."""
     if not value:
         raise ArgumentError(f"batch_first must be True: {module} keeps time after the batch dimensions.")
 
 
 def default_state_keys(cell: Cell) -> list[str]:
-    """Return the keys of the states where none are given."""
+    """Return the default keys of the states."""
     names = cell.state_names
     return ["recurrent_state"] if len(names) == 1 else [f"recurrent_state_{name}" for name in names]
 
 
 def read_keys(cell: Cell, key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
-    """Return in_keys: value, states, ``is_init``."""
+    """Return in_keys: input, states, ``is_init``."""
     states = default_state_keys(cell)
     parsed = _parse_keys("in", states, key, keys)
     count = 1 + len(states)
@@ -120,8 +120,8 @@ def read_keys(cell: Cell, key: NestedKey | None, keys: Sequence[NestedKey] | Non
     if len(parsed) == count + 1 and parsed[-1] == IS_INIT:
         return parsed
     raise ArgumentError(
-        f"in_keys must be {count} keys (value, {', '.join(states)}), and 'is_init' may follow as the last; "
-        f"got {parsed}. The name 'is_init' can't be changed or nested."
+        f"in_keys must be {count} keys (value, {', '.join(states)}), optionally followed by 'is_init'; "
+        f"got {parsed}. The key 'is_init' can't be renamed or nested."
     )
 
 

@@ -1,4 +1,4 @@
-"""Entries that recurrent modules read: their flags, shapes and names."""
+"""Inputs of recurrent modules: flags, shapes and names of entries."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["entry_names", "flags_in", "flat", "signature"]
 
 
 def signature(value: Tensor | None) -> tuple[Any, ...] | None:
-    """Return what decides how an entry is checked; None where there is none."""
+    """Return the properties of an entry that its checks depend on; None if it is absent."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
-    return None if value is None else (object(),)  # a sparse state is looked at anew each time
+    return None if value is None else (object(),)  # a sparse state is checked every time
 
 
 def flat(value: Tensor, batch: torch.Size) -> Tensor:
-    """``[*B, ...]`` to ``[prod(B), ...]``."""
+    """Reshape ``[*B, ...]`` to ``[prod(B), ...]``."""
     return value if len(batch) == 1 else value.reshape(math.prod(batch), *value.shape[len(batch) :])
 
 
 def flags_in(tensordict: TensorDictBase, batch: torch.Size) -> Tensor:
-    """Return ``"is_init"`` as bool, ``[*B]`` or ``[*B, 1]``, or refuse it."""
+    """Return ``"is_init"`` as bool, ``[*B]`` or ``[*B, 1]``, or raise if it is missing or invalid."""
     is_init = tensordict.get(IS_INIT, None)
     if is_init is None:
         raise MissingKeyError(
@@ -46,5 +46,5 @@ def flags_in(tensordict: TensorDictBase, batch: torch.Size) -> Tensor:
 
 
 def entry_names(tensordict: TensorDictBase) -> str:
-    """Return the names of the entries, for messages."""
+    """Return the names of the entries, for error messages."""
     return ", ".join(sorted(str(key) for key in cast(Iterable[object], tensordict.keys()))) or "nothing"

@@ -1,4 +1,4 @@
-"""What an environment needs for a policy's recurrent modules."""
+"""Environment transforms required by a policy's recurrent modules."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from recurl.transforms import Compose, InitTracker, TensorDictPrimer, Transform
 def get_primers_from_module(
     module: nn.Module, warn: bool = True, strict: bool = True
 ) -> TensorDictPrimer | Compose | None:
-    """Return the primers of all submodules of ``module`` that carry recurrent states, each listed once.
+    """Return the primers of all submodules of ``module`` with recurrent states, without duplicates.
 
-    The result can be appended to an environment as it is, or iterated over.
+    The result can be appended to an environment, or iterated over.
 
     Args:
         module: a policy, or any module.
-        warn: warn when there is no recurrent submodule.
-        strict: raise what a submodule's ``make_tensordict_primer`` raises; if False, warn and skip that submodule.
+        warn: warn if there is no recurrent submodule.
+        strict: propagate errors of a submodule's ``make_tensordict_primer``; if False, warn and skip that submodule.
 
     Returns:
         One primer, a :class:`~recurl.transforms.Compose` of several, or None.
@@ -52,7 +52,7 @@ def get_primers_from_module(
 
 
 def get_env_transforms_from_module(module: nn.Module, init_key: str = "is_init") -> Transform:
-    """Return all that an environment needs for ``module``: an :class:`InitTracker` and the primers.
+    """Return the transforms that an environment needs for ``module``: an :class:`InitTracker` and the primers.
 
     Example:
         >>> from recurl.modules import GRUModule
@@ -66,5 +66,5 @@ def get_env_transforms_from_module(module: nn.Module, init_key: str = "is_init")
 
 
 def recurrent_modules(module: nn.Module) -> list[RecurrentModule]:
-    """Return the recurrent modules inside ``module``, each once."""
+    """Return the recurrent modules inside ``module``, without duplicates."""
     return [submodule for submodule in module.modules() if isinstance(submodule, RecurrentModule)]

@@ -1,4 +1,4 @@
-"""Losses and value estimators over sequences, which run networks in recurrent mode, whatever the mode outside."""
+"""Losses and value estimators over sequences. They run networks in recurrent mode, whatever the mode outside."""
 
 from typing import TYPE_CHECKING
 

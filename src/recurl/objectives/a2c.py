@@ -19,7 +19,7 @@ __all__ = ["A2CLoss"]
     gamma="give it to the estimator, make_value_estimator(gamma=...)",
     advantage_key="write set_keys(advantage=...)",
     value_target_key="write set_keys(value_target=...)",
-    separate_losses="leave it out, pass a critic without common modules to separate them",
+    separate_losses="leave it out, pass a critic that shares no modules to separate them",
     samples_mc_entropy="leave it out, entropies are exact or by quadrature",
     functional="leave it out, networks are called as they are",
     reduction="leave it out, losses are means",
@@ -30,43 +30,43 @@ class A2CLoss(PolicyGradientLoss):
     """Policy gradient with advantages, value loss and entropy bonus.
 
     Source: Mnih et al., "Asynchronous methods for deep reinforcement learning" (2016), algorithm S3. The losses to be
-    summed and minimised are::
+    summed and minimized are::
 
         loss_objective = -mean(log_prob * A)
         loss_critic    = critic_coeff * mean(distance(V, value_target))
         loss_entropy   = -entropy_coeff * mean(entropy)
 
-    With advantages of :class:`~recurl.objectives.value.VTrace`, which hold the importance weights of actions that other
-    weights chose, it is the loss of IMPALA (Espeholt et al., 2018). With those of ``GAE`` or TD estimators, the batch
-    must be of the present policy.
+    With advantages from :class:`~recurl.objectives.value.VTrace`, which include the importance weights of off-policy
+    actions, this is the loss of IMPALA (Espeholt et al., 2018). With advantages from ``GAE`` or TD estimators, the
+    batch must be on-policy.
 
     Means are over the valid tokens of the batch: all, or those where ``("collector", "mask")`` is true. The batch is a
-    set of sequences, ``[T]``, ``[*B, T]`` or flat slices from ``SequenceMinibatches``; the networks run in recurrent
-    mode, whatever the mode outside, and modules at the beginning of both networks run once.
+    set of sequences, ``[T]``, ``[*B, T]`` or flat slices from ``SequenceMinibatches``. The networks run in recurrent
+    mode, whatever the mode outside, and leading modules shared by both run once.
 
     Args:
         actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
         critic_network: critic, from observations (and states) to ``"state_value"``.
         entropy_bonus: include ``loss_entropy``.
-        entropy_coeff: coefficient of the entropy; may be assigned between updates. A scalar tensor on the device may be
-            overwritten between the replays of a CUDA graph.
+        entropy_coeff: coefficient of the entropy; may be reassigned between updates. A scalar tensor on the device may
+            be overwritten between replays of a CUDA graph.
         critic_coeff: coefficient of ``loss_critic``.
-        loss_critic_type: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
-        clip_value: maximum distance of the value from the stored ``"state_value"``; the larger of the losses of the
-            clipped and the unclipped value counts. No clipping if 0.
+        loss_critic_type: distance between values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        clip_value: maximum distance of the value from the stored ``"state_value"``. The larger of the clipped and the
+            unclipped loss is used. 0 disables clipping.
 
     Reads the inputs of the networks, the action, ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]``, with
-    ``clip_value`` also ``"state_value"``, and where present ``("collector", "traj_ids")``, ``("collector",
-    "traj_steps")`` and ``("collector", "mask")``: all listed in ``in_keys``. Never writes into the batch.
+    ``clip_value`` also ``"state_value"``, and if present ``("collector", "traj_ids")``, ``("collector",
+    "traj_steps")`` and ``("collector", "mask")``. All are listed in ``in_keys``. Never writes into the batch.
 
-    Returns a TensorDict of scalars: the three losses, and without gradients ``entropy`` (nats) and the
+    Returns a TensorDict of scalars: the three losses and, without gradients, ``entropy`` (nats) and the
     ``explained_variance`` of the targets by the values (0 if all targets are equal). If the attribute ``metrics`` is
     False, only the losses are computed and returned.
 
     Raises:
         ArgumentError: an option is out of range; the actor has no sampler or several log-probabilities; or two
             recurrent modules share state keys.
-        MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
+        MissingKeyError: an entry is missing, or the state of a sequence that begins inside an episode.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Base class of losses of action values, whose targets are returns along sequences."""
+"""Base class of action-value losses, with returns along sequences as targets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["ActionValueLoss"]
 
 
 class ActionValueLoss(LossModule):
-    """Base class of losses of action values, with the returns that are their targets.
+    """Base class of action-value losses. Computes the returns that are their targets.
 
     Args:
         gamma: discount factor per step, in [0, 1].
-        n_steps: number of rewards that are summed before the next value, at least 1.
+        n_steps: number of rewards summed before the bootstrap value, at least 1.
 
     Attributes:
-        lmbda: trace decay of the lambda-returns that :meth:`make_value_estimator` chose; None for n-step returns.
+        lmbda: trace decay of the lambda-returns chosen with :meth:`make_value_estimator`; None for n-step returns.
 
     Raises:
         ArgumentError: an option is out of range.
@@ -41,17 +41,17 @@ class ActionValueLoss(LossModule):
         self.lmbda: float | None = None
 
     def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **hyperparameters: Any) -> Self:
-        """Choose the returns that are the targets, and return the loss.
+        """Choose the returns used as targets, and return the loss.
 
         Args:
             value_type: ``ValueEstimators.TD0``, one reward and the next value; ``TD1``, all rewards to the end of the
-                sequence; ``TDLambda``, the lambda-return; None for the loss's own n-step return.
-            **hyperparameters: ``gamma`` (the present one unless given), and ``lmbda`` of ``TDLambda`` (0.95).
+                sequence; ``TDLambda``, the lambda-return; None for the loss's default n-step return.
+            **hyperparameters: ``gamma`` (unchanged by default), and ``lmbda`` of ``TDLambda`` (0.95).
 
         Raises:
-            ArgumentError: there is no such kind, or a hyperparameter is not in [0, 1].
+            ArgumentError: there is no such estimator, or a hyperparameter is not in [0, 1].
             ArgumentTypeError: there is no such hyperparameter.
-            UnsupportedError: the kind is one of state values.
+            UnsupportedError: the estimator is one of state values.
         """
         supported = (ValueEstimators.TD0, ValueEstimators.TD1, ValueEstimators.TDLambda)
         kind = None if value_type is None else find_kind(value_type, supported, self)

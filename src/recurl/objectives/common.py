@@ -1,4 +1,4 @@
-"""Base class of losses, and functions shared by objectives: entries, states, masked means."""
+"""Base class of losses, and helpers shared by objectives: entries, states, masked means."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ __all__ = [
 
 
 class LossModule(KeyedModule):
-    """Base class of all losses: modules that map a batch of sequences to a TensorDict of scalars.
+    """Base class of losses, which map a batch of sequences to a TensorDict of scalars.
 
-    ``forward`` and ``tensors`` enter recurrent mode themselves, so recurrent modules read the batch as sequences (its
-    last batch dimension is time), whatever the mode outside. They never write into the batch. Subclasses implement
-    ``losses``, ``make_value_estimator``, ``why_not_lowered``, ``in_keys`` (all entries that are read; select them to
-    keep minibatches small), ``out_keys`` and ``accepted_keys``. Networks are looked up at every call: they may be
-    replaced, edited, copied or pickled at any time.
+    ``forward`` and ``tensors`` enter recurrent mode themselves, so recurrent modules read the batch as sequences (the
+    last batch dimension is time), whatever the mode outside. They never write into the batch. Networks are looked up at
+    every call, so they may be replaced, edited, copied or pickled at any time.
+
+    Subclasses implement ``losses``, ``make_value_estimator``, ``why_not_lowered``, ``in_keys`` (all entries that are
+    read; select them to keep minibatches small), ``out_keys`` and ``accepted_keys``.
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -48,25 +49,25 @@ class LossModule(KeyedModule):
         return TensorDict(self.tensors(tensordict), [])
 
     def tensors(self, batch: Step) -> dict[NestedKey, Tensor]:
-        """Return the losses by name; the batch may also be ``Entries``, from ``SequenceMinibatches.entries``."""
+        """Return the losses by name. The batch may also be ``Entries``, as ``SequenceMinibatches.entries`` yields."""
         if batch.batch_size.numel() == 0:
             raise ArgumentError(
                 f"A loss needs a batch with at least one token, got shape {list(batch.batch_size)}: skip empty batches."
             )
         if batch.get(MASK, None) is not None:
             batch = without_padding(batch, self.in_keys)
-        with set_recurrent_mode(True), self.holding_keys():
+        with set_recurrent_mode(True), self.cached_keys():
             return self.losses(batch)
 
     def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **hyperparameters: Any) -> Self:
-        """Choose how the values that the loss learns are estimated; return the loss.
+        """Choose the value estimator of the loss, and return the loss.
 
         Args:
-            value_type: kind of estimate, such as ``ValueEstimators.TDLambda`` or ``"tdlambda"``; None for the default.
-            **hyperparameters: those of the estimator, such as ``gamma`` and ``lmbda``.
+            value_type: an estimator, such as ``ValueEstimators.TDLambda`` or ``"tdlambda"``; None for the default.
+            **hyperparameters: hyperparameters of the estimator, such as ``gamma`` and ``lmbda``.
 
         Raises:
-            ArgumentError: the loss has no such estimates, or an hyperparameter is out of range.
+            ArgumentError: the loss has no such estimator, or a hyperparameter is out of range.
             ArgumentTypeError: the estimator has no such hyperparameter.
         """
         raise NotImplementedError
@@ -76,14 +77,14 @@ class LossModule(KeyedModule):
         raise NotImplementedError
 
     def why_not_lowered(self) -> str | None:
-        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
+        """Return why the networks need TensorDicts, or None if they are lowered."""
         raise NotImplementedError
 
 
 def without_padding(batch: Step, keys: Iterable[NestedKey]) -> Step:
-    """Return a copy of ``batch``, which has a mask, with the floating-point entries ``keys`` zero at padding.
+    """Return a copy of a masked ``batch`` with the floating-point entries ``keys`` set to zero at padding.
 
-    Excluding padding from a mean is not enough: its zero gradient times a value that isn't finite would be NaN.
+    Excluding padding from a mean is not enough: its zero gradient times a non-finite value would be NaN.
     """
     padding, clean = ~per_token(MASK, batch.get(MASK), batch.batch_size), batch.copy()
     for key in keys:
@@ -94,7 +95,7 @@ def without_padding(batch: Step, keys: Iterable[NestedKey]) -> Step:
 
 
 def entry(tensordict: Step, key: NestedKey, advice: str) -> Tensor:
-    """Return the entry ``key``, or raise a MissingKeyError that ends with ``advice``."""
+    """Return the entry ``key``, or raise a MissingKeyError whose message ends with ``advice``."""
     value = tensordict.get(key, None)
     if value is None:
         found = sorted(str(path[0] if len(path) == 1 else path) for path, _ in leaves(tensordict))
@@ -103,7 +104,7 @@ def entry(tensordict: Step, key: NestedKey, advice: str) -> Tensor:
 
 
 def check_network(name: str, network: object, wrapper: str) -> None:
-    """Raise ArgumentTypeError if ``network``, called ``name``, doesn't run on a TensorDict."""
+    """Raise ArgumentTypeError if ``network``, called ``name`` in the message, doesn't run on a TensorDict."""
     if not isinstance(network, TensorDictModuleBase):
         raise ArgumentTypeError(
             f"{name} must read and write a TensorDict, got {type(network).__name__}: wrap it in a {wrapper}."
@@ -111,14 +112,14 @@ def check_network(name: str, network: object, wrapper: str) -> None:
 
 
 def check_writes(name: str, network: TensorDictModuleBase, key: NestedKey) -> None:
-    """Raise ArgumentError if ``network``, called ``name``, doesn't write ``key``, which :meth:`set_keys` may change.
+    """Raise ArgumentError if ``network``, called ``name`` in the message, doesn't write ``key``.
 
-    This is no matter of a constructor, after which the key may be renamed.
+    Not to be called in a constructor, since :meth:`set_keys` may rename the key afterwards.
     """
     if key not in set(map(normalize_key, network.out_keys)):
         raise ArgumentError(
-            f"{name} must write {key!r}, but its out_keys are {network.out_keys}: name the output so, or tell the loss "
-            "or estimator with set_keys."
+            f"{name} must write {key!r}, but its out_keys are {network.out_keys}: rename the output, or call set_keys "
+            "of the loss or estimator."
         )
 
 
@@ -134,7 +135,7 @@ def states_of(*modules: TensorDictModuleBase) -> list[NestedKey]:
 
 
 def per_token(key: NestedKey, value: Tensor, batch_shape: torch.Size) -> Tensor:
-    """Return ``value``, of the batch shape with or without a trailing 1, without the trailing 1.
+    """Return ``value``, whose shape is the batch shape with or without a trailing 1, without the trailing 1.
 
     Raises:
         ArgumentError: ``value`` has another shape.
@@ -156,9 +157,9 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return ``values`` ``[...]`` shifted and scaled to mean 0 and (biased) standard deviation 1 over the valid tokens.
+    """Standardize ``values`` ``[...]`` to mean 0 and (biased) standard deviation 1 over the valid tokens.
 
-    See :func:`moments`. If one of them isn't finite, all of them become NaN.
+    See :func:`moments`. A single non-finite value makes all of them NaN.
     """
     if values.numel() == 0:
         return values
@@ -170,7 +171,7 @@ def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
 def moments(entries: Sequence[Tensor], mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
     """Return mean and (biased) variance of each of ``entries``, ``[...]``, over the valid tokens.
 
-    Inside :func:`~recurl.distributed.global_statistics` these are the tokens of all ranks.
+    Inside :func:`~recurl.distributed.global_statistics`, the tokens of all ranks count.
     """
     own = [_moments(values, mask) for values in entries]
     if not is_global():
@@ -189,7 +190,7 @@ def _moments(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def common_prefix(first: list[TensorDictModuleBase], second: list[TensorDictModuleBase]) -> int:
-    """Return the number of modules at the beginning of both lists that are the same objects."""
+    """Return the number of leading modules that are the same objects in both lists."""
     length = 0
     for a, b in zip(first, second, strict=False):
         if a is not b:

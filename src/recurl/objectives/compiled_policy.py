@@ -1,4 +1,4 @@
-"""Actor and critic of a loss as one call of the C++ library forward, and one backward."""
+"""Actor and critic of a loss, compiled into one C++ call for the forward and one for the backward pass."""
 
 from __future__ import annotations
 
@@ -19,44 +19,45 @@ __all__ = ["CompiledActorCritic"]
 
 
 class CompiledActorCritic:
-    """Parts of an actor and a critic, taken apart and compiled once for several batches.
+    """An actor and a critic, compiled once for several batches.
 
-    What can't be compiled, and batches unlike the first, run as the plan does. Results equal its to rounding.
+    Networks that can't be compiled, and batches unlike the first, run through ``plan``. Results equal those of the plan
+    to rounding.
 
     Args:
-        plan: the parts.
+        plan: the split networks.
 
     Attributes:
         plan: see above.
-        compiled: the networks, once a batch was seen; None where they can't be compiled.
-        reason: why they can't be.
+        compiled: the compiled networks, from the first batch on; None if they can't be compiled.
+        reason: why they can't be compiled, or None.
     """
 
     def __init__(self, plan: ActorCritic) -> None:
         self.plan = plan
-        self._memories: list[Any] = [
+        self._recurrent_modules: list[Any] = [
             module for network in plan.networks for module in network.modules if getattr(module, "state_keys", None)
         ]
         self.compiled: CompiledPass | None = None
         self.reason: str | None = None
 
     def why_not_compiled(self, batch: Step, value_key: NestedKey) -> str | None:
-        """Return the reason why the networks don't run on ``batch`` as one call, or None if they do."""
+        """Return why the networks don't run on ``batch`` as one call, or None if they do."""
         reason = why_not_lowered(self.plan.networks) or can_pass()
         if reason is not None:
             return reason
         inputs, _ = self.inputs(batch)
-        self.begin(inputs, value_key)
+        self.compile(inputs, value_key)
         if self.compiled is None:
             return self.reason
-        return None if self.compiled.fits(inputs) else "the batch is unlike the first, or something has hooks"
+        return None if self.compiled.fits(inputs) else "the batch is unlike the first, or a parameter has hooks"
 
     def __call__(self, batch: Step, value_key: NestedKey) -> tuple[d.Distribution, Tensor]:
-        """Return the distribution of actions, and the values ``[*B, T]``, of a batch of sequences."""
+        """Return the distribution of actions and the values ``[*B, T]`` of a batch of sequences."""
         if self.reason is not None or why_not_lowered(self.plan.networks) or can_pass():
             return self.plan(batch, value_key)
         inputs, boundaries = self.inputs(batch)
-        self.begin(inputs, value_key)
+        self.compile(inputs, value_key)
         if self.compiled is None or not self.compiled.fits(inputs):
             return self.plan(batch, value_key)
         for key, value in self.compiled(inputs, boundaries).items():
@@ -65,17 +66,17 @@ class CompiledActorCritic:
         return distribution_of(self.plan.sampler.module, inputs), value
 
     def inputs(self, batch: Step) -> tuple[Entries, Boundaries]:
-        """Return what the networks read, with states of every token, and the segments."""
+        """Return the inputs of the networks, with states of every token, and the boundaries of segments."""
         inputs = cast(Entries, inputs_of(batch, self.plan.keys, self.plan.networks))
         boundaries: Boundaries | None = None
-        for module in self._memories:
+        for module in self._recurrent_modules:
             boundaries, states = module.sequences(inputs)
             for key, state in states.items():
                 inputs.set(key, state)
         return inputs, Boundaries.of_rows(batch.batch_size) if boundaries is None else boundaries
 
-    def begin(self, inputs: Entries, value_key: NestedKey) -> None:
-        """Compile the networks, at the first batch."""
+    def compile(self, inputs: Entries, value_key: NestedKey) -> None:
+        """Compile the networks at the first batch."""
         if self.compiled is not None or self.reason is not None:
             return
         plan = self.plan

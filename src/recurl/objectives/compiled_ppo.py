@@ -1,4 +1,4 @@
-"""The gradients of PPO's losses as one call of the C++ library."""
+"""PPO losses and gradients in one call of the C++ library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recurl.keys import IS_INIT, MASK, NestedKey
 from recurl.lowering import Step, why_not_lowered
 from recurl.objectives.common import standardized
 from recurl.objectives.compiled_policy import CompiledActorCritic
-from recurl.objectives.surrogate import Data
+from recurl.objectives.surrogate import SurrogateInputs
 from recurl.objectives.tensor_keys import TensorKeys
 from recurl.spans import FORWARD_AND_BACKWARD, span
 
@@ -22,11 +22,11 @@ __all__ = ["CompiledPPO"]
 
 
 class CompiledPPO:
-    """Losses and their gradients, computed together.
+    """PPO losses and their gradients, computed together in C++.
 
     Args:
-        networks: actor and critic, compiled.
-        keys: of what the losses read.
+        networks: compiled actor and critic.
+        keys: keys of the entries that the losses read.
 
     Attributes:
         keys: see above.
@@ -41,19 +41,19 @@ class CompiledPPO:
         self._reason = why_not_lowered(networks.plan.networks)
 
     def why_not(self, batch: Step) -> str | None:
-        """Return why a batch can't be learnt from in this way, as far as that is known without its numbers, or None."""
+        """Return why ``batch`` can't be processed, as far as its keys and shapes tell, or None."""
         reason = self._reason or can_pass()
         if reason is None and (not torch.is_grad_enabled() or batch.get(MASK, None) is not None):
-            return "the batch has padding, or no gradients are wanted"
+            return "the batch has padding, or gradients are disabled"
         return reason
 
-    def __call__(self, batch: Step, data: Data, options: SurrogateOptions) -> dict[str, Tensor] | str:
+    def __call__(self, batch: Step, data: SurrogateInputs, options: SurrogateOptions) -> dict[str, Tensor] | str:
         """Set the gradients of the sum of the losses.
 
         Args:
-            batch: of which :meth:`why_not` says nothing.
-            data: what the losses read of it; advantages as they are.
-            options: of the losses.
+            batch: a batch for which :meth:`why_not` returns None.
+            data: its loss inputs, with advantages not normalized.
+            options: options of the losses.
 
         Returns:
             Losses and metrics, or the reason why nothing was done.
@@ -63,22 +63,22 @@ class CompiledPPO:
             check_starts(batch, self._networks.plan.states)
         inputs, boundaries = self._networks.inputs(batch)
         if self._descent is None:
-            self._begin(inputs)
+            self._compile(inputs)
         compiled = self._networks.compiled
         if self._descent is None or compiled is None or not compiled.fits(inputs):
-            return self._reason or "the batch is unlike the first, or something has hooks"
-        given = self._given(batch, data)
+            return self._reason or "the batch is unlike the first, or a parameter has hooks"
+        given = self._surrogate_data(batch, data)
         reason = self._descent.why_not(given)
         if reason is not None:
             return reason
-        if options.normalize and is_global():  # over the tokens of all ranks, which the library doesn't know
+        if options.normalize and is_global():  # over the tokens of all ranks, which the library doesn't see
             given = given._replace(advantage=standardized(given.advantage, None))
             options = options._replace(normalize=False)
         with span(FORWARD_AND_BACKWARD):
             return self._descent(inputs, boundaries, given, options)
 
-    def _begin(self, inputs: Any) -> None:
-        self._networks.begin(inputs, self.keys.value)
+    def _compile(self, inputs: Any) -> None:
+        self._networks.compile(inputs, self.keys.value)
         compiled, density = (
             self._networks.compiled,
             getattr(self._networks.plan.sampler.module, "compiled_density", None),
@@ -92,7 +92,7 @@ class CompiledPPO:
         except NotCompiled as reason:
             self._reason = str(reason)
 
-    def _given(self, batch: Step, data: Data) -> SurrogateData:
+    def _surrogate_data(self, batch: Step, data: SurrogateInputs) -> SurrogateData:
         tokens = batch.batch_size.numel()
 
         def flat(value: Tensor) -> Tensor:

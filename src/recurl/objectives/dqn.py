@@ -42,44 +42,44 @@ class DQNLoss(ActionValueLoss):
     reinforcement learning with double Q-learning" (2016); Kapturowski et al., "Recurrent experience replay in
     distributed reinforcement learning" (R2D2, 2019), section 2.3.
 
-    With ``greedy_returns`` an n-step return ends before the first action that the network doesn't value most, as the
-    traces of Watkins's Q(lambda) do (Sutton and Barto, "Reinforcement learning", 2018, section 12.10): the actions of
-    older policies, and of exploration, don't count against the states in which they were taken.
+    With ``greedy_returns``, an n-step return ends before the first action that is not greedy for the network, like the
+    traces of Watkins's Q(lambda) (Sutton and Barto, "Reinforcement learning", 2018, section 12.10). Actions of older
+    policies and of exploration then don't count against the states in which they were taken.
 
-    The batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices of a replay buffer; both networks run over them
+    The batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices of a replay buffer. Both networks run over them
     in recurrent mode, whatever the mode outside. Within a sequence, the values of the next observation are those of the
-    next token. Where a trajectory, slice or row ends, each network makes one step from the state that it has just
-    computed, with the true next observation: the end of a slice, like a truncation, bootstraps exactly. An n-step
-    return never extends beyond its sequence: near the end it has fewer rewards.
+    next token. Where a trajectory, slice or row ends, each network takes one step with the true next observation from
+    the state that it has just computed, so the end of a slice, like a truncation, bootstraps exactly. An n-step return
+    never extends beyond its sequence: near the end it sums fewer rewards.
 
     Args:
         value_network: TensorDict module from observations to ``"action_value"``, ``[*B, T, n]``, such as a
             :class:`~recurl.modules.QValueActor` (whose ``action_value_key`` is used), including all encoders. With its
             ``action_mask_key``, the maxima are over the allowed actions.
         gamma: discount factor per step, in [0, 1].
-        n_steps: number of rewards that are summed before the next value, at least 1.
-        double_dqn: choose the next action with the network, and evaluate it with the target network.
-        value_rescaling: learn rescaled values, for returns of many magnitudes.
-        greedy_returns: end a return before the first action that the network wouldn't choose now.
+        n_steps: number of rewards summed before the bootstrap value, at least 1.
+        double_dqn: choose the next action with the network and evaluate it with the target network.
+        value_rescaling: learn rescaled values, for returns of widely varying magnitude.
+        greedy_returns: end a return before the first action that is no longer greedy.
         delay_value: keep a copy of the network as ``target_value_network``, to be updated with a :class:`SoftUpdate` or
             :class:`HardUpdate`. After assigning another ``value_network``, also assign
-            ``target_value_network = target_of(network)``. If False, the network itself gives the next values.
-        loss_function: distance of values and targets: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
+            ``target_value_network = target_of(network)``. If False, the network itself computes the next values.
+        loss_function: distance between values and targets: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
 
     Reads the inputs of the network, at the root and (except states and ``"is_init"``) under ``"next"``; the action,
     as an integer ``[*B, T]`` or one-hot ``[*B, T, n]``; ``("next", "reward")``, ``("next", "done")``, ``("next",
-    "terminated")``, ``[*B, T, 1]``; and where present ``"is_init"``, ``("collector", "traj_ids")``, ``("collector",
+    "terminated")``, ``[*B, T, 1]``; and if present ``"is_init"``, ``("collector", "traj_ids")``, ``("collector",
     "traj_steps")``, ``("collector", "mask")`` (False at padding) and ``"priority_weight"`` ``[*B, T]`` (importance
-    weights): all listed in ``in_keys``. Where the batch has ``("target", key)`` for a state ``key`` of the network,
+    weights). All are listed in ``in_keys``. If the batch has ``("target", key)`` for a state ``key`` of the network,
     sequences of the target network start from this entry, as after a burn-in of the target network. Never writes into
     the batch.
 
-    Returns a TensorDict with the scalar ``loss``, and without gradients ``td_error``, ``[*B, T, 1]``, the distance
+    Returns a TensorDict with the scalar ``loss`` and, without gradients, ``td_error``, ``[*B, T, 1]``, the distance
     ``|target - Q|`` of every token (0 at padding), and the means ``q_value`` and ``q_target`` of values and targets.
 
     Raises:
         ArgumentError: an option is out of range; the network writes no action values; or an action has another shape.
-        MissingKeyError: an entry is missing, or the network reads one that doesn't exist under ``"next"``.
+        MissingKeyError: an entry is missing, or the network reads an entry that doesn't exist under ``"next"``.
 
     Example:
         >>> from tensordict import TensorDict
@@ -141,17 +141,17 @@ class DQNLoss(ActionValueLoss):
         return ["loss", self.tensor_keys.priority, "q_value", "q_target"]
 
     def network_keys(self) -> dict[str, NestedKey]:
-        """Return the key of the action values, which the network names."""
+        """Return the key of the action values, as the network names it."""
         key = getattr(self.value_network, "action_value_key", None)
         return {} if key is None else {"action_value": normalize_key(key)}
 
     @property
     def target_states(self) -> dict[NestedKey, NestedKey]:
-        """Keys at which the states of the target network are read, by state of the network."""
+        """Keys of the target network's states in a batch, by state key of the network."""
         return {key: (_TARGET, *path_of(key)) for key in states_of(self.value_network)}
 
     def networks(self) -> list[TensorDictModuleBase]:
-        """Return the networks whose states a batch holds: the network."""
+        """Return the networks whose states a batch holds: the value network."""
         return [self.value_network]
 
     def target_networks(self) -> list[TensorDictModuleBase]:
@@ -159,7 +159,7 @@ class DQNLoss(ActionValueLoss):
         return [self.target_value_network] if self.delay_value else []
 
     def why_not_lowered(self) -> str | None:
-        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
+        """Return why the networks need TensorDicts, or None if they are lowered."""
         return why_not_lowered(Network([network]) for network in [*self.networks(), *self.target_networks()])
 
     def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
@@ -173,7 +173,7 @@ class DQNLoss(ActionValueLoss):
             next_value = self._next_value(batch, sequences, online, run)
             cut = _cut_before(chosen < values.amax(-1), sequences) if self.greedy_returns else sequences
             target = self._targets(next_value, cut)
-            target = target.detach()  # also from forward-mode tangents, which no_grad keeps
+            target = target.detach()  # also detach forward-mode tangents, which no_grad keeps
         weight = batch.get(keys.priority_weight, None)
         distance = self._distance(chosen, target, reduction="none")
         if weight is not None:
@@ -189,7 +189,7 @@ class DQNLoss(ActionValueLoss):
         }
 
     def _targets(self, next_value: Tensor, sequences: Sequences) -> Tensor:
-        """Return the targets of the actions taken, ``[*B, T]``; ``next_value`` is as the networks output it."""
+        """Return the targets of the actions taken, ``[*B, T]``, from the networks' raw ``next_value``."""
         next_value = next_value.masked_fill(next_value == -torch.inf, 0.0)  # no action is allowed there
         if self.value_rescaling:
             next_value = inverse_value_rescaling(next_value)
@@ -197,7 +197,7 @@ class DQNLoss(ActionValueLoss):
         return value_rescaling(target) if self.value_rescaling else target
 
     def _next_value(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
-        """Return the value of every next observation, ``[*B, T]``; ``run`` is the network's pass over the batch."""
+        """Return the value of every next observation, ``[*B, T]``; ``run`` holds the network's outputs on the batch."""
         if not self.delay_value:
             return online.next_output(batch, sequences, run).amax(-1)
         target_batch, target = self._target_batch(batch), self._unroll(self.target_value_network)
@@ -211,7 +211,7 @@ class DQNLoss(ActionValueLoss):
         return Unroll(network, self.tensor_keys.action_value)
 
     def _target_batch(self, batch: Step) -> Step:
-        """Return ``batch`` with the target network's own states in place of the network's, where it has them."""
+        """Return ``batch`` with the network's states replaced by those of the target network, where it holds them."""
         own = {key: value for key, at in self.target_states.items() if (value := batch.get(at, None)) is not None}
         if not own:
             return batch
@@ -222,7 +222,7 @@ class DQNLoss(ActionValueLoss):
 
 
 def _cut_before(tokens: Tensor, sequences: Sequences) -> Sequences:
-    """Return ``sequences`` that also end before each of ``tokens``, bool ``[*B, T]``."""
+    """Return ``sequences`` with additional ends before each of ``tokens``, bool ``[*B, T]``."""
     before = tokens.reshape(-1).roll(-1).reshape(tokens.shape)  # the last tokens of rows are ends in any case
     return sequences._replace(ends=sequences.ends | before)
 

@@ -1,4 +1,4 @@
-"""Kinds of value estimates, by the names that losses take."""
+"""Names of value estimators, as losses accept them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ValueEstimators", "find_kind", "hyperparameters_of"]
 
 
 class ValueEstimators(Enum):
-    """Kinds of value estimates, for ``make_value_estimator`` of losses."""
+    """Value estimators, for ``make_value_estimator`` of losses."""
 
     TD0 = "one reward and a bootstrapped value"
     TD1 = "all rewards to the end of the sequence, and a bootstrapped value there"
@@ -24,11 +24,11 @@ class ValueEstimators(Enum):
 def find_kind(
     value_type: ValueEstimators | str, supported: Collection[ValueEstimators], loss: object
 ) -> ValueEstimators:
-    """Return the kind named ``value_type``, whatever the case of its letters.
+    """Return the estimator named ``value_type``, ignoring case.
 
     Raises:
-        ArgumentError: there is none.
-        UnsupportedError: ``loss`` supports others only.
+        ArgumentError: no estimator has this name.
+        UnsupportedError: ``loss`` doesn't support it.
 
     Example:
         >>> find_kind("tdlambda", ValueEstimators, None).name
@@ -52,7 +52,7 @@ def hyperparameters_of(
     """Return ``defaults`` overridden by ``given``.
 
     Raises:
-        ArgumentTypeError: ``given`` names one that ``defaults`` doesn't.
+        ArgumentTypeError: ``given`` has a name that is not in ``defaults``.
     """
     unknown = sorted(given.keys() - defaults.keys())
     if unknown:

@@ -1,4 +1,4 @@
-"""Policies of losses: the modules before the sampler, log-probabilities and entropies of the actions taken."""
+"""Policies as losses use them: modules before the sampler, log-probabilities and entropies of the actions taken."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from recurl.keys import TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 from recurl.lowering import Network, Step, distribution_of, inputs_of, modules_in_order, shared_state
 from recurl.objectives.common import common_prefix, entry, per_token, states_of
 
-__all__ = ["ActorCritic", "Sampler", "log_prob_and_entropy", "sum_events"]
+__all__ = ["ActorCritic", "PolicySampler", "log_prob_and_entropy", "sum_events"]
 
 
-class Sampler(NamedTuple):
-    """The last module of a policy.
+class PolicySampler(NamedTuple):
+    """Sampler of a policy, its last module.
 
     Attributes:
-        module: builds the distribution of actions.
-        before: the modules that run before it, in order.
+        module: module that builds the distribution of actions.
+        before: the modules before it, in order.
         action_keys: keys of the action, or of each of its parts.
         log_prob_key: key of the log-probability.
     """
@@ -33,47 +33,48 @@ class Sampler(NamedTuple):
     log_prob_key: NestedKey
 
     @classmethod
-    def of(cls, actor: TensorDictModuleBase, reader: object) -> Sampler:
-        """Return the sampler of ``actor``; the actor itself if it overrides ``get_dist``.
+    def of(cls, actor: TensorDictModuleBase, reader: object) -> PolicySampler:
+        """Return the sampler of ``actor``, or the actor itself if it overrides ``get_dist``.
 
         Raises:
-            ArgumentError: there is none, or it has several log-probabilities; names ``reader``, the loss.
+            ArgumentError: the actor has no sampler, or one with several log-probabilities. The message names
+                ``reader``, the loss.
         """
-        own = isinstance(actor, ProbabilisticTensorDictSequential) and (
+        overridden = isinstance(actor, ProbabilisticTensorDictSequential) and (
             "get_dist" in vars(actor) or type(actor).get_dist is not ProbabilisticTensorDictSequential.get_dist
         )
-        *before, sampler = [actor] if own else modules_in_order(actor)
+        *before, sampler = [actor] if overridden else modules_in_order(actor)
         actions = getattr(sampler, "dist_sample_keys", None)
         log_probs = getattr(sampler, "log_prob_keys", ())
         if actions is None or len(log_probs) != 1:
             given = f"is a {type(sampler).__name__}" if actions is None else f"samples {actions}"
             raise ArgumentError(
                 f"{type(reader).__name__} needs action probabilities, so the actor must end with a sampler of one "
-                "action, as ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True) does; the "
-                f"last module of this one {given}."
+                "action, such as ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True), but "
+                f"its last module {given}."
             )
         return cls(sampler, before, [normalize_key(key) for key in actions], normalize_key(log_probs[0]))
 
     @property
     def keys(self) -> dict[str, NestedKey]:
-        """Keys by the names of :class:`TensorKeys`; none for the action if it has several parts."""
+        """Keys by their names in :class:`TensorKeys`; the action is omitted if it has several parts."""
         action = {"action": self.action_keys[0]} if len(self.action_keys) == 1 else {}
         return {**action, "sample_log_prob": self.log_prob_key}
 
     def actions(self, batch: Step, renamed: NestedKey) -> list[Tensor]:
-        """Return the action in ``batch`` at ``renamed``, or its parts."""
+        """Return the action of ``batch``, stored at ``renamed``, or its parts."""
         return [entry(batch, key, "The actor writes it during collection.") for key in self.keys_of_action(renamed)]
 
     def keys_of_action(self, renamed: NestedKey) -> list[NestedKey]:
-        """Return the keys of the action, ``renamed`` if it is in one part."""
+        """Return the keys of the action: ``renamed`` if it has a single part."""
         return [renamed] if len(self.action_keys) == 1 else self.action_keys
 
 
 class ActorCritic(NamedTuple):
-    """Parts of an actor and a critic, as they run in one call.
+    """An actor and a critic, split into a shared trunk and the rest of each.
 
     Attributes:
-        trunk: modules at the beginning of both, run once.
+        trunk: leading modules of both, run once.
         actor: the rest of the actor, without the sampler.
         critic: the rest of the critic.
         sampler: the actor's sampler.
@@ -84,18 +85,18 @@ class ActorCritic(NamedTuple):
     trunk: Network
     actor: Network
     critic: Network
-    sampler: Sampler
+    sampler: PolicySampler
     keys: list[NestedKey]
     states: list[NestedKey]
 
     @classmethod
     def of(cls, actor: TensorDictModuleBase, critic: TensorDictModuleBase | None, reader: object) -> ActorCritic:
-        """Return the parts of the networks as they are now; of the actor alone if the critic is None.
+        """Split the current networks; only the actor if the critic is None.
 
         Raises:
-            ArgumentError: see :meth:`Sampler.of`; or two recurrent modules share state keys.
+            ArgumentError: see :meth:`PolicySampler.of`; or two recurrent modules share state keys.
         """
-        sampler, networks = Sampler.of(actor, reader), [actor, *([] if critic is None else [critic])]
+        sampler, networks = PolicySampler.of(actor, reader), [actor, *([] if critic is None else [critic])]
         critics = [module for network in networks[1:] for module in modules_in_order(network)]
         shared = common_prefix(sampler.before, critics)
         if set(states_of(*sampler.before[shared:], sampler.module)) & set(states_of(*critics[shared:])):
@@ -112,17 +113,17 @@ class ActorCritic(NamedTuple):
 
     @property
     def networks(self) -> tuple[Network, Network, Network]:
-        """All networks, in the order in which they run."""
+        """All networks in execution order."""
         return self.trunk, self.actor, self.critic
 
     def __call__(self, batch: Step, value_key: NestedKey) -> tuple[d.Distribution, Tensor]:
-        """Return the distribution of actions, and the values ``[*B, T]``, of a batch of sequences."""
+        """Return the distribution of actions and the values ``[*B, T]`` of a batch of sequences."""
         dist, run = self.run(inputs_of(batch, self.keys, self.networks))
         value = per_token(value_key, entry(run, value_key, "The critic must write it."), batch.batch_size)
         return dist, value
 
     def run(self, inputs: Step) -> tuple[d.Distribution, Step]:
-        """Return the distribution of actions, and what the critic has made of ``inputs``."""
+        """Return the distribution of actions and the critic's outputs."""
         run = self.trunk(inputs)
         branch = self.critic(run.copy() if self.critic.modules else run)
         return distribution_of(self.sampler.module, self.actor(run)), branch
@@ -134,23 +135,23 @@ def check_states(*networks: TensorDictModuleBase) -> None:
     if shared is not None:
         raise ArgumentError(
             f"Actor and critic must not share state keys, but each has a recurrent module with the state {shared!r}, "
-            "so one would start from the states of the other. Share the module (ActorValueOperator), or give one other "
-            "keys, in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
+            "so one would start from the states of the other. Share the module (ActorValueOperator), or give one of "
+            "them other keys, in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
         )
 
 
-def log_prob_and_entropy(dist: d.Distribution, actions: list[Tensor], *, counts: bool) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of an action and the entropy, the latter with gradients only if it ``counts``."""
-    together = getattr(dist, "log_prob_and_entropy", None)
-    if together is not None:
-        log_prob, entropy = together(*actions)
-        return log_prob, entropy if counts else entropy.detach()
-    with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
+def log_prob_and_entropy(dist: d.Distribution, actions: list[Tensor], *, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of an action, and the entropy with gradients if ``entropy_grad``."""
+    fused = getattr(dist, "log_prob_and_entropy", None)
+    if fused is not None:
+        log_prob, entropy = fused(*actions)
+        return log_prob, entropy if entropy_grad else entropy.detach()
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy = dist.entropy()
     return cast(Any, dist).log_prob(*actions), entropy
 
 
 def sum_events(values: Tensor, batch_shape: torch.Size) -> Tensor:
-    """Sum values of a distribution, ``[*B, T, ...]``, over the components of an action, to ``[*B, T]``."""
+    """Sum ``values``, ``[*B, T, ...]``, over the components of an action to ``[*B, T]``."""
     extra = values.ndim - len(batch_shape)
     return values.sum(tuple(range(-extra, 0))) if extra > 0 else values

@@ -1,4 +1,4 @@
-"""Base class of losses that follow the gradient of a policy: an actor and its critic."""
+"""Base class of policy-gradient losses with an actor and a critic."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import LossModule, check_network, entry, masked_mean, moments, per_token
 from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
-from recurl.objectives.policy import ActorCritic, Sampler, check_states, log_prob_and_entropy, sum_events
+from recurl.objectives.policy import ActorCritic, PolicySampler, check_states, log_prob_and_entropy, sum_events
 from recurl.objectives.surrogate import DISTANCES, value_distances
 from recurl.objectives.tensor_keys import TensorKeys
 from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 from recurl.objectives.value.estimator import ValueEstimator
 
-__all__ = ["Outcome", "PolicyGradientLoss", "estimated", "explained_variance", "mask_of"]
+__all__ = ["PolicyEvaluation", "PolicyGradientLoss", "estimated", "explained_variance", "mask_of"]
 
 _ADVICE = (
-    "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch). Or "
-    "call make_value_estimator(), and the loss runs one wherever a batch has no advantage."
+    "Run the advantage estimator on the whole batch before splitting it into minibatches: batch = GAE(...)(batch). Or "
+    "call make_value_estimator() to let the loss estimate advantages for batches that have none."
 )
 _GAMMA = {"gamma": 0.99}
 _LAMBDA = {**_GAMMA, "lmbda": 0.95}
@@ -44,8 +44,8 @@ _ESTIMATORS: Mapping[ValueEstimators, tuple[type[ValueEstimator], Mapping[str, A
 )
 
 
-class Outcome(NamedTuple):
-    """What the networks make of a batch, ``[*B, T]`` each; mean entropy."""
+class PolicyEvaluation(NamedTuple):
+    """Outputs of the networks on a batch: log-probability and value, ``[*B, T]`` each, and the mean entropy."""
 
     log_prob: Tensor
     value: Tensor
@@ -53,18 +53,18 @@ class Outcome(NamedTuple):
 
 
 class PolicyGradientLoss(LossModule):
-    """Base class of losses of an actor and its critic, which learn from advantages and value targets.
+    """Base class of actor-critic losses that learn from advantages and value targets.
 
-    Modules at the beginning of both networks run once. Where a batch has no advantage, the estimator that
-    :meth:`make_value_estimator` chose computes it, on a copy.
+    Leading modules shared by both networks run once. If a batch has no advantage, the estimator chosen with
+    :meth:`make_value_estimator` computes it on a copy.
 
     Args:
         actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
         critic_network: critic, from observations (and states) to the value.
         entropy_bonus: include ``loss_entropy``.
         entropy_coeff: coefficient of the entropy, a number or a scalar tensor.
-        critic_coeff: coefficient of the loss of the critic.
-        loss_critic_type: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        critic_coeff: coefficient of the critic's loss.
+        loss_critic_type: distance between values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
         clip_value: maximum distance of the value from the stored one; 0 for no clipping.
 
     Raises:
@@ -115,21 +115,20 @@ class PolicyGradientLoss(LossModule):
         return list(dict.fromkeys([*read, *old_value, MASK, *([] if estimator is None else estimator.in_keys)]))
 
     def network_keys(self) -> dict[str, NestedKey]:
-        """Return the keys of action and log-probability, which the actor names."""
-        return Sampler.of(self.actor_network, self).keys
+        """Return the keys of action and log-probability, as the actor names them."""
+        return PolicySampler.of(self.actor_network, self).keys
 
     def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **hyperparameters: Any) -> Self:
-        """Choose how advantages and value targets are computed where a batch lacks them, and return the loss.
+        """Choose the estimator for batches without advantages and value targets, and return the loss.
 
-        It saves a line where a loss reads whole batches; minibatches need an advantage that was computed before they
-        were cut.
+        Convenient where the loss reads whole batches. Minibatches need advantages computed before splitting.
 
         Args:
-            value_type: a kind of estimator, such as ``ValueEstimators.TDLambda`` or ``"tdlambda"``; GAE unless given.
-            **hyperparameters: arguments of the estimator besides its networks: gamma (0.99 unless given), lmbda (0.95).
+            value_type: an estimator, such as ``ValueEstimators.TDLambda`` or ``"tdlambda"``; GAE by default.
+            **hyperparameters: arguments of the estimator except its networks: gamma (0.99 by default), lmbda (0.95).
 
         Raises:
-            ArgumentError: there is no such kind, or a hyperparameter is out of range.
+            ArgumentError: there is no such estimator, or a hyperparameter is out of range.
             ArgumentTypeError: the estimator has no such hyperparameter.
         """
         kind = find_kind(ValueEstimators.GAE if value_type is None else value_type, _ESTIMATORS, self)
@@ -139,7 +138,7 @@ class PolicyGradientLoss(LossModule):
 
     @property
     def value_estimator(self) -> ValueEstimator | None:
-        """The estimator for batches without advantage, of the present networks; None if there is none."""
+        """The estimator for batches without advantages, with the current networks; None if none was chosen."""
         if self._estimate is None:
             return None
         kind, hyperparameters = self._estimate
@@ -157,11 +156,12 @@ class PolicyGradientLoss(LossModule):
 
     @contextmanager
     def compiled(self) -> Generator[None]:
-        """Return a block in which the networks run through recurl's C++ library, on a CPU, where they can.
+        """Context manager that runs the networks through recurl's C++ library on a CPU, if possible.
 
-        That is one call forward and one backward for linear layers, activations, normalisation, LSTM and GRU; losses
-        are equal to rounding (1e-6 in float32), and have first derivatives only. Modules and parameters that are
-        replaced inside the block aren't noticed, their edits are. :meth:`why_not_compiled` names what has no such form.
+        The forward and the backward pass are one call each, for linear layers, activations, normalization, LSTM and
+        GRU. Losses are equal to rounding (1e-6 in float32) and have first derivatives only. Modules and parameters
+        replaced inside the block are not noticed; in-place edits are. :meth:`why_not_compiled` explains what prevents
+        it.
         """
         before, self._compiled = self._compiled, CompiledActorCritic(self._plan())
         try:
@@ -172,25 +172,25 @@ class PolicyGradientLoss(LossModule):
     def gradients(self, batch: Step) -> dict[NestedKey, Tensor] | str:
         """Compute the losses of a batch and set the gradients of their sum, in one call of the C++ library.
 
-        Inside :meth:`compiled`, and where the loss has that form; gradients of parameters that the losses don't depend
-        on are left as they are.
+        Works inside :meth:`compiled`, for losses with a C++ implementation. Gradients of parameters that the losses
+        don't depend on are unchanged.
 
         Returns:
-            What :meth:`tensors` returns, without gradients; or the reason why nothing was done.
+            The result of :meth:`tensors`, without gradients; or the reason why nothing was done.
         """
         return f"{type(self).__name__} has no form in C++, or its networks aren't compiled"
 
     def keys_of(self, plan: ActorCritic) -> TensorKeys:
-        """Return the keys of what the loss reads."""
+        """Return the keys of the entries that the loss reads."""
         return self._keys(plan.sampler.keys)
 
     @property
     def distance(self) -> str:
-        """How values are compared with their targets, the argument ``loss_critic_type``."""
+        """Distance between values and targets: the argument ``loss_critic_type``."""
         return self._distance
 
     def why_not_compiled(self, batch: Step) -> str | None:
-        """Return the reason why the networks don't run on ``batch`` through the C++ library, or None if they do.
+        """Return why the networks don't run on ``batch`` through the C++ library, or None if they do.
 
         Args:
             batch: ``[T]`` or ``[*B, T]``.
@@ -214,11 +214,11 @@ class PolicyGradientLoss(LossModule):
         return self.losses_of(self._estimated(batch, keys), plan, keys)
 
     def losses_of(self, batch: Step, plan: ActorCritic, keys: TensorKeys) -> dict[NestedKey, Tensor]:
-        """Compute the losses of a batch with advantages, by the networks and keys as they are now."""
+        """Compute the losses of a batch with advantages, given the current networks and keys."""
         raise NotImplementedError
 
     def _estimated(self, batch: Step, keys: TensorKeys) -> Step:
-        """Return ``batch`` with an advantage, if an estimator was chosen."""
+        """Return ``batch`` with advantages, if an estimator was chosen."""
         estimator = self.value_estimator
         if estimator is None or batch.get(keys.advantage, None) is not None:
             return batch
@@ -229,21 +229,21 @@ class PolicyGradientLoss(LossModule):
             batch.set(key, result.detach().unsqueeze(-1))
         return batch
 
-    def _evaluate(self, batch: Step, plan: ActorCritic, keys: TensorKeys, mask: Tensor | None) -> Outcome:
-        """Return what the present networks make of ``batch``."""
+    def _evaluate(self, batch: Step, plan: ActorCritic, keys: TensorKeys, mask: Tensor | None) -> PolicyEvaluation:
+        """Evaluate the current networks on ``batch``."""
         shape = batch.batch_size
         dist, value = (self._compiled or plan)(batch, keys.value)
-        # The value of a tensor is not read, which would synchronise with the device.
-        counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
-        log_prob, entropy = log_prob_and_entropy(dist, plan.sampler.actions(batch, keys.action), counts=counts)
-        return Outcome(sum_events(log_prob, shape), value, masked_mean(sum_events(entropy, shape), mask))
+        # The value of a tensor is not read, as that would synchronize with the device.
+        grad = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
+        log_prob, entropy = log_prob_and_entropy(dist, plan.sampler.actions(batch, keys.action), entropy_grad=grad)
+        return PolicyEvaluation(sum_events(log_prob, shape), value, masked_mean(sum_events(entropy, shape), mask))
 
-    def _score(self, now: Outcome, batch: Step, keys: TensorKeys, mask: Tensor | None) -> Tensor:
-        """Return the loss whose gradient is that of the policy: log-probabilities, weighted by advantages."""
+    def _score(self, now: PolicyEvaluation, batch: Step, keys: TensorKeys, mask: Tensor | None) -> Tensor:
+        """Return the policy-gradient loss: log-probabilities weighted by advantages."""
         return -masked_mean(now.log_prob * estimated(batch, keys.advantage).detach(), mask)
 
-    def _critic_loss(self, now: Outcome, batch: Step, keys: TensorKeys, mask: Tensor | None) -> Tensor:
-        """Return the weighted distance of values and targets."""
+    def _critic_loss(self, now: PolicyEvaluation, batch: Step, keys: TensorKeys, mask: Tensor | None) -> Tensor:
+        """Return the weighted distance between values and targets."""
         old_value = estimated(batch, keys.value) if self.clip_value else None
         target = estimated(batch, keys.value_target).detach()
         distance, far = value_distances(self._distance, now.value, target, old_value, self.clip_value)
@@ -251,7 +251,7 @@ class PolicyGradientLoss(LossModule):
 
 
 def estimated(batch: Step, key: NestedKey) -> Tensor:
-    """Return an entry that an estimator writes, ``[*B, T]``."""
+    """Return an entry written by an estimator, ``[*B, T]``."""
     return per_token(key, entry(batch, key, _ADVICE), batch.batch_size)
 
 
@@ -262,6 +262,6 @@ def mask_of(batch: Step) -> Tensor | None:
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the fraction of the variance of targets that values explain, 0 if all targets are equal."""
+    """Return the fraction of the targets' variance explained by the values; 0 if all targets are equal."""
     (_, total), (_, rest) = moments([target, target - value], mask)
     return torch.where(total > 0, 1.0 - rest / total, 0.0)

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (PPO)."""
+"""Proximal policy optimization (PPO)."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.compiled_ppo import CompiledPPO
 from recurl.objectives.policy import ActorCritic, sum_events
 from recurl.objectives.policy_gradient import PolicyGradientLoss, estimated, explained_variance, mask_of
-from recurl.objectives.surrogate import Data, Surrogate
+from recurl.objectives.surrogate import Surrogate, SurrogateInputs
 from recurl.objectives.tensor_keys import TensorKeys
 
 __all__ = ["ClipPPOLoss"]
 
 
-_METHODS = {"tensors", "losses", "losses_of", "read"}  # an instance's own are called
+_METHODS = {"tensors", "losses", "losses_of", "read"}  # if assigned on an instance, these are called
 
 
 class ClipPPOLoss(PolicyGradientLoss):
     """Clipped surrogate objective, value loss and entropy bonus.
 
     Source: Schulman et al., "Proximal policy optimization algorithms" (2017), equations 7 and 9.
-    With ``ratio = exp(log_prob - stored log_prob)``, the losses to be summed and minimised are::
+    With ``ratio = exp(log_prob - stored log_prob)``, the losses to be summed and minimized are::
 
         loss_objective = -mean(min(ratio * A, clip(ratio, 1 - clip_epsilon, 1 + clip_epsilon) * A))
         loss_critic    = critic_coeff * mean(distance(V, value_target))
         loss_entropy   = -entropy_coeff * mean(entropy)
 
     Means are over the valid tokens of the batch: all, or those where ``("collector", "mask")`` is true. The batch is a
-    set of sequences, ``[T]``, ``[*B, T]`` or flat slices from ``SequenceMinibatches``; the networks run in recurrent
-    mode, whatever the mode outside, and modules at the beginning of both networks run once.
+    set of sequences, ``[T]``, ``[*B, T]`` or flat slices from ``SequenceMinibatches``. The networks run in recurrent
+    mode, whatever the mode outside, and leading modules shared by both run once.
 
     Args:
         actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
         critic_network: critic, from observations (and states) to ``"state_value"``.
-        clip_epsilon: maximum distance of the ratio from 1, in (0, 1); a tensor may change between calls, also in a CUDA
-            graph.
+        clip_epsilon: maximum distance of the ratio from 1, in (0, 1). A tensor may change between calls, even inside a
+            CUDA graph.
         entropy_bonus: include ``loss_entropy``.
-        entropy_coeff: coefficient of the entropy; may be assigned between updates. A scalar tensor on the device may be
-            overwritten between the replays of a CUDA graph.
+        entropy_coeff: coefficient of the entropy; may be reassigned between updates. A scalar tensor on the device may
+            be overwritten between replays of a CUDA graph.
         critic_coeff: coefficient of ``loss_critic``.
-        loss_critic_type: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
-        normalize_advantage: shift and scale the advantage to mean 0 and standard deviation 1 in each minibatch; a value
-            that isn't finite makes all of them NaN.
-        clip_value: maximum distance of the value from the stored ``"state_value"``, or True for ``clip_epsilon``; the
-            larger of the losses of the clipped and the unclipped value counts. No clipping if False.
+        loss_critic_type: distance between values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        normalize_advantage: standardize the advantage to mean 0 and standard deviation 1 in each minibatch. A single
+            non-finite value makes all of them NaN.
+        clip_value: maximum distance of the value from the stored ``"state_value"``, or True for ``clip_epsilon``. The
+            larger of the clipped and the unclipped loss is used. False disables clipping.
 
     Reads the inputs of the networks, the action, its stored log-probability ``"action_log_prob"`` ``[*B, T]``,
-    ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]``, with ``clip_value`` also ``"state_value"``, and where present
-    ``("collector", "traj_ids")``, ``("collector", "traj_steps")`` and ``("collector", "mask")``: all listed in
+    ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]``, with ``clip_value`` also ``"state_value"``, and if present
+    ``("collector", "traj_ids")``, ``("collector", "traj_steps")`` and ``("collector", "mask")``. All are listed in
     ``in_keys``. Never writes into the batch.
 
-    Returns a TensorDict of scalars: the three losses, and without gradients ``entropy`` (nats), ``kl_approx`` (mean of
+    Returns a TensorDict of scalars: the three losses and, without gradients, ``entropy`` (nats), ``kl_approx`` (mean of
     ``ratio - 1 - log ratio``, the low-variance estimate of KL(stored || current) of Schulman, "Approximating KL
     divergence", 2020), ``clip_fraction``, ``ESS`` (Kish's effective sample size of the ratios, divided by the number of
     tokens), ``max_ratio``, ``mean_ratio``, and the ``explained_variance`` of the targets by the values (0 if all
@@ -69,7 +69,7 @@ class ClipPPOLoss(PolicyGradientLoss):
     Raises:
         ArgumentError: an option is out of range; the actor has no sampler or several log-probabilities; or two
             recurrent modules share state keys.
-        MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
+        MissingKeyError: an entry is missing, or the state of a sequence that begins inside an episode.
         UsageError: the stored log-probability requires gradients.
 
     Example:
@@ -149,13 +149,13 @@ class ClipPPOLoss(PolicyGradientLoss):
 
     def gradients(self, batch: Step) -> dict[NestedKey, Tensor] | str:
         """Compute the losses and set the gradients of their sum; see :class:`PolicyGradientLoss`."""
-        own = type(self) is not ClipPPOLoss or not _METHODS.isdisjoint(vars(self))
-        if own or self._compiled is None:
+        overridden = type(self) is not ClipPPOLoss or not _METHODS.isdisjoint(vars(self))
+        if overridden or self._compiled is None:
             return super().gradients(batch)
         if self.value_estimator is not None:
             return "the loss runs an estimator"
         if self.metrics and is_global():
-            return "metrics are those of several ranks"
+            return "metrics are merged over several ranks"
         if self._compiled_ppo is None or self._compiled_ppo[0] is not self._compiled:
             self._compiled_ppo = self._compiled, CompiledPPO(self._compiled, self.keys_of(self._compiled.plan))
         run = self._compiled_ppo[1]
@@ -164,7 +164,7 @@ class ClipPPOLoss(PolicyGradientLoss):
             if reason is not None:
                 return reason
             found = run(batch, self.read(batch, run.keys, normalize=False), self._options())
-        return found if isinstance(found, str) else self._named(found)
+        return found if isinstance(found, str) else self._loss_entries(found)
 
     def _options(self) -> SurrogateOptions:
         return SurrogateOptions(
@@ -177,15 +177,15 @@ class ClipPPOLoss(PolicyGradientLoss):
             self.metrics,
         )
 
-    def _named(self, results: dict[str, Tensor]) -> dict[NestedKey, Tensor]:
+    def _loss_entries(self, results: dict[str, Tensor]) -> dict[NestedKey, Tensor]:
         entropy = results.pop("entropy")
         found: dict[NestedKey, Tensor] = {name: results.pop(name) for name in ("loss_objective", "loss_critic")}
         if self.entropy_bonus:
             found["loss_entropy"] = -self.entropy_coeff * entropy
         return {**found, "entropy": entropy, **results} if self.metrics else found
 
-    def read(self, batch: Step, keys: TensorKeys, *, normalize: bool) -> Data:
-        """Return what the losses read of a batch; advantages as they are, or normalised."""
+    def read(self, batch: Step, keys: TensorKeys, *, normalize: bool) -> SurrogateInputs:
+        """Return the inputs of the losses, with advantages unchanged or normalized."""
         log_prob = entry(
             batch, keys.sample_log_prob, "Build the actor with return_log_prob=True, so that collection stores it."
         )
@@ -194,7 +194,7 @@ class ClipPPOLoss(PolicyGradientLoss):
                 f"The stored {keys.sample_log_prob!r} must not require gradients: collect under torch.no_grad(), or "
                 "detach it."
             )
-        data = Data(
+        data = SurrogateInputs(
             sum_events(log_prob, batch.batch_size),
             estimated(batch, keys.advantage),
             estimated(batch, keys.value_target),

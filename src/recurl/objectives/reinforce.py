@@ -17,23 +17,23 @@ __all__ = ["ReinforceLoss"]
 
 @without_arguments(delay_value="leave it out, targets are computed before the network is changed")
 class ReinforceLoss(PolicyGradientLoss):
-    """Policy gradient with a baseline, and the baseline's loss.
+    """Policy-gradient loss with a baseline, and the loss of the baseline.
 
     Source: Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning"
-    (1992). The losses to be summed and minimised are::
+    (1992). The losses to be summed and minimized are::
 
         loss_actor = -mean(log_prob * A)
         loss_value = mean(distance(V, value_target))
 
-    With :class:`~recurl.objectives.value.TD1Estimator`, A is the return of an episode less the baseline V. Batch,
-    means, memory and entries are those of :class:`A2CLoss`.
+    With :class:`~recurl.objectives.value.TD1Estimator`, A is the return of an episode minus the baseline V. Batches,
+    means, recurrent states and entries are as in :class:`A2CLoss`.
 
     Args:
         actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
         critic_network: baseline, from observations (and states) to ``"state_value"``.
-        loss_critic_type: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
-        clip_value: maximum distance of the value from the stored ``"state_value"``; the larger of the losses of the
-            clipped and the unclipped value counts. No clipping if 0.
+        loss_critic_type: distance between values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        clip_value: maximum distance of the value from the stored ``"state_value"``. The larger of the clipped and the
+            unclipped loss is used. 0 disables clipping.
 
     Returns a TensorDict of the two scalars.
 

@@ -18,7 +18,7 @@ from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_argu
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.stochastic_actor import StochasticActor
-from recurl.objectives.trunks import Ahead, Trunk
+from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk
 
 __all__ = ["SACLoss", "SoftLoss", "Temperature"]
 
@@ -26,17 +26,17 @@ __all__ = ["SACLoss", "SoftLoss", "Temperature"]
 class Temperature(nn.Module):
     """Temperature of SAC, the weight of the entropy, stored as its logarithm.
 
-    Each call clamps the stored logarithm itself to the bounds. It is never further out than the last optimizer step has
-    taken it, and an opposite gradient moves the temperature away from a bound at once.
+    Each call clamps the stored logarithm itself to the bounds. It is therefore at most one optimizer step out of
+    bounds, and an opposite gradient moves the temperature away from a bound immediately.
 
     Args:
-        initial: at the start.
-        low: smallest one; None for no bound.
-        high: largest one; None for no bound.
-        fixed: make it a buffer instead of a parameter.
+        initial: initial temperature.
+        low: lower bound; None for no bound.
+        high: upper bound; None for no bound.
+        fixed: store a buffer instead of a parameter.
 
     Raises:
-        ArgumentError: ``initial`` isn't positive, or out of the bounds.
+        ArgumentError: ``initial`` isn't positive, or is out of bounds.
 
     Example:
         >>> Temperature(0.5, None, 0.7)()
@@ -50,7 +50,7 @@ class Temperature(nn.Module):
         least, most = 0.0 if low is None else low, math.inf if high is None else high
         if not (0.0 < initial < math.inf and 0.0 <= least <= initial <= most):
             raise ArgumentError(
-                "alpha_init must be positive, from min_alpha (at least 0) to max_alpha, got "
+                "alpha_init must be positive and between min_alpha (at least 0) and max_alpha, got "
                 f"alpha_init={initial}, min_alpha={low}, max_alpha={high}."
             )
         self._bounds = (math.log(least) if least else None, math.log(most) if most < math.inf else None)
@@ -62,20 +62,20 @@ class Temperature(nn.Module):
             self.log_alpha = nn.Parameter(log_alpha)
 
     def forward(self) -> Tensor:
-        """Return the temperature, without gradient, after clamping its logarithm to the bounds."""
+        """Clamp the logarithm to the bounds and return the temperature, without gradient."""
         log_alpha, (low, high) = self.log_alpha.detach(), self._bounds
         return (log_alpha if low is high is None else log_alpha.clamp_(low, high)).exp()
 
 
 class SoftLoss(ActorCriticLoss):
-    """Base of SAC for continuous and for discrete actions: an actor with a temperature.
+    """Base class of SAC for continuous and discrete actions: an actor with a temperature.
 
     Args:
         actor_network: see :class:`SACLoss`.
         qvalue_network: see :class:`SACLoss`.
         temperature: weight of the entropy.
         target_entropy: see :class:`SACLoss`.
-        **options: those of :class:`ActorCriticLoss`.
+        **options: options of :class:`ActorCriticLoss`.
     """
 
     def __init__(
@@ -95,57 +95,57 @@ class SoftLoss(ActorCriticLoss):
         self.actor()
 
     def actor(self) -> StochasticActor:
-        """Return the actor as it is now, taken apart."""
+        """Return the current actor, split into trunk and sampler."""
         return StochasticActor.of(self.actor_network)
 
-    def actor_trunk(self) -> Trunk:
+    def actor_trunk(self) -> SequenceTrunk:
         """Return the part of the actor that runs along sequences."""
         return self.actor().trunk
 
     def network_keys(self) -> dict[str, NestedKey]:
-        """Return the key of the action, which the actor names."""
+        """Return the key of the action, as the actor names it."""
         return {"action": self.actor().action_key}
 
     @property
     def log_alpha(self) -> Tensor:
-        """Logarithm of the temperature: the parameter that ``loss_alpha`` trains, or a buffer where it is fixed."""
+        """Logarithm of the temperature: a parameter trained by ``loss_alpha``, or a buffer if it is fixed."""
         return self.temperature.log_alpha
 
     @property
     def out_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the options
-        """Names of the losses and of what is reported."""
+        """Names of the losses and metrics."""
         alpha = [] if self.temperature.fixed else ["loss_alpha"]
         priority = self.tensor_keys.priority
         return ["loss_actor", "loss_qvalue", *alpha, "alpha", "entropy", priority, "q_value", "q_target"]
 
     def with_temperature(
-        self, out: dict[NestedKey, Tensor], entropy: Tensor, wanted: Tensor, mask: Tensor | None
+        self, out: dict[NestedKey, Tensor], entropy: Tensor, target_entropy: Tensor, mask: Tensor | None
     ) -> dict[NestedKey, Tensor]:
-        """Add what concerns the temperature to the losses.
+        """Add the loss and metrics of the temperature to those of actor and critics.
 
         Args:
-            out: the losses of actor and critics.
+            out: losses and metrics of actor and critics.
             entropy: entropy of every token or its estimate, ``[N]``, without gradients.
-            wanted: the entropy that the temperature is to give, ``[N]`` or a scalar.
+            target_entropy: target of the entropy, ``[N]`` or a scalar.
             mask: bool ``[N]``, False at padding.
         """
         if not self.temperature.fixed:
-            out["loss_alpha"] = self.log_alpha * masked_mean(entropy - wanted, mask)
+            out["loss_alpha"] = self.log_alpha * masked_mean(entropy - target_entropy, mask)
         out |= {"alpha": self.temperature(), "entropy": masked_mean(entropy, mask)}
         return {key: out[key] for key in self.out_keys}
 
 
 @without_torchrl_arguments
 @without_arguments(
-    value_network="leave it out, values of states follow from actor and critics",
-    delay_value="leave it out, there is no network of state values",
+    value_network="leave it out, state values follow from actor and critics",
+    delay_value="leave it out, there is no state-value network",
     action_spec="leave it out, the actor's distribution has the bounds",
 )
 class SACLoss(SoftLoss):
     """Losses of actor, critics and temperature of SAC, for continuous actions, over sequences.
 
-    With the policy ``pi``, ``K`` critics ``Q_k`` and their delayed copies ``Q'_k``, a new action ``a'`` drawn from
-    ``pi`` for every observation, and the true next observation ``o'``, the losses to be summed and minimised are::
+    With the policy ``pi``, ``K`` critics ``Q_k`` and their target networks ``Q'_k``, a new action ``a'`` drawn from
+    ``pi`` for every observation, and the true next observation ``o'``, the losses to be summed and minimized are::
 
         V(o)        = min_k Q'_k(o, a') - alpha log pi(a' | o)
         target      = n-step return of the rewards and V(o') (0 where terminated)
@@ -156,51 +156,51 @@ class SACLoss(SoftLoss):
     Source: Haarnoja et al., "Soft actor-critic algorithms and applications" (2018), equations 5, 7 and 17, with
     ``log_alpha`` in place of ``alpha`` in the last, as usual.
 
-    Log-probabilities are those of the action scaled to [-1, 1] (of a :class:`~recurl.modules.TanhNormal` from its own
-    bounds), so that the same temperature and target entropy fit any bounds.
+    Log-probabilities are those of the action scaled to [-1, 1] (for a :class:`~recurl.modules.TanhNormal`, from its own
+    bounds), so the same temperature and target entropy fit any bounds.
 
-    The batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices of a replay buffer; all networks run over them
-    in recurrent mode, whatever the mode outside, each with states of its own. Where a trajectory, slice or row ends,
-    actor and target critics make one step from the states that they have just computed, with the true next observation.
-    A critic's memory reads observations, and the action enters after it. A memory (or any first modules) that the actor
-    shares with a critic is trained by ``loss_qvalue``; ``loss_actor`` sees it detached, and sends no gradient to the
+    The batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices of a replay buffer. All networks run over them
+    in recurrent mode, whatever the mode outside, each with its own states. Where a trajectory, slice or row ends, actor
+    and target critics take one step with the true next observation from the states that they have just computed. A
+    critic's memory reads observations, and the action enters after it. A memory (or any leading modules) shared by the
+    actor and a critic is trained by ``loss_qvalue``. ``loss_actor`` detaches its outputs, and sends no gradient to the
     critics.
 
     Args:
-        actor_network: policy that ends with a sampler that can be differentiated, such as
+        actor_network: policy that ends with a differentiable sampler, such as
             ``ProbabilisticActor(..., distribution_class=TanhNormal)``.
         qvalue_network: critics, TensorDict modules from observations and action to ``"state_action_value"``,
-            ``[*B, T, 1]``: a list, each with a memory of its own (other state keys) or one that they share; or one, of
-            which ``num_qvalue_nets`` are made with its memory in common and new layers after it, drawn by their
+            ``[*B, T, 1]``. Either a list, each with a separate memory (other state keys) or a shared one; or one critic
+            to create ``num_qvalue_nets`` from: they share its memory and have new layers after it, drawn by their
             ``reset_parameters()``.
-        num_qvalue_nets: number of critics that are made of one.
+        num_qvalue_nets: number of critics to create from a single one.
         alpha_init: initial temperature.
         min_alpha: smallest temperature; None for no bound.
         max_alpha: largest temperature; None for no bound.
-        fixed_alpha: keep the temperature; there is no ``loss_alpha`` then.
-        target_entropy: entropy in nats that the temperature is to give, with the action scaled to [-1, 1]; ``"auto"``
-            for minus the number of components of an action.
+        fixed_alpha: keep the temperature fixed, without ``loss_alpha``.
+        target_entropy: target of the entropy in nats, with the action scaled to [-1, 1]; ``"auto"`` for minus the
+            number of components of an action.
         gamma: discount factor per step, in [0, 1].
-        n_steps: number of rewards that are summed before the next value, at least 1.
-        loss_function: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        n_steps: number of rewards summed before the bootstrap value, at least 1.
+        loss_function: distance between values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
 
-    The copies ``target_qvalue_network`` are to be updated with a :class:`SoftUpdate`.
+    Update the target networks ``target_qvalue_network`` with a :class:`SoftUpdate`.
 
     Reads the inputs of the networks, at the root and (except states and ``"is_init"``) under ``"next"``; the action;
-    ``("next", "reward")``, ``("next", "done")``, ``("next", "terminated")``, ``[*B, T, 1]``; and where present
+    ``("next", "reward")``, ``("next", "done")``, ``("next", "terminated")``, ``[*B, T, 1]``; and if present
     ``"is_init"``, ``("collector", "traj_ids")``, ``("collector", "traj_steps")``, ``("collector", "mask")`` (False at
-    padding) and ``"priority_weight"`` ``[*B, T]``: all listed in ``in_keys``. Where the batch has ``("target", key)``
+    padding) and ``"priority_weight"`` ``[*B, T]``. All are listed in ``in_keys``. If the batch has ``("target", key)``
     for a state ``key`` of a critic, sequences of its target start from this entry. Never writes into the batch.
 
-    Returns a TensorDict with the scalar losses, and without gradients ``alpha``, ``entropy`` (the mean of
+    Returns a TensorDict with the scalar losses and, without gradients, ``alpha``, ``entropy`` (the mean of
     ``-log pi(a' | o)``), ``td_error``, ``[*B, T, 1]``, the largest ``|target - Q_k|`` of every token (0 at padding),
     and the means ``q_value`` and ``q_target``.
 
     Raises:
-        ArgumentError: an option is out of range; the actor doesn't end with a sampler of one action that can be
-            differentiated; a critic lacks the action, or reads it in its memory; two critics would stay one, as they
-            begin with the same parameters; or two recurrent modules share state keys.
-        MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
+        ArgumentError: an option is out of range; the actor doesn't end with a differentiable sampler of one action; a
+            critic lacks the action, or reads it in its memory; two critics begin with the same parameters and would
+            stay identical; or two recurrent modules share state keys.
+        MissingKeyError: an entry is missing, or the state of a sequence that begins inside an episode.
 
     Example:
         >>> from tensordict import TensorDict
@@ -223,7 +223,7 @@ class SACLoss(SoftLoss):
         (2, True, torch.Size([3, 1]))
     """
 
-    def __init__(  # noqa: PLR0913 - those of TorchRL
+    def __init__(  # noqa: PLR0913 - the signature is TorchRL's
         self,
         actor_network: TensorDictModuleBase,
         qvalue_network: TensorDictModuleBase | Sequence[TensorDictModuleBase],
@@ -252,34 +252,34 @@ class SACLoss(SoftLoss):
     def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the losses; called in recurrent mode."""
         sequences = Sequences.read(batch, self.tensor_keys)
-        ahead, count = Ahead.of(sequences), batch.batch_size.numel()
+        bootstrap, count = BootstrapSteps.of(sequences), batch.batch_size.numel()
         alpha, actor = self.temperature(), self.actor()
-        trunks, critics = self.online(batch, sequences)
-        run = actor.trunk.along(batch, sequences, trunks, detached=True)
-        action, log_prob = _drawn(actor.distribution(run, ahead))
+        trunks, critics = self.unroll_critics(batch, sequences)
+        run = actor.trunk.unroll(batch, sequences, trunks, detached=True)
+        action, log_prob = _rsample(actor.distribution(run, bootstrap))
         with torch.no_grad():
-            value = self.values_of(self.delayed(batch, sequences, ahead)[1], action.detach()).amin(0)
-            target = self.targets(sequences, ahead, value - alpha * log_prob.detach())
-        out = self.critic_losses(batch, sequences, self.values_of(critics, self.taken(batch)), target)
+            value = self.values_of(self.unroll_target_critics(batch, sequences, bootstrap)[1], action.detach()).amin(0)
+            target = self.targets(sequences, bootstrap, value - alpha * log_prob.detach())
+        out = self.critic_losses(batch, sequences, self.values_of(critics, self.actions_taken(batch)), target)
         action, log_prob, mask = action[:count], log_prob[:count], sequences.flat_mask
         best = self.values_of(critics, action, frozen=True).amin(0)
         out["loss_actor"] = masked_mean(alpha * log_prob - best, mask)
         given = self.target_entropy
-        wanted = -float(action[0].numel()) if isinstance(given, str) else given
-        return self.with_temperature(out, -log_prob.detach(), torch.full_like(alpha, wanted), mask)
+        target_entropy = -float(action[0].numel()) if isinstance(given, str) else given
+        return self.with_temperature(out, -log_prob.detach(), torch.full_like(alpha, target_entropy), mask)
 
 
-def _drawn(dist: Any) -> tuple[Tensor, Tensor]:
-    """Return actions ``[M, ...]`` with gradients, and log-probabilities ``[M]`` of these scaled to [-1, 1]."""
-    together = getattr(dist, "rsample_with_log_prob", None)
-    if together is None and not getattr(dist, "has_rsample", False):
+def _rsample(dist: Any) -> tuple[Tensor, Tensor]:
+    """Return actions ``[M, ...]`` with gradients, and their log-probabilities ``[M]`` on the scale [-1, 1]."""
+    fused = getattr(dist, "rsample_with_log_prob", None)
+    if fused is None and not getattr(dist, "has_rsample", False):
         raise ArgumentError(
-            "SACLoss needs actions that can be differentiated, which a "
-            f"{type(dist).__name__} doesn't draw: take a TanhNormal, or DiscreteSACLoss for discrete actions."
+            "SACLoss needs differentiable actions, which a "
+            f"{type(dist).__name__} doesn't draw: use a TanhNormal, or DiscreteSACLoss for discrete actions."
         )
-    if together is None:
+    if fused is None:
         action = dist.rsample()
         log_prob = dist.log_prob(action)
         return action, log_prob.flatten(1).sum(-1) if log_prob.ndim > 1 else log_prob
-    action, log_prob = together()
+    action, log_prob = fused()
     return action, log_prob + getattr(dist, "log_half_range", 0.0)

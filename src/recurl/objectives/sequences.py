@@ -1,4 +1,4 @@
-"""Sequences of a batch, and a network's outputs along them and one step past their ends, for estimators and losses."""
+"""Sequences of a batch, and network outputs along them and one step past their ends."""
 
 from __future__ import annotations
 
@@ -27,14 +27,22 @@ from recurl.objectives.common import check_writes, entry, per_token, states_of
 from recurl.objectives.tensor_keys import TensorKeys
 from recurl.recurrence.boundaries import Boundaries
 
-__all__ = ["Passes", "Sequences", "Unroll", "ends_are_gathered", "inputs_in", "inputs_in_sequence", "picked"]
+__all__ = [
+    "SequenceNetwork",
+    "Sequences",
+    "Unroll",
+    "ends_are_gathered",
+    "external_inputs",
+    "gather_tokens",
+    "inputs_in_sequence",
+]
 
 _FROM_ENV = "Collect it with an environment of recurl, which writes it under 'next' at every step."
-_GATHERED_ON = ("cpu",)  # devices on which counting the ends of sequences needs no synchronisation
+_GATHERED_ON = ("cpu",)  # devices on which counting the ends of sequences needs no synchronization
 
 
 class Sequences(NamedTuple):
-    """Sequences of a batch, as tensors with one value per token, ``[*B, T]``.
+    """Sequences of a batch, as per-token tensors ``[*B, T]``.
 
     Attributes:
         reward: reward of the step.
@@ -42,7 +50,7 @@ class Sequences(NamedTuple):
         starts: bool, True where the token doesn't continue the previous one.
         ends: bool, True where the next token doesn't continue this one.
         mask: bool, False at padding; None if there is none.
-        last: flat indices of the tokens after which a step is made, where their number is known; None otherwise.
+        last: flat indices of the tokens that a bootstrap step follows, if their number is known; None otherwise.
     """
 
     reward: Tensor
@@ -67,7 +75,7 @@ class Sequences(NamedTuple):
         Raises:
             ArgumentError: the batch has no time dimension, or time is not its last; an entry has another shape.
             MissingKeyError: reward or a done flag is missing.
-            UsageError: the tokens don't follow each other; see :func:`~recurl.continuity.check_order`.
+            UsageError: the tokens are out of order; see :func:`~recurl.continuity.check_order`.
         """
         _check_time(batch)
         shape = batch.batch_size
@@ -81,33 +89,33 @@ class Sequences(NamedTuple):
         return cls(reward, terminated, starts, ends, mask, None if last is None else last[..., 0].reshape(-1))
 
 
-class Passes:
-    """Modules that run along sequences, and one step past their ends.
+class SequenceNetwork:
+    """Modules that run along sequences and one step past their ends.
 
     Args:
         modules: the modules in order, from observations to outputs, recurrent or not.
-        also: observations that are read besides.
+        extra_keys: further observations to read.
 
     Attributes:
         network: the modules.
         states: keys of the recurrent states of the modules.
-        in_keys: entries of a batch that are read, besides those of reward and flags.
+        in_keys: entries of a batch that are read, except reward and flags.
     """
 
-    def __init__(self, modules: Sequence[TensorDictModuleBase], also: Iterable[NestedKey] = ()) -> None:
+    def __init__(self, modules: Sequence[TensorDictModuleBase], extra_keys: Iterable[NestedKey] = ()) -> None:
         self.network = Network(modules)
-        self._keys = inputs_in(modules)
+        self._keys = external_inputs(modules)
         self.states = states_of(*modules)
         observed = [key for key in self._keys if key != IS_INIT and key not in self.states]
-        self._observed = list(dict.fromkeys([*observed, *also]))
-        self.in_keys: list[NestedKey] = [*dict.fromkeys([*self._keys, *also]), *map(next_key, self._observed)]
+        self._observed = list(dict.fromkeys([*observed, *extra_keys]))
+        self.in_keys: list[NestedKey] = [*dict.fromkeys([*self._keys, *extra_keys]), *map(next_key, self._observed)]
 
     def inputs(self, batch: Step, sequences: Sequences) -> Step:
-        """Return what the modules read along the sequences.
+        """Return the inputs of the modules along the sequences.
 
         Raises:
             MissingKeyError: an observation has no counterpart under ``"next"``, or a sequence begins inside an episode
-                without a state to start from.
+                without a stored state to start from.
         """
         self.check(batch, sequences)
         return inputs_in_sequence(batch, sequences, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self.network])
@@ -119,20 +127,20 @@ class Passes:
             if batch.get(next_key(key), None) is None:
                 raise MissingKeyError(
                     f"The network reads {key!r}, but the batch has no {next_key(key)!r}, so the value after the last "
-                    "step of a trajectory can't be computed. Pass a value_network that includes the trunk: from "
-                    "observations, which exist under 'next', to the value."
+                    "step of a trajectory can't be computed. Pass a value_network that includes the trunk, from "
+                    "observations (which exist under 'next') to the value."
                 )
 
     def step(self, batch: Step, run: Step, where: Tensor | None) -> Step:
-        """Make one step to the next observation of the tokens ``where`` (of all tokens when None), flat.
+        """Run one step on the next observation of the tokens ``where`` (all tokens if None), flat.
 
         Args:
             batch: ``[*B, T]``.
-            run: the pass along its sequences, from whose states the step is made.
-            where: flat indices.
+            run: outputs of the pass along its sequences, whose states the step starts from.
+            where: flat indices of tokens.
         """
-        entries: dict[NestedKey, Tensor] = {key: picked(batch, next_key(key), where) for key in self._observed}
-        entries |= {key: picked(run, next_key(key), where) for key in self.states}
+        entries: dict[NestedKey, Tensor] = {key: gather_tokens(batch, next_key(key), where) for key in self._observed}
+        entries |= {key: gather_tokens(run, next_key(key), where) for key in self.states}
         count = batch.batch_size.numel() if where is None else where.shape[0]
         if IS_INIT in self._keys:
             entries[IS_INIT] = torch.zeros(count, 1, dtype=torch.bool, device=run.get(IS_INIT).device)
@@ -141,14 +149,14 @@ class Passes:
             return self.network(step)
 
     def why_not_lowered(self) -> str | None:
-        """Return the reason why the modules need TensorDicts, or None if they are lowered."""
+        """Return why the modules need TensorDicts, or None if they are lowered."""
         return self.network.why_not_lowered()
 
 
-class Unroll(Passes):
-    """Runs a network over sequences: along them, and one step past the end of each.
+class Unroll(SequenceNetwork):
+    """A network's output along sequences and one step past the end of each.
 
-    Create one for each call: later edits of the network are not seen.
+    Create one per call: later edits of the network are not seen.
 
     Args:
         network: TensorDict module from observations to ``out_key``, recurrent or not, including all encoders.
@@ -164,15 +172,15 @@ class Unroll(Passes):
         self.out_key = out_key
 
     def run(self, batch: Step, sequences: Sequences) -> Step:
-        """Run the network over the batch in recurrent mode, and return its inputs and outputs; see :meth:`inputs`."""
+        """Run the network over the batch in recurrent mode and return its inputs and outputs; see :meth:`inputs`."""
         with set_recurrent_mode(True):
             return self.network(self.inputs(batch, sequences))
 
     def next_output(self, batch: Step, sequences: Sequences, run: Step) -> Tensor:
         """Return the output for the true next observation of every token, 0 where terminated: ``[*B, T, ...]``.
 
-        Within a sequence it is the output of the next token. At the end of a sequence the network makes one step from
-        the computed state in ``run`` (from :meth:`run`), never from a stored one.
+        Within a sequence, this is the output of the next token. At the end of a sequence, the network takes one step
+        from the computed state in ``run`` (from :meth:`run`), never from a stored one.
         """
         output, shape = cast(Tensor, run.get(self.out_key)), batch.batch_size
         inner = output.shape[len(shape) :]
@@ -183,7 +191,7 @@ class Unroll(Passes):
 
         shifted = flat.roll(-1, 0).masked_fill(spread(sequences.terminated), 0.0)
         steps = (sequences.ends & ~sequences.terminated).reshape(-1)
-        if sequences.last is not None:  # what stands at other ends, those of padding, is not used
+        if sequences.last is not None:  # the values at other ends, those of padding, are not used
             after = self._output(batch, run, sequences.last)
             kept = spread(steps.index_select(0, sequences.last))
             shifted = shifted.index_put((sequences.last,), torch.where(kept, after, 0.0))
@@ -191,7 +199,7 @@ class Unroll(Passes):
             where = steps.nonzero().squeeze(-1)
             if where.numel():
                 shifted = shifted.index_put((where,), self._output(batch, run, where))
-        else:  # elsewhere the number of ends can't be read without synchronisation: step from every token
+        else:  # reading the number of ends would synchronize with the device: step from every token
             shifted = torch.where(spread(steps), self._output(batch, run, None), shifted)
         return shifted.reshape(output.shape)
 
@@ -200,15 +208,15 @@ class Unroll(Passes):
 
 
 def ends_are_gathered(device: torch.device) -> bool:
-    """Return whether steps are made at the ends of sequences only, whose number must be read from the device.
+    """Return whether bootstrap steps are taken at the ends of sequences only, whose number is read from the device.
 
-    A program can't read it on any device.
+    Compiled code can't read it on any device.
     """
     return device.type in _GATHERED_ON and not torch.compiler.is_compiling()
 
 
-def inputs_in(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:
-    """Return the keys that the modules read and none of them has written before."""
+def external_inputs(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:
+    """Return the keys that the modules read and that no earlier module has written."""
     read, written = dict[NestedKey, None](), set[NestedKey]()
     for module in modules:
         read |= dict.fromkeys(key for key in map(normalize_key, module.in_keys) if key not in written)
@@ -216,8 +224,8 @@ def inputs_in(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:
     return list(read)
 
 
-def picked(source: Step, key: NestedKey, where: Tensor | None) -> Tensor:
-    """Return an entry ``[*B, T, ...]`` of the tokens ``where`` (of all tokens when None), flat."""
+def gather_tokens(source: Step, key: NestedKey, where: Tensor | None) -> Tensor:
+    """Return an entry ``[*B, T, ...]`` at the tokens ``where`` (all tokens if None), flat."""
     flat = cast(Tensor, source.get(key)).flatten(0, source.ndim - 1)
     return flat if where is None else flat.index_select(0, where)
 
@@ -227,7 +235,7 @@ def inputs_in_sequence(
 ) -> Step:
     """Return the entries ``keys`` of ``batch`` for ``networks``, with the starts of the sequences as ``"is_init"``.
 
-    See :func:`~recurl.lowering.inputs_of`; ``keys`` must hold those of trajectories.
+    See :func:`~recurl.lowering.inputs_of`. ``keys`` must include the trajectory keys.
     """
     run = inputs_of(batch, keys, networks)
     if IS_INIT in keys:

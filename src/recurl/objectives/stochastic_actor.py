@@ -1,4 +1,4 @@
-"""Actors that draw their actions: the part that runs along sequences, and the distribution it ends with."""
+"""Stochastic actors, split into a trunk that runs along sequences and the final distribution."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from recurl.errors import ArgumentError
 from recurl.keys import NestedKey, normalize_key
 from recurl.lowering import Network, distribution_of, inputs_from, modules_in_order, why_whole
 from recurl.objectives.common import states_of
-from recurl.objectives.trunks import Ahead, Trunk, TrunkRun, outputs_of
+from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk, UnrolledTrunk, outputs_of
 
 __all__ = ["StochasticActor"]
 
 
 class StochasticActor(NamedTuple):
-    """An actor, taken apart.
+    """A stochastic actor, split into trunk and sampler.
 
     Attributes:
-        trunk: what computes the parameters of the distribution.
-        sampler: the last module, which draws.
-        action_key: the action.
+        trunk: modules that compute the parameters of the distribution.
+        sampler: the last module, which draws actions.
+        action_key: key of the action.
     """
 
-    trunk: Trunk
+    trunk: SequenceTrunk
     sampler: TensorDictModuleBase
     action_key: NestedKey
 
     @classmethod
     def of(cls, network: TensorDictModuleBase) -> StochasticActor:
-        """Take ``network`` apart.
+        """Split ``network``.
 
         Raises:
-            ArgumentError: it doesn't end with a sampler of one action.
+            ArgumentError: the network doesn't end with a sampler of one action.
         """
         *modules, sampler = modules_in_order(network, apart=True)
         keys = getattr(sampler, "dist_sample_keys", None)
         if keys is None or len(keys) != 1 or states_of(sampler):
-            given = f"the last module of this one samples {keys}"
+            given = f"its last module samples {keys}"
             if keys is None:
-                given = f"the last module of this one is a {type(sampler).__name__}"
+                given = f"its last module is a {type(sampler).__name__}"
             elif states_of(sampler):
-                given = f"this one can't be taken apart: {why_whole(cast(Any, sampler))}"
+                given = f"it can't be split: {why_whole(cast(Any, sampler))}"
             raise ArgumentError(
-                "The actor must be a sequence that ends with a sampler of one action, as "
-                f"ProbabilisticActor(module, ..., distribution_class=...); {given}."
+                "The actor must be a sequence that ends with a sampler of one action, such as "
+                f"ProbabilisticActor(module, ..., distribution_class=...), but {given}."
             )
         written = set(outputs_of(modules))
         others = [key for key in map(normalize_key, sampler.in_keys) if key not in written]  # such as a mask
-        return cls(Trunk(modules, others), sampler, normalize_key(keys[0]))
+        return cls(SequenceTrunk(modules, others), sampler, normalize_key(keys[0]))
 
-    def distribution(self, run: TrunkRun, ahead: Ahead) -> Any:
-        """Return the distribution of all tokens, and then of the steps past the ends, ``[N + E]``."""
-        entries = run.entries(map(normalize_key, self.sampler.in_keys), ahead)
+    def distribution(self, run: UnrolledTrunk, bootstrap: BootstrapSteps) -> Any:
+        """Return the distribution at all tokens, followed by the bootstrap steps, ``[N + E]``."""
+        entries = run.entries(map(normalize_key, self.sampler.in_keys), bootstrap)
         count = next(iter(entries.values())).shape[0]
         lowered = inputs_from(entries, torch.Size([count]), None, [Network([])])
         return cast(Any, distribution_of(self.sampler, lowered))

@@ -1,4 +1,4 @@
-"""Terms of the PPO objective, and the derivatives of their means; distances of values and targets."""
+"""Terms of the PPO objective with hand-written derivatives, and distances between values and targets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.nn import functional as F
 from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.objectives.common import masked_mean
 
-__all__ = ["DISTANCES", "Data", "Surrogate", "Terms", "value_distances"]
+__all__ = ["DISTANCES", "Surrogate", "SurrogateInputs", "SurrogateTerms", "value_distances"]
 
 DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 
 
-class Data(NamedTuple):
-    """Inputs of the losses besides those of the networks and the action, ``[*B, T]`` each."""
+class SurrogateInputs(NamedTuple):
+    """Inputs of the losses except those of the networks and the action, ``[*B, T]`` each."""
 
     log_prob: Tensor
     advantage: Tensor
@@ -26,8 +26,8 @@ class Data(NamedTuple):
     mask: Tensor | None
 
 
-class Terms(NamedTuple):
-    """Means over the valid tokens, scalars; and ratios ``[*B, T]``, without gradients."""
+class SurrogateTerms(NamedTuple):
+    """Scalar means over the valid tokens, and ratios ``[*B, T]`` without gradients."""
 
     gain: Tensor
     distance: Tensor
@@ -36,11 +36,11 @@ class Terms(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """Computes the terms; see :class:`~recurl.objectives.ClipPPOLoss` for the options.
+    """Clipped surrogate objective and value loss; see :class:`~recurl.objectives.ClipPPOLoss` for the options.
 
     Example:
         >>> zeros = torch.zeros(3)
-        >>> data = Data(log_prob=zeros, advantage=zeros + 2, target=zeros, old_value=None, mask=None)
+        >>> data = SurrogateInputs(log_prob=zeros, advantage=zeros + 2, target=zeros, old_value=None, mask=None)
         >>> terms = Surrogate(clip_epsilon=0.2, clip_value=0.0, distance="l2")(zeros + 1, zeros + 3, data)
         >>> terms.gain, terms.distance
         (tensor(2.4000), tensor(9.))
@@ -50,17 +50,17 @@ class Surrogate(NamedTuple):
     clip_value: float
     distance: str
 
-    def __call__(self, log_prob: Tensor, value: Tensor, data: Data) -> Terms:
+    def __call__(self, log_prob: Tensor, value: Tensor, data: SurrogateInputs) -> SurrogateTerms:
         """Return the terms for the current log-probabilities and values, ``[*B, T]`` each.
 
-        The first derivatives with respect to the two are hand-written: a dozen operations instead of three dozen in
-        autograd's graph. If the data require gradients too, autograd takes over.
+        Their first derivatives are hand-written: a dozen operations instead of three dozen in autograd's graph. If
+        ``data`` requires gradients too, autograd differentiates instead.
         """
         if first_derivatives_do() and not any(value is not None and value.requires_grad for value in data):
-            return Terms(*_Means.apply(log_prob, value, self, data))
+            return SurrogateTerms(*_SurrogateMeans.apply(log_prob, value, self, data))
         return self.means(log_prob, value, data)
 
-    def means(self, log_prob: Tensor, value: Tensor, data: Data) -> Terms:
+    def means(self, log_prob: Tensor, value: Tensor, data: SurrogateInputs) -> SurrogateTerms:
         """Return the same terms, differentiated by autograd."""
         log_ratio = log_prob - data.log_prob
         if data.mask is not None:  # the ratio of padding may overflow, and 0 * inf is NaN
@@ -71,15 +71,15 @@ class Surrogate(NamedTuple):
         if far is not None:
             distance = torch.maximum(distance, far)
         gain, distance = masked_mean(gain, data.mask), masked_mean(distance, data.mask)
-        return Terms(gain, distance, log_ratio.detach(), ratio.detach())
+        return SurrogateTerms(gain, distance, log_ratio.detach(), ratio.detach())
 
     def gains(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gain of every token, unclipped and clipped."""
         epsilon: Any = self.clip_epsilon  # both ends are numbers, or both tensors
         return ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage
 
-    def distances(self, value: Tensor, data: Data) -> tuple[Tensor, Tensor | None]:
-        """Return the distance of every value to its target, and with ``clip_value`` that of the clipped value."""
+    def distances(self, value: Tensor, data: SurrogateInputs) -> tuple[Tensor, Tensor | None]:
+        """Return the distance of every value to its target, and with clipping that of the clipped value."""
         return value_distances(self.distance, value, data.target, data.old_value, self.clip_value)
 
     def slope(self, difference: Tensor) -> Tensor:
@@ -102,26 +102,28 @@ def value_distances(
         kind: key of ``DISTANCES``.
         value: values, ``[*B, T]``.
         target: their targets.
-        old_value: stored values; None for no clipping.
-        clip_value: maximum distance of a value from the stored one, compared in their dtype. Values within it are not
-            changed by a bit.
+        old_value: stored values; None disables clipping.
+        clip_value: maximum distance of a value from the stored one, compared in their dtype. Values within this
+            distance stay bitwise unchanged.
     """
     distance = DISTANCES[kind]
     plain = distance(value, target, reduction="none")
     if old_value is None:
         return plain, None
     # Exact within the range, where old + (value - old) would differ from the value by rounding, as old + clip_value may
-    # for a value at its end.
+    # for a value at the end of the range.
     change = value - old_value
     near = torch.where(change.abs() <= clip_value, value, old_value + change.clamp(-clip_value, clip_value))
     return plain, distance(near, target, reduction="none")
 
 
-class _Means(torch.autograd.Function):
-    """Computes :meth:`Surrogate.means` with a hand-written backward."""
+class _SurrogateMeans(torch.autograd.Function):
+    """:meth:`Surrogate.means` with a hand-written backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, log_prob: Tensor, value: Tensor, surrogate: Surrogate, data: Data) -> Terms:
+    def forward(
+        ctx: Any, log_prob: Tensor, value: Tensor, surrogate: Surrogate, data: SurrogateInputs
+    ) -> SurrogateTerms:
         terms = surrogate.means(log_prob, value, data)
         ctx.surrogate, ctx.data, ctx.ratio = surrogate, data, terms.ratio
         ctx.save_for_backward(log_prob, value)
@@ -136,27 +138,27 @@ class _Means(torch.autograd.Function):
         if gradients_have_derivatives(grads):
             zero = log_prob.new_zeros(())
             wanted = [zero if grad is None else grad for grad in (gain, distance)]
-            again = differentiate_again(lambda *x: surrogate.means(*x, data)[:2], (log_prob, value), wanted)
-            return (*again, None, None)
+            grad_inputs = differentiate_again(lambda *x: surrogate.means(*x, data)[:2], (log_prob, value), wanted)
+            return (*grad_inputs, None, None)
         needs_log_prob, needs_value, *_ = ctx.needs_input_grad
         grad_log_prob = grad_value = None
         count = value.numel() if data.mask is None else data.mask.sum().clamp_min(1)
         if gain is not None and needs_log_prob:
             plain, clipped = surrogate.gains(ctx.ratio, data.advantage)
-            grad_log_prob = _only(plain <= clipped, data.mask, plain) * (gain / count)
+            grad_log_prob = _select(plain <= clipped, data.mask, plain) * (gain / count)
         if distance is not None and needs_value:
             slope = surrogate.slope(value - data.target)
             nearer = None
             if data.old_value is not None:
                 plain, far = surrogate.distances(value, data)
                 nearer = plain >= cast(Tensor, far)
-            slope = _only(nearer, data.mask, slope)
+            slope = _select(nearer, data.mask, slope)
             grad_value = slope * (distance / count)
         return grad_log_prob, grad_value, None, None
 
 
-def _only(chosen: Tensor | None, mask: Tensor | None, values: Tensor) -> Tensor:
-    """Return ``values`` where both flags are true (or None), and 0 elsewhere."""
+def _select(chosen: Tensor | None, mask: Tensor | None, values: Tensor) -> Tensor:
+    """Return ``values`` where both flags are true (or None) and 0 elsewhere."""
     if chosen is None:
         chosen, mask = mask, None
     if chosen is None:

@@ -23,7 +23,7 @@ def target_of(network: _M) -> _M:
     """Return a copy of ``network`` without gradients, to be stored as ``"target_"`` plus the name of the network.
 
     Raises:
-        ArgumentError: a parameter is lazy and has no values yet, so that the copy would draw others.
+        ArgumentError: a parameter is lazy and has no values yet, so the copy would draw different ones.
 
     Example:
         >>> target = target_of(nn.Linear(2, 1))
@@ -33,14 +33,14 @@ def target_of(network: _M) -> _M:
     lazy = next((name for name, value in network.named_parameters() if is_lazy(value)), None)
     if lazy is not None:
         raise ArgumentError(
-            f"A network with a delayed copy must have its parameters, but {lazy!r} is lazy and has no values yet: run "
-            "the network once on an example before you give it to the loss, or give the sizes of its inputs."
+            f"A network with a target network must have its parameters, but {lazy!r} is lazy and has no values yet: "
+            "run the network once on an example before passing it to the loss, or give the sizes of its inputs."
         )
     return copy.deepcopy(network).requires_grad_(False)
 
 
 class _TargetUpdater:
-    """Base class of target updates, which find the pairs of networks and targets in a loss at every call."""
+    """Base class of target updates. Pairs of networks and targets are looked up in the loss at every call."""
 
     def __init__(self, loss_module: nn.Module) -> None:
         self.loss_module = loss_module
@@ -51,10 +51,10 @@ class _TargetUpdater:
 
     def init_(self) -> None:
         """Make every target equal to its network."""
-        self._follow(1.0)
+        self._move_targets(1.0)
 
-    def _follow(self, tau: float) -> None:
-        """Move the targets' parameters by the fraction ``tau`` towards those of the networks; copy buffers."""
+    def _move_targets(self, tau: float) -> None:
+        """Move the targets' parameters by the fraction ``tau`` toward those of the networks, and copy buffers."""
         moved: dict[int, tuple[Tensor, Tensor]] = {}  # two targets may share parts
         with torch.no_grad():
             for online, target in _pairs(self.loss_module):
@@ -71,13 +71,13 @@ class _TargetUpdater:
 
 
 class HardUpdate(_TargetUpdater):
-    """Copies networks to their targets at regular intervals.
+    """Hard target update: copy networks to their targets at regular intervals.
 
     Source: Mnih et al., "Human-level control through deep reinforcement learning" (2015).
 
     Args:
         loss_module: a loss with target networks, such as a :class:`DQNLoss`.
-        value_network_update_interval: number of calls of :meth:`step` between two copies.
+        value_network_update_interval: number of calls of :meth:`step` per copy.
 
     Raises:
         ArgumentError: the interval is not positive, or the loss has no target network.
@@ -100,12 +100,12 @@ class HardUpdate(_TargetUpdater):
         self.steps = 0
 
     def step(self) -> None:
-        """Count a gradient step, and copy at the end of each interval."""
+        """Count a gradient step, and copy the networks at the end of each interval."""
         if self.count():
             self.init_()
 
     def count(self) -> bool:
-        """Count a gradient step without copying, and return whether :meth:`init_` is due after it."""
+        """Count a gradient step without copying, and return whether :meth:`init_` is due."""
         self.steps += 1
         return self.steps % self.interval == 0
 
@@ -119,7 +119,7 @@ class HardUpdate(_TargetUpdater):
 
 
 class SoftUpdate(_TargetUpdater):
-    """Moves every target towards its network: ``target = (1 - tau) target + tau network``.
+    """Soft target update: ``target = (1 - tau) target + tau network`` at every step.
 
     Source: Lillicrap et al., "Continuous control with deep reinforcement learning" (2016). Buffers are copied.
 
@@ -149,8 +149,8 @@ class SoftUpdate(_TargetUpdater):
             raise ArgumentError(f"tau = 1 - eps must be in (0, 1], got {self.tau}.")
 
     def step(self) -> None:
-        """Move every target towards its network."""
-        self._follow(self.tau)
+        """Move every target toward its network."""
+        self._move_targets(self.tau)
 
 
 def _pairs(loss_module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
@@ -164,6 +164,6 @@ def _pairs(loss_module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
 def _check_shapes(online: nn.Module, both: tuple[Sequence[Tensor], Sequence[Tensor]]) -> None:
     if [value.shape for value in both[0]] != [copied.shape for copied in both[1]]:
         raise ArgumentError(
-            f"The {type(online).__name__} and its target network must have parameters of the same shapes, but it was "
-            "replaced or edited since: create a new target, loss.target_... = target_of(loss....)."
+            f"The {type(online).__name__} and its target network must have parameters of the same shapes, but the "
+            "network was replaced or edited since: create a new target, loss.target_... = target_of(loss....)."
         )

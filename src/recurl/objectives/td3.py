@@ -16,7 +16,7 @@ from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_argu
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.targets import target_of
-from recurl.objectives.trunks import Ahead, Trunk
+from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk
 from recurl.specs import Bounded, TensorSpec
 
 __all__ = ["TD3Loss"]
@@ -26,8 +26,8 @@ __all__ = ["TD3Loss"]
 class TD3Loss(ActorCriticLoss):
     """Losses of actor and critics of TD3, for continuous actions, over sequences.
 
-    With the deterministic policy ``pi``, ``K`` critics ``Q_k``, their delayed copies ``pi'`` and ``Q'_k``, and the true
-    next observation ``o'``, the losses to be summed and minimised are::
+    With the deterministic policy ``pi``, ``K`` critics ``Q_k``, their target networks ``pi'`` and ``Q'_k``, and the
+    true next observation ``o'``, the losses to be summed and minimized are::
 
         noise       = clip(normal * policy_noise, -noise_clip, noise_clip) * half the range of the action
         target      = n-step return of the rewards and min_k Q'_k(o', clip(pi'(o') + noise, low, high))
@@ -35,36 +35,36 @@ class TD3Loss(ActorCriticLoss):
         loss_actor  = -mean(Q_1(o, pi(o)))
 
     Source: Fujimoto et al., "Addressing function approximation error in actor-critic methods" (2018), algorithm 1.
-    Actor and targets are to be updated every second step or so ("delayed policy updates"): while the attribute
-    ``updates_actor`` is False, ``loss_actor`` is neither computed nor returned.
+    Update actor and targets every second step or so ("delayed policy updates"): while the attribute ``updates_actor``
+    is False, ``loss_actor`` is neither computed nor returned.
 
-    Sequences, states, ends and shared memories are those of :class:`SACLoss`; the target actor has states of its own.
+    Sequences, states, ends and shared memories are treated as in :class:`SACLoss`. The target actor has its own states.
 
     Args:
         actor_network: policy, from observations to the action.
         qvalue_network: critics, see :class:`SACLoss`.
-        action_spec: the action of one environment, with two bounds. Exactly one of ``action_spec`` and ``bounds`` must
-            be given.
+        action_spec: spec of the action of one environment, with two bounds. Give exactly one of ``action_spec`` and
+            ``bounds``.
         bounds: lowest and highest action, numbers or tensors that broadcast to an action.
-        num_qvalue_nets: number of critics that are made of one.
-        policy_noise: standard deviation of the noise on the target's action, in halves of the range.
-        noise_clip: largest such noise, likewise.
+        num_qvalue_nets: number of critics to create from a single one.
+        policy_noise: standard deviation of the noise on the target action, in units of half the range.
+        noise_clip: largest such noise, in the same units.
         gamma: discount factor per step, in [0, 1].
-        n_steps: number of rewards that are summed before the next value, at least 1.
-        loss_function: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        n_steps: number of rewards summed before the bootstrap value, at least 1.
+        loss_function: distance between values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
 
-    The copies ``target_actor_network`` and ``target_qvalue_network`` are to be updated with a :class:`SoftUpdate`.
+    Update the target networks ``target_actor_network`` and ``target_qvalue_network`` with a :class:`SoftUpdate`.
 
-    Reads what :class:`SACLoss` reads, and under ``"target"`` also states of the actor. Returns a TensorDict with the
-    scalar losses, and without gradients ``td_error``, ``[*B, T, 1]``, the largest ``|target - Q_k|`` of every token (0
-    at padding), and the means ``q_value`` and ``q_target``.
+    Reads the same entries as :class:`SACLoss`, and under ``"target"`` also states of the actor. Returns a TensorDict
+    with the scalar losses and, without gradients, ``td_error``, ``[*B, T, 1]``, the largest ``|target - Q_k|`` of every
+    token (0 at padding), and the means ``q_value`` and ``q_target``.
 
     Raises:
         ArgumentTypeError: not exactly one of ``action_spec`` and ``bounds`` is given.
-        ArgumentError: an option is out of range; there are no two bounds; the actor doesn't write the action; a critic
-            lacks the action, or reads it in its memory; two critics would stay one, as they begin with the same
-            parameters; or two recurrent modules share state keys.
-        MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
+        ArgumentError: an option is out of range; a bound is missing; the actor doesn't write the action; a critic lacks
+            the action, or reads it in its memory; two critics begin with the same parameters and would stay identical;
+            or two recurrent modules share state keys.
+        MissingKeyError: an entry is missing, or the state of a sequence that begins inside an episode.
 
     Example:
         >>> from tensordict import TensorDict
@@ -115,7 +115,7 @@ class TD3Loss(ActorCriticLoss):
         self.updates_actor = True
         for name, value in zip(("low", "high"), _bounds(action_spec, bounds), strict=True):
             self.register_buffer(name, value)
-        # Copied together: what actor and critics share, their targets share too.
+        # Copied together, so that targets share the modules that actor and critics share.
         critics, actor = target_of(nn.ModuleList([self.qvalue_network, actor_network]))
         self.target_qvalue_network = cast(nn.ModuleList, critics)
         self.target_actor_network = cast(TensorDictModuleBase, actor)
@@ -123,12 +123,12 @@ class TD3Loss(ActorCriticLoss):
 
     @property
     def out_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the options
-        """Names of the losses and of what is reported."""
+        """Names of the losses and metrics."""
         actor = ["loss_actor"] if self.updates_actor else []
         return [*actor, "loss_qvalue", self.tensor_keys.priority, "q_value", "q_target"]
 
     def network_keys(self) -> dict[str, NestedKey]:
-        """Return the key of the action, if the actor's last module writes one entry under another name."""
+        """Return the key of the action, if the actor's last module writes a single entry under another name."""
         *_, last = modules_in_order(self.actor_network, apart=True)
         only = len(last.out_keys) == 1 and ACTION not in self.actor_network.out_keys
         return {"action": normalize_key(last.out_keys[0])} if only else {}
@@ -137,23 +137,23 @@ class TD3Loss(ActorCriticLoss):
         """Return the target networks: critics and actor."""
         return [*super().target_networks(), self.target_actor_network]
 
-    def actor_trunk(self) -> Trunk:
-        """Return the actor, which runs along sequences."""
+    def actor_trunk(self) -> SequenceTrunk:
+        """Return the actor, all of which runs along sequences."""
         return self._trunk_of(self.actor_network)
 
-    def _trunk_of(self, network: TensorDictModuleBase) -> Trunk:
+    def _trunk_of(self, network: TensorDictModuleBase) -> SequenceTrunk:
         if self.action_key not in set(map(normalize_key, network.out_keys)):
             raise ArgumentError(f"The actor must write {self.action_key!r}, but its out_keys are {network.out_keys}.")
-        return Trunk(modules_in_order(network, apart=True))
+        return SequenceTrunk(modules_in_order(network, apart=True))
 
     def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the losses; called in recurrent mode."""
         sequences = Sequences.read(batch, self.tensor_keys)
-        trunks, critics = self.online(batch, sequences)
+        trunks, critics = self.unroll_critics(batch, sequences)
         target = self._targets(batch, sequences)
-        out = self.critic_losses(batch, sequences, self.values_of(critics, self.taken(batch)), target)
+        out = self.critic_losses(batch, sequences, self.values_of(critics, self.actions_taken(batch)), target)
         if self.updates_actor:
-            run = self.actor_trunk().along(batch, sequences, trunks, detached=True)
+            run = self.actor_trunk().unroll(batch, sequences, trunks, detached=True)
             action = run.entries([self.action_key])[self.action_key]
             value = self.values_of(critics[:1], action, frozen=True)[0]
             out["loss_actor"] = -masked_mean(value, sequences.flat_mask)
@@ -162,10 +162,10 @@ class TD3Loss(ActorCriticLoss):
     @torch.no_grad()
     def _targets(self, batch: Step, sequences: Sequences) -> Tensor:
         """Return the targets of the actions taken, ``[N]``."""
-        ahead, target_batch = Ahead.of(sequences), self.target_batch(batch)
-        trunks, critics = self.delayed(batch, sequences, ahead)
-        run = self._trunk_of(self.target_actor_network).along(target_batch, sequences, trunks)
-        action = run.entries([self.action_key], ahead)[self.action_key]
+        bootstrap, target_batch = BootstrapSteps.of(sequences), self.target_batch(batch)
+        trunks, critics = self.unroll_target_critics(batch, sequences, bootstrap)
+        run = self._trunk_of(self.target_actor_network).unroll(target_batch, sequences, trunks)
+        action = run.entries([self.action_key], bootstrap)[self.action_key]
         noise = (torch.randn_like(action) * self.policy_noise).clamp(-self.noise_clip, self.noise_clip)
         low, high = self.low.to(action.dtype), self.high.to(action.dtype)
         if max(low.ndim, high.ndim) >= action.ndim:
@@ -175,11 +175,11 @@ class TD3Loss(ActorCriticLoss):
             )
         action = (action + noise * (0.5 * (high - low))).clamp(low, high)
         value = self.values_of(critics, action).amin(0)
-        return self.targets(sequences, ahead, value)
+        return self.targets(sequences, bootstrap, value)
 
 
 def _bounds(spec: TensorSpec | None, bounds: tuple[float | Tensor, float | Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Return lowest and highest action."""
+    """Return the lowest and the highest action."""
     if (spec is None) == (bounds is None):
         raise ArgumentTypeError(f"Give exactly one of action_spec and bounds, got {spec} and {bounds}.")
     if spec is not None and not isinstance(spec, Bounded):

@@ -1,4 +1,4 @@
-"""Names of the entries that losses and value estimators read and write, and how they are renamed."""
+"""Keys of the entries that losses and value estimators read and write, and their renaming."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["KeyedModule", "TensorKeys"]
 
 @dataclass(frozen=True, kw_only=True)
 class TensorKeys:
-    """Keys of entries, by the names that ``set_keys`` takes.
+    """Keys of entries, by the names that ``set_keys`` accepts.
 
-    Those of reward and flags are read under ``"next"``.
+    Reward and flags are read under ``"next"``.
 
     Example:
         >>> TensorKeys(reward="score").of_sequences
@@ -54,53 +54,53 @@ class TensorKeys:
 
     @property
     def of_sequences(self) -> tuple[NestedKey, NestedKey, NestedKey]:
-        """Keys of reward, done and terminated after a step."""
+        """Keys of reward, done and terminated, under ``"next"``."""
         return next_key(self.reward), next_key(self.done), next_key(self.terminated)
 
 
 class KeyedModule(TensorDictModuleBase):
-    """Base class of losses and value estimators, whose entries can be renamed.
+    """Base class of losses and value estimators, with renamable entries.
 
-    Subclasses list in ``accepted_keys`` what they read and write, look keys up in ``tensor_keys`` at every call, and
-    return in ``network_keys`` those that their networks decide.
+    Subclasses list the entries that they read and write in ``accepted_keys``, look keys up in ``tensor_keys`` at every
+    call, and return the keys determined by their networks from ``network_keys``.
     """
 
     accepted_keys: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields of :class:`TensorKeys` that :meth:`set_keys` takes."""
+    """Names of the fields of :class:`TensorKeys` that :meth:`set_keys` accepts."""
 
     _renamed: Mapping[str, NestedKey] = MappingProxyType({})
-    _held: TensorKeys | None = None
+    _cached_keys: TensorKeys | None = None
 
     def network_keys(self) -> dict[str, NestedKey]:
-        """Return the keys that the networks name, which hold unless :meth:`set_keys` says otherwise."""
+        """Return the keys determined by the networks; :meth:`set_keys` overrides them."""
         return {}
 
     @property
     def tensor_keys(self) -> TensorKeys:
-        """Keys of the entries that are read and written."""
-        return self._held or self._keys(self.network_keys())
+        """Keys of the entries read and written."""
+        return self._cached_keys or self._keys(self.network_keys())
 
     @contextmanager
-    def holding_keys(self) -> Generator[None]:
-        """Look the keys up once for all of a block, in which neither networks nor keys change."""
-        self._held = self._keys(self.network_keys())
+    def cached_keys(self) -> Generator[None]:
+        """Look the keys up once for a block of code in which neither networks nor keys change."""
+        self._cached_keys = self._keys(self.network_keys())
         try:
             yield
-        finally:  # whatever other threads do meanwhile, keys are never held longer
-            self._held = None
+        finally:  # whatever other threads do meanwhile, keys are never cached longer
+            self._cached_keys = None
 
     def _keys(self, decided: Mapping[str, NestedKey]) -> TensorKeys:
-        """Return the keys, those ``decided`` by networks where :meth:`set_keys` says nothing else."""
+        """Return the keys: those ``decided`` by networks, overridden by :meth:`set_keys`."""
         changed = {**decided, **self._renamed}
         return replace(TensorKeys(), **changed) if changed else TensorKeys()
 
     def set_keys(self, **keys: NestedKey | None) -> None:
-        """Rename entries that are read and written.
+        """Rename the entries read and written.
 
         Args:
             **keys: new keys by name, such as ``advantage="gain"``; None for the default. ``accepted_keys`` lists the
-                names. Recurrent states are named by their modules, and ``"is_init"`` and the entries in ``"collector"``
-                have the same names in all of recurl.
+                names. Keys of recurrent states are set by their modules. ``"is_init"`` and the entries in
+                ``"collector"`` have the same names throughout recurl.
 
         Raises:
             ArgumentError: this loss or estimator has no such entry.

@@ -1,7 +1,8 @@
-"""Networks of actor-critic losses from replay: parts that run along sequences, and heads that act on each token.
+"""Sequence trunks and token heads of the networks of replay losses, and the bootstrap steps past sequence ends.
 
-The tokens of a batch are extended by one step past the end of each sequence, so that a head runs once over both: what
-it gives for a token is also what the token before needs as its next value.
+A trunk runs along sequences and a head acts on each token. The tokens of a batch are extended by one bootstrap step
+past the end of each sequence, and a head runs once over both: its output for a token is also the next value of the
+token before.
 """
 
 from __future__ import annotations
@@ -17,153 +18,159 @@ from torch.func import functional_call
 from recurl.keys import NestedKey, next_key, normalize_key
 from recurl.lowering import Network, Step, inputs_from
 from recurl.objectives.common import common_prefix
-from recurl.objectives.sequences import Passes, Sequences, ends_are_gathered, inputs_in, picked
+from recurl.objectives.sequences import SequenceNetwork, Sequences, ends_are_gathered, external_inputs, gather_tokens
 
-__all__ = ["Ahead", "Head", "Trunk", "TrunkRun", "depending_on", "outputs_of"]
+__all__ = ["BootstrapSteps", "SequenceTrunk", "TokenHead", "UnrolledTrunk", "depending_on", "outputs_of"]
 
 
-class Ahead(NamedTuple):
-    """Which steps past the ends of sequences follow the tokens of a batch.
+class BootstrapSteps(NamedTuple):
+    """Bootstrap steps of a batch: one step past the end of each sequence, to the true next observation.
 
     Attributes:
         where: flat indices of the tokens after which a step is made, ``[E]``; None for all tokens, E = N.
-        following: index of the token that follows each one, among the N tokens and the E steps, ``[N]``. After a
-            terminated token it is any.
+        successor: index of each token's successor among the N tokens and the E steps, ``[N]``. Arbitrary after a
+            terminated token.
     """
 
     where: Tensor | None
-    following: Tensor
+    successor: Tensor
 
     @classmethod
-    def of(cls, sequences: Sequences) -> Ahead:
-        """Return the steps that ``sequences`` need."""
+    def of(cls, sequences: Sequences) -> BootstrapSteps:
+        """Return the bootstrap steps that ``sequences`` need."""
         ends = sequences.ends.reshape(-1)
         tokens = torch.arange(ends.numel(), device=ends.device)
         if sequences.last is not None:
             return cls._after(sequences.last, tokens)
-        if not ends_are_gathered(ends.device):  # their number can't be read without synchronisation
-            following = torch.where(ends, ends.numel() + tokens, tokens + 1)
-            return cls(None, following)
+        if not ends_are_gathered(ends.device):  # reading their number would synchronize with the device
+            successor = torch.where(ends, ends.numel() + tokens, tokens + 1)
+            return cls(None, successor)
         where = (ends & ~sequences.terminated.reshape(-1)).nonzero().squeeze(-1)
         return cls._after(where, tokens)
 
     @classmethod
-    def _after(cls, where: Tensor, tokens: Tensor) -> Ahead:
+    def _after(cls, where: Tensor, tokens: Tensor) -> BootstrapSteps:
         steps = torch.arange(tokens.numel(), tokens.numel() + where.numel(), device=tokens.device)
-        following = (tokens + 1).index_put((where,), steps)
-        return cls(where, following.clamp_max(tokens.numel() + where.numel() - 1))
+        successor = (tokens + 1).index_put((where,), steps)
+        return cls(where, successor.clamp_max(tokens.numel() + where.numel() - 1))
 
 
-class TrunkRun(NamedTuple):
-    """A trunk after its pass along the sequences, with what it read and wrote."""
+class UnrolledTrunk(NamedTuple):
+    """A trunk after its pass along the sequences of a batch.
 
-    trunk: Trunk
+    Attributes:
+        trunk: the trunk.
+        batch: the batch, ``[*B, T]``.
+        outputs: the entries that the trunk read and wrote.
+    """
+
+    trunk: SequenceTrunk
     batch: Step
-    run: Step
+    outputs: Step
 
-    def entries(self, keys: Iterable[NestedKey], ahead: Ahead | None = None) -> dict[NestedKey, Tensor]:
-        """Return the entries ``keys``, which the trunk wrote or the batch holds, flat: ``[N (+ E), ...]``.
+    def entries(self, keys: Iterable[NestedKey], bootstrap: BootstrapSteps | None = None) -> dict[NestedKey, Tensor]:
+        """Return entries written by the trunk or held by the batch, flat: ``[N (+ E), ...]``.
 
         Args:
-            keys: their keys.
-            ahead: the steps past the ends, in which entries of the batch are those under ``"next"``; None for none.
-                They have no gradients.
+            keys: keys of the entries.
+            bootstrap: append these bootstrap steps, without gradients. Entries of the batch are then read under
+                ``"next"``. None appends none.
         """
-        if ahead is not None and ahead.where is not None and not ahead.where.numel():
-            ahead = None
+        if bootstrap is not None and bootstrap.where is not None and not bootstrap.where.numel():
+            bootstrap = None
         with torch.no_grad():
-            step = None if ahead is None else self.trunk.step(self.batch, self.run, ahead.where)
+            step = None if bootstrap is None else self.trunk.step(self.batch, self.outputs, bootstrap.where)
         found: dict[NestedKey, Tensor] = {}
         for key in keys:
             written = key in self.trunk.writes
-            value = (self.run if written else self.batch).get(key, None)
+            value = (self.outputs if written else self.batch).get(key, None)
             if value is None:
-                continue  # the head itself raises
+                continue  # the head raises
             flat = cast(Tensor, value).flatten(0, self.batch.ndim - 1)
-            if ahead is None or step is None:
+            if bootstrap is None or step is None:
                 found[key] = flat
                 continue
-            after = step.get(key) if written else picked(self.batch, next_key(key), ahead.where)
+            after = step.get(key) if written else gather_tokens(self.batch, next_key(key), bootstrap.where)
             found[key] = torch.cat([flat, after])
         return found
 
 
-class Trunk(Passes):
-    """Modules that run along sequences, such as encoder and memory: the first part of a network.
+class SequenceTrunk(SequenceNetwork):
+    """First part of a network: modules that run along sequences, such as encoder and memory.
 
     Args:
-        modules: the modules in order; may be none.
-        also: entries of the batch that the head reads besides.
+        modules: the modules in order; may be empty.
+        extra_keys: further entries of the batch that the head reads.
     """
 
-    def __init__(self, modules: Sequence[TensorDictModuleBase], also: Iterable[NestedKey] = ()) -> None:
-        super().__init__(modules, also)
+    def __init__(self, modules: Sequence[TensorDictModuleBase], extra_keys: Iterable[NestedKey] = ()) -> None:
+        super().__init__(modules, extra_keys)
         self.modules = list(modules)
         self.writes = set(outputs_of(modules))
 
-    def along(
-        self, batch: Step, sequences: Sequences, earlier: Sequence[TrunkRun] = (), *, detached: bool = False
-    ) -> TrunkRun:
-        """Run the modules along the sequences; those at the beginning that ran before are not run again.
+    def unroll(
+        self, batch: Step, sequences: Sequences, earlier: Sequence[UnrolledTrunk] = (), *, detached: bool = False
+    ) -> UnrolledTrunk:
+        """Run the modules along the sequences, reusing outputs of leading modules that already ran.
 
         Args:
             batch: ``[*B, T]``.
-            sequences: those of the batch.
-            earlier: passes of other trunks over the same batch.
-            detached: stop gradients at what the earlier passes wrote.
+            sequences: sequences of the batch.
+            earlier: other trunks, unrolled over the same batch.
+            detached: detach the reused outputs.
         """
         run = self.inputs(batch, sequences)
         count, source = max(((self._common(other), i) for i, other in enumerate(earlier)), default=(0, 0))
         for key in outputs_of(self.modules[:count]):
-            value = earlier[source].run.get(key)
+            value = earlier[source].outputs.get(key)
             run.set(key, value.detach() if detached else value)
-        return TrunkRun(self, batch, self.network(run) if not count else Network(self.modules[count:])(run))
+        return UnrolledTrunk(self, batch, self.network(run) if not count else Network(self.modules[count:])(run))
 
-    def _common(self, other: TrunkRun) -> int:
-        """Return how many modules at the beginning both have, whose outputs are still in the other's pass."""
+    def _common(self, other: UnrolledTrunk) -> int:
+        """Return the number of leading modules shared with ``other``; 0 if it has overwritten their outputs."""
         count = common_prefix(self.modules, other.trunk.modules)
         kept = not set(outputs_of(self.modules[:count])) & set(outputs_of(other.trunk.modules[count:]))
         return count if kept else 0
 
 
-class Head:
-    """Modules that act on each token alone: the last part of a network.
+class TokenHead:
+    """Last part of a network: modules that act on each token separately.
 
     Args:
-        modules: the modules in order; may be none.
-        given: entries that the caller gives, such as an action.
+        modules: the modules in order; may be empty.
+        given: entries that the caller supplies, such as an action.
     """
 
     def __init__(self, modules: Sequence[TensorDictModuleBase], given: Iterable[NestedKey] = ()) -> None:
         self.modules = list(modules)
         self.network = Network(self.modules)
-        self.reads = [key for key in inputs_in(modules) if key not in set(given)]
+        self.reads = [key for key in external_inputs(modules) if key not in set(given)]
 
     def __call__(self, entries: dict[NestedKey, Tensor], *, frozen: bool = False) -> Step:
         """Run the modules on flat ``entries``, ``[M, ...]``.
 
         Args:
-            entries: what they read.
-            frozen: let no gradient reach the parameters, while it passes to the entries.
+            entries: their inputs.
+            frozen: compute gradients with respect to the entries, but not the parameters.
         """
         first = next(iter(entries.values()))
         run = inputs_from(entries, first.shape[:1], None, [self.network])
         if not frozen:
             return self.network(run)
-        held = _Held(self.modules)
-        parameters = {name: value.detach() for name, value in held.named_parameters()}
-        return cast(Step, functional_call(held, parameters, (run,)))
+        holder = _ModuleHolder(self.modules)
+        parameters = {name: value.detach() for name, value in holder.named_parameters()}
+        return cast(Step, functional_call(holder, parameters, (run,)))
 
 
-class _Held(nn.Module):
-    """Modules as one, whose parameters ``functional_call`` replaces."""
+class _ModuleHolder(nn.Module):
+    """Wrapper of several modules in one, for ``functional_call``."""
 
     def __init__(self, modules: Sequence[TensorDictModuleBase]) -> None:
         super().__init__()
-        self.held = nn.ModuleList(modules)
+        self.parts = nn.ModuleList(modules)
 
     def forward(self, run: Step) -> Step:
-        return Network(cast(Any, list(self.held)))(run)
+        return Network(cast(Any, list(self.parts)))(run)
 
 
 def outputs_of(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:
@@ -172,7 +179,7 @@ def outputs_of(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:
 
 
 def depending_on(keys: Iterable[NestedKey], modules: Iterable[TensorDictModuleBase]) -> list[TensorDictModuleBase]:
-    """Return those of ``modules`` that read one of ``keys``, or what such a module wrote."""
+    """Return the ``modules`` that depend on ``keys``, directly or through the outputs of such a module."""
     tainted, found = set(keys), list[TensorDictModuleBase]()
     for module in modules:
         if tainted & set(map(normalize_key, module.in_keys)):

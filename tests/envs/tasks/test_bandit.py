@@ -9,7 +9,7 @@ from recurl.errors import ArgumentError
 
 
 def play(env, choose, seed):
-    """Mean return over the rows of one episode each."""
+    """Return the mean return over rows of one episode each."""
     env.reset(seed=seed)
     score = np.zeros((env.num_envs, env.single_action_space.n))
     total, truncated = np.zeros(env.num_envs), np.zeros(1, dtype=bool)
@@ -55,7 +55,7 @@ def test_returns_of_the_best_policies():
 
 @pytest.mark.parametrize(("arms", "pulls", "probability"), [(2, 6, 0.9), (3, 6, 0.7), (3, 5, 1.0), (2, 1, 0.6)])
 def test_no_policy_is_better_than_the_optimal_one(arms, pulls, probability):
-    """Over all policies of the counts of rewards and blanks, by dynamic programming."""
+    """Compare with dynamic programming over all policies of the counts of rewards and blanks."""
 
     @cache
     def value(left, counts):

@@ -36,7 +36,7 @@ def discrete(request):
 
 
 def draw(env, rng, rows):
-    """Random actions, in the shape `rows` of environments."""
+    """Return random actions for environments of shape `rows`."""
     space = getattr(env, "single_action_space", env.action_space)
     if isinstance(space, Box):
         return rng.uniform(1.2 * space.low, 1.2 * space.high, (*rows, *space.shape)).astype(np.float32)
@@ -44,7 +44,7 @@ def draw(env, rng, rows):
 
 
 def play(env, steps, rng, mode=AutoresetMode.NEXT_STEP):
-    """Random play; under DISABLED finished rows are reset by mask. Returns all that came."""
+    """Play randomly and return all results; under DISABLED, finished rows are reset by mask."""
     came = []
     for _ in range(steps):
         actions = draw(env, rng, (env.num_envs,))
@@ -87,10 +87,12 @@ def test_rows_play_what_single_environments_play_in_every_autoreset_mode(task, m
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space")  # Pendulum's own is not
+@pytest.mark.filterwarnings(
+    "ignore:.*we recommend using a symmetric and normalized space"
+)  # gymnasium's Pendulum is not
 def test_single_environment_passes_gymnasiums_checker(task):
     env = gymnasium.make(task.id, disable_env_checker=True).unwrapped
-    # Rendering is inherited and needs pygame.
+    # Rendering is inherited and requires pygame.
     check_env(env, skip_render_check=bool(env.metadata["render_modes"]))
 
 
@@ -172,7 +174,7 @@ def test_saved_state_goes_on_exactly(task, mode, steps):
     other.set_state(state)
     expected = play(env, 60, np.random.default_rng(1), mode)
     assert_same(play(other, 60, np.random.default_rng(1), mode), expected)
-    # Neither the saved state nor an environment that has moved on is in the way.
+    # Later steps of the environment affect neither the saved state nor its restoration.
     other.set_state(state)
     assert_same(play(other, 60, np.random.default_rng(1), mode), expected)
 
@@ -244,7 +246,7 @@ def test_bad_actions_are_refused(discrete, actions):
     env = discrete.vector_env(2)
     env.reset(seed=0)
     before = env.get_state()
-    with pytest.raises(ArgumentError, match=r"must be an integer in \[0, \d\), all of them of shape \(2,\); got "):
+    with pytest.raises(ArgumentError, match=r"must be integers in \[0, \d\) of shape \(2,\); got "):
         env.step(actions)
     assert_same(env.get_state(), before)
 
@@ -253,7 +255,7 @@ def test_bad_actions_are_refused(discrete, actions):
 def test_bad_actions_of_a_single_environment_are_refused(discrete, action):
     env = discrete.env()
     env.reset(seed=0)
-    with pytest.raises(ArgumentError, match=r"must be an integer in \[0, \d\), all of them of shape \(\); got "):
+    with pytest.raises(ArgumentError, match=r"must be integers in \[0, \d\) of shape \(\); got "):
         env.step(action)
 
 

@@ -10,7 +10,7 @@ from recurl.errors import ArgumentError
 
 
 def returns(policy, num_envs, seed=0):
-    """Return of one episode in each row; policy(previous observations, present ones) -> actions."""
+    """Return the returns of one episode per row; policy(previous observations, current ones) -> actions."""
     env = MaskedCartPoleVectorEnv(num_envs, autoreset_mode="SameStep")
     observations, _ = env.reset(seed=seed)
     previous, total, running = observations, np.zeros(num_envs), np.ones(num_envs, dtype=bool)

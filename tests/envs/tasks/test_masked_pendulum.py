@@ -28,7 +28,7 @@ def test_states_are_pendulums_to_the_last_bit():
 
 
 def swing_up(angle, velocity):
-    """Pump energy until there is enough, then hold: torques for angles and velocities."""
+    """Return torques for angles and velocities: pump energy until there is enough, then hold."""
     energy = 0.5 * velocity**2 + 15 * (np.cos(angle) - 1)
     hold = -10 * np.sin(angle) - 3 * velocity
     pump = -0.3 * energy * velocity - 0.02 * np.sign(velocity)

@@ -1,4 +1,4 @@
-"""The functions of the array API standard do the same with NumPy arrays and with tensors."""
+"""Array API functions give the same results on NumPy arrays and on tensors."""
 
 import numpy as np
 import pytest

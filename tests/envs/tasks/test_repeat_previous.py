@@ -8,7 +8,7 @@ from recurl.errors import ArgumentError
 
 
 def returns(env, policy, seed=0):
-    """Return of one episode in each row; policy(symbols seen so far [t + 1, num_envs]) -> actions."""
+    """Return the returns of one episode per row; policy(symbols seen so far [t + 1, num_envs]) -> actions."""
     observations, _ = env.reset(seed=seed)
     seen, total, truncated = [observations.argmax(-1)], 0.0, np.False_
     while not np.all(truncated):
@@ -29,7 +29,7 @@ def test_worked_by_hand():
 
     assert first.dtype == np.float32
     third = 1 / 3
-    # Step t is answered with the symbol of step t - 2: [0, 1, 2] in the first row, [2, 2, 1] in the second.
+    # The answer at step t is the symbol of step t - 2: [0, 1, 2] in the first row, [2, 2, 1] in the second.
     rewards = [env.step(a) for a in ([0, 2], [1, 2], [0, 0], [1, 2], [0, 1])]
     np.testing.assert_allclose([r[1] for r in rewards], [[0, 0], [0, 0], [third, 0], [third, third], [0, third]])
     np.testing.assert_array_equal([r[0].argmax(-1) for r in rewards], symbols.T[1:])
@@ -47,7 +47,7 @@ def test_memory_reaches_the_optimal_return(k):
 @pytest.mark.parametrize("num_symbols", [2, 4])
 @pytest.mark.parametrize("back", [0, 3, 5])
 def test_any_other_symbol_is_worth_chance(num_symbols, back):
-    """The present symbol (no memory) as well as every symbol but the one k steps ago."""
+    """Covers the current symbol (no memory), and every symbol except the one k steps ago."""
     env = RepeatPreviousVectorEnv(500, k=4, num_symbols=num_symbols)
     total, _ = returns(env, lambda seen: seen[-1 - back] if len(seen) > back else np.zeros(500, dtype=np.int64))
     assert total.mean() == pytest.approx(env.memoryless_return(num_symbols=num_symbols), abs=0.01)

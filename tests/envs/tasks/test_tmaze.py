@@ -20,7 +20,7 @@ def started(cue, **kwargs):
 
 
 def returns(policy, num_envs=4000, **kwargs):
-    """Return of one episode in each row; policy(first observations, present ones) -> actions."""
+    """Return the returns of one episode per row; policy(first observations, current ones) -> actions."""
     env = TMazeVectorEnv(num_envs, autoreset_mode="SameStep", **kwargs)
     first, _ = env.reset(seed=0)
     observations, total, running = first, np.zeros(num_envs), np.ones(num_envs, dtype=bool)

@@ -66,7 +66,7 @@ def test_continuous_actions_stay_in_their_bounds():
     ("action", "message"),
     [
         (specs.Bounded(-torch.inf, 1.0, (2,)), "PPO can't choose the action 'action': A Box of actions must have two"),
-        (specs.Bounded(0, 9, (2,), dtype=torch.int64), "write MultiDiscrete"),
+        (specs.Bounded(0, 9, (2,), dtype=torch.int64), "use MultiDiscrete"),
         (specs.Composite({"arm": specs.OneHot(3)}), r"PPO can't choose the action \('action', 'arm'\)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Small partially observable tasks with known returns; importing this package registers them with gymnasium."""
+"""Small partially observable tasks with known optimal returns. Importing the package registers them with gymnasium."""
 
 from recurl.envs.tasks import popgym
 from recurl.envs.tasks.agreement import check_dynamics

@@ -1,4 +1,4 @@
-"""Check of a task: its dynamics agree on the host and on a device, and never read back from there."""
+"""Check that a task's dynamics agree on the host and on a device, without reading back from the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recurl.envs.tasks.base import TaskVectorEnv
-from recurl.envs.tasks.checks import called, check_step
+from recurl.envs.tasks.checks import call_checked, check_step
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tasks.namespaces import Namespace, TensorDraw, tensors_on
 from recurl.errors import ArgumentError
@@ -24,8 +24,10 @@ from recurl.seeding import derive_seed
 
 __all__ = ["check_dynamics"]
 
-_ROUNDINGS = 4.0
-_SMALLEST = np.float32(2.0**-20)  # the differences of smaller numbers are those of the numbers they come from
+_MAX_ULPS = 4.0
+_MIN_MAGNITUDE = np.float32(
+    2.0**-20
+)  # smaller numbers inherit the rounding errors of the larger numbers they were computed from
 
 
 def check_dynamics(
@@ -33,18 +35,18 @@ def check_dynamics(
 ) -> float:
     """Compare every step of random episodes on the host with the same step, from the same state, on a device.
 
-    States, rewards and observations must agree to 4 roundings of float32, flags exactly. Whole episodes are not
-    compared: where a task is unstable, roundings grow.
+    States, rewards and observations must agree to 4 float32 ulps, flags exactly. Whole episodes are not compared, since
+    rounding errors grow in unstable tasks.
 
     Args:
         dynamics: the task.
-        device: where to compare; on the CPU torch stands for the device.
-        episodes: how many episodes.
-        rows: how many of them are played side by side.
-        seed: of the episodes and the actions.
+        device: the device; `"cpu"` compares with torch on the CPU.
+        episodes: number of episodes.
+        rows: number of episodes played in parallel.
+        seed: seed of the episodes and the actions.
 
     Returns:
-        The largest difference, in roundings.
+        The largest difference in ulps.
 
     Raises:
         ArgumentError: the two differ, a function breaks the rules, or there is no such device.
@@ -61,16 +63,18 @@ def check_dynamics(
     env.reset(seed=seed)
     xp, ended, step, worst = tensors_on(device), 0, 0, 0.0
     drawn = derive_seed(seed, "states on the device")
-    begun = check_step(dynamics, xp, lambda: TensorDraw(torch.Generator(device).manual_seed(drawn), rows), rows)
-    _check_dtypes(dynamics, env.state, begun)
-    _step_on(device, dynamics, xp, env, _actions(dynamics, rng, rows))  # constants are sent at their first use
+    initial = check_step(dynamics, xp, lambda: TensorDraw(torch.Generator(device).manual_seed(drawn), rows), rows)
+    _check_dtypes(dynamics, env.state, initial)
+    _step_on(
+        device, dynamics, xp, env, _actions(dynamics, rng, rows)
+    )  # constants are copied to the device at their first use
     while ended < episodes:
         actions = _actions(dynamics, rng, rows)
-        came = _step_on(device, dynamics, xp, env, actions, refuse_read_back)
+        got = _step_on(device, dynamics, xp, env, actions, refuse_read_back)
         observations, reward, terminated, truncated, _ = env.step(actions)
         expected = {**env.state, "the observations": observations, "the rewards": reward, "terminated": terminated}
         for name, value in expected.items():
-            worst = max(worst, _difference(dynamics, name, step, value, came[name]))
+            worst = max(worst, _difference(dynamics, name, step, value, got[name]))
         done, step = terminated | truncated, step + 1
         if done.any():
             ended += int(done.sum())
@@ -96,48 +100,48 @@ def _step_on(
     actions: NDArray[Any],
     within: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, Tensor]:
-    state, steps = {name: _sent(array, device) for name, array in env.state.items()}, _sent(env.steps, device)
-    sent = _sent(actions, device)
-    after, reward, terminated = called(dynamics, "advance", xp, state, steps, sent, within=within)
-    observations = called(dynamics, "observe", xp, after, steps + 1, within=within)
+    state, steps = {name: _to_device(array, device) for name, array in env.state.items()}, _to_device(env.steps, device)
+    device_actions = _to_device(actions, device)
+    after, reward, terminated = call_checked(dynamics, "advance", xp, state, steps, device_actions, within=within)
+    observations = call_checked(dynamics, "observe", xp, after, steps + 1, within=within)
     return {**after, "the observations": observations, "the rewards": reward, "terminated": terminated}
 
 
-def _check_dtypes(dynamics: Dynamics, host: Mapping[str, NDArray[Any]], begun: Mapping[str, Tensor]) -> None:
+def _check_dtypes(dynamics: Dynamics, host: Mapping[str, NDArray[Any]], initial: Mapping[str, Tensor]) -> None:
     for name, array in host.items():
-        came = str(begun[name].dtype).removeprefix("torch.")
-        if came != str(array.dtype):
+        got = str(initial[name].dtype).removeprefix("torch.")
+        if got != str(array.dtype):
             raise ArgumentError(
-                f"{type(dynamics).__name__} must have the same state on the host and on {begun[name].device}, but "
-                f"{name!r} is {array.dtype} and {came}: torch multiplies integers and Python's floats in float32, so "
-                "convert them first, xp.astype(array, xp.float64)."
+                f"{type(dynamics).__name__} must have the same state on the host and on {initial[name].device}, but "
+                f"{name!r} is {array.dtype} and {got}: torch multiplies integers and Python floats in float32, so "
+                "convert integers first, xp.astype(array, xp.float64)."
             )
 
 
-def _sent(array: NDArray[Any], device: Any) -> Tensor:
+def _to_device(array: NDArray[Any], device: Any) -> Tensor:
     return torch.from_numpy(array.copy()).to(device)
 
 
 def _difference(dynamics: Dynamics, name: str, step: int, expected: NDArray[Any], tensor: Tensor) -> float:
-    came = tensor.cpu().numpy()
+    got = tensor.cpu().numpy()
     if expected.dtype.kind != "f":
-        found = 0.0 if (expected == came).all() else float("inf")
+        found = 0.0 if (expected == got).all() else float("inf")
     else:
-        found = _roundings(expected.astype(np.float32), came.astype(np.float32))
-    if found > _ROUNDINGS:
-        index = np.unravel_index(int(np.argmax(expected != came)), expected.shape)
+        found = _ulps(expected.astype(np.float32), got.astype(np.float32))
+    if found > _MAX_ULPS:
+        index = np.unravel_index(int(np.argmax(expected != got)), expected.shape)
         raise ArgumentError(
             f"{type(dynamics).__name__} must do the same on the host and on {tensor.device}, but after step {step} "
-            f"{name} differ: {expected[index]} and {came[index]} at {[int(place) for place in index]}, the largest "
-            f"difference is {found:.3g} roundings of float32."
+            f"{name} differ: {expected[index]} and {got[index]} at {[int(place) for place in index]}; the largest "
+            f"difference is {found:.3g} ulps of float32."
         )
     return found
 
 
-def _roundings(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Return the largest difference, in roundings of the larger number; what isn't finite must be the same."""
+def _ulps(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Return the largest difference in ulps of the larger number. Non-finite values must be identical."""
     differ = (one != other) & ~(np.isnan(one) & np.isnan(other))
     if not (np.isfinite(one) & np.isfinite(other))[differ].all():
         return float("inf")
-    size = np.maximum(np.maximum(np.abs(one), np.abs(other)), _SMALLEST)[differ]
+    size = np.maximum(np.maximum(np.abs(one), np.abs(other)), _MIN_MAGNITUDE)[differ]
     return float((np.abs(one - other)[differ] / np.spacing(size)).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""Bandit: find the arm that pays, from nothing but one's own actions and rewards."""
+"""Bandit: find the arm that pays, from previous actions and rewards only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.errors import ArgumentError, UnsupportedError
 
-_MOST_WORK = 2_000_000  # leads of arms: about a second
+_MAX_WORK = 2_000_000  # belief-arm pairs evaluated: about a second
 
 
 class Bandit(Dynamics):
     """Dynamics of `recurl/Bandit-v0`: see `BanditVectorEnv`.
 
-    State: `good`, the arm that pays, int64 `[rows]`; `draws`, float64 `[pulls + 1, rows]`: an arm pays where its
+    State: `good`, the arm that pays, int64 `[rows]`; `draws`, float64 `[pulls + 1, rows]`: an arm pays if its
     probability is above the draw.
 
     Args:
@@ -42,7 +42,7 @@ class Bandit(Dynamics):
         self.probability = probability
 
     def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Draw the good arm, and what decides at every pull."""
+        """Draw the good arm, and the random number that decides each pull."""
         return {"good": draw.integers(self.num_arms), "draws": draw.uniform(0.0, 1.0, (self.step_limit + 1,))}
 
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
@@ -52,15 +52,15 @@ class Bandit(Dynamics):
         return state, xp.astype(paid, xp.float64), xp.zeros(len(paid), dtype=xp.bool)
 
     def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
-        """Return nothing that helps."""
+        """Return an uninformative observation, 0."""
         return xp.zeros((len(steps), 1), dtype=xp.float32)
 
 
 class BanditVectorEnv(TaskVectorEnv):
-    """Find the arm that pays (`recurl/Bandit-v0`, vectorised).
+    """Find the arm that pays (`recurl/Bandit-v0`, vectorized).
 
-    A Bernoulli bandit with one good arm, drawn anew in each episode: the task of RL2 (Duan et al., 2016, "RL2: Fast
-    Reinforcement Learning via Slow Reinforcement Learning"). The observation says nothing, so an agent needs its
+    A Bernoulli bandit with one good arm, redrawn in each episode: the task of RL2 (Duan et al., 2016, "RL2: Fast
+    Reinforcement Learning via Slow Reinforcement Learning"). The observation is uninformative, so an agent needs its
     previous action and reward as inputs (`--previous-action --previous-reward`), and a memory for them.
 
     Observation: 0, float32 `[1]`. Action: the arm to pull, `Discrete(num_arms)`. Reward: 1 with probability
@@ -68,10 +68,10 @@ class BanditVectorEnv(TaskVectorEnv):
     Episode: truncated after `pulls` steps, never terminated.
 
     Optimal return: that of pulling the arm that is most likely the good one, which is optimal with one good arm
-    (Rodman, 1978, "On the many armed bandit problem"); `optimal_return` computes it exactly.
+    (Rodman, 1978, "On the many armed bandit problem"). `optimal_return` computes it exactly.
 
     Best memoryless return: `pulls * (probability + (num_arms - 1) * (1 - probability)) / num_arms`, as any arm is the
-    good one with probability `1 / num_arms`. An agent with a memory, but without rewards as inputs, does no better.
+    good one with probability `1 / num_arms`. An agent with memory but without rewards as inputs does no better.
 
     Args:
         num_envs: number of rows.
@@ -104,7 +104,7 @@ class BanditVectorEnv(TaskVectorEnv):
         super().__init__(self._task, num_envs, autoreset_mode)
 
     def draw(self, row: int) -> Frame:
-        """Return a picture of the arms, the one that pays in green; below them, how much of the episode is over."""
+        """Return an image of the arms, with the one that pays in green, and a progress bar of the episode."""
         canvas = Canvas(300, 100)
         cell = 280 / self._task.num_arms
         for arm in range(self._task.num_arms):
@@ -119,24 +119,24 @@ class BanditVectorEnv(TaskVectorEnv):
         """Return the expected return of the best policy that remembers actions and rewards.
 
         Raises:
-            UnsupportedError: there are so many arms and pulls that this would take longer than about a second.
+            UnsupportedError: the computation would take longer than about a second, due to many arms and pulls.
 
         Example:
             >>> round(BanditVectorEnv.optimal_return(num_arms=2, pulls=2, probability=1.0), 6)
             1.5
         """
-        # What matters of the past is by how much each arm's rewards outnumber its blanks, in any order of the arms.
+        # Sufficient statistic of the past: each arm's number of rewards minus its number of blanks, sorted over arms.
         total, work = 0.0, 0
-        beliefs: dict[tuple[int, ...], float] = {(0,) * min(num_arms, _MOST_WORK): 1.0}
+        beliefs: dict[tuple[int, ...], float] = {(0,) * min(num_arms, _MAX_WORK): 1.0}
         for _ in range(pulls):
             work += len(beliefs) * num_arms
-            if work > _MOST_WORK:
+            if work > _MAX_WORK:
                 raise UnsupportedError(
-                    f"The optimal return of {num_arms} arms and {pulls} pulls takes long to compute."
+                    f"The optimal return of {num_arms} arms and {pulls} pulls takes too long to compute."
                 )
             after: dict[tuple[int, ...], float] = defaultdict(float)
             for (best, *others), weight in beliefs.items():
-                chance = _chance(best, others, probability)
+                chance = _payoff_probability(best, others, probability)
                 total += weight * chance
                 for lead, part in ((best + 1, chance), (best - 1, 1 - chance)):
                     if part:
@@ -146,7 +146,7 @@ class BanditVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def memoryless_return(num_arms: int = 4, pulls: int = 20, probability: float = 0.9) -> float:
-        """Return the expected return of every policy that doesn't know its past rewards.
+        """Return the expected return of any policy without access to its past rewards.
 
         Example:
             >>> round(BanditVectorEnv.memoryless_return(num_arms=4, pulls=20, probability=0.9), 6)
@@ -155,8 +155,8 @@ class BanditVectorEnv(TaskVectorEnv):
         return pulls * (probability + (num_arms - 1) * (1 - probability)) / num_arms
 
 
-def _chance(lead: int, others: list[int], probability: float) -> float:
-    """Return the probability that an arm pays whose rewards outnumber its blanks by ``lead``, the others' by theirs."""
+def _payoff_probability(lead: int, others: list[int], probability: float) -> float:
+    """Return the probability that an arm pays, given its lead of rewards over blanks and those of the others."""
     blank = 1 - probability
     if blank == 0:
         good = float(lead > 0) if lead else 1 / (1 + others.count(0))
@@ -166,7 +166,7 @@ def _chance(lead: int, others: list[int], probability: float) -> float:
 
 
 class BanditEnv(TaskEnv):
-    """Find the arm that pays (`recurl/Bandit-v0`): one row of `BanditVectorEnv`; see there.
+    """Find the arm that pays (`recurl/Bandit-v0`): one row of `BanditVectorEnv`, which has the details.
 
     Args:
         num_arms: number of arms; at least 2.

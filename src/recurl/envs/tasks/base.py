@@ -1,9 +1,9 @@
-"""Base classes of the tasks: vectorised rows, autoreset, seeding, saved state, and the single environment as one row.
+"""Base classes of the tasks: vectorized rows, autoreset, seeding, saved state, and the single environment as one row.
 
 A task is defined by its :class:`~recurl.envs.tasks.dynamics.Dynamics`. The single environment is one row of the vector
-environment, so the two always agree. All random numbers are drawn when an episode begins, from the row's own generator:
-the episodes of a row depend only on its seed, and row `i` of a vector environment seeded with `s` plays the same
-episodes as a single environment seeded with `s + i` (the rule of gymnasium's `SyncVectorEnv`).
+environment, so the two always agree. All random numbers are drawn when an episode begins, from the row's generator. The
+episodes of a row therefore depend only on its seed, and row `i` of a vector environment seeded with `s` plays the same
+episodes as a single environment seeded with `s + i` (as in gymnasium's `SyncVectorEnv`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ONE = np.array(1)  # adding an array is faster than adding a number
 
 
 def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Actions:
-    """Return `actions` as a flat int64 array, or refuse them.
+    """Validate discrete `actions` and return them as a flat int64 array.
 
     Args:
-        actions: integers in `[0, num_actions)` of shape `shape`: an array, or a value that numpy converts to one.
+        actions: integers in `[0, num_actions)` of shape `shape`, as an array or array-like.
         shape: `(num_envs,)`, or `()` for a single environment.
         num_actions: number of actions.
 
@@ -51,23 +51,22 @@ def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Act
     array = np.asarray(actions)
     if array.shape == shape and array.dtype.kind in "iu":
         flat = array if array.dtype is _INT64 and shape else array.reshape(-1).astype(np.int64, copy=False)
-        # As unsigned numbers, negative ones are huge: a single comparison checks both bounds.
+        # Viewed as unsigned, negative numbers are huge: a single comparison checks both bounds.
         if np.maximum.reduce(flat.view(np.uint64)) < num_actions:
             return flat
-        came = f"values from {array.min()} to {array.max()}"
+        got = f"values from {array.min()} to {array.max()}"
     else:
-        came = f"{array.dtype} of shape {array.shape}"
-    raise ArgumentError(f"an action must be an integer in [0, {num_actions}), all of them of shape {shape}; got {came}")
+        got = f"{array.dtype} of shape {array.shape}"
+    raise ArgumentError(f"actions must be integers in [0, {num_actions}) of shape {shape}; got {got}")
 
 
 def check_choices(actions: Any, shape: tuple[int, ...], nvec: NDArray[np.int64]) -> Actions:
-    """Return actions that choose several things each as an int64 array, or refuse them.
+    """Validate multi-discrete `actions` and return them as an int64 array.
 
     Args:
-        actions: integers from 0 of shape `shape`, below `nvec` along the last axis: an array, or a value that numpy
-            converts to one.
+        actions: integers of shape `shape`, at least 0 and below `nvec` along the last axis, as an array or array-like.
         shape: `(num_envs, n)`, or `(n,)` for a single environment.
-        nvec: how many choices there are of each thing, `[n]`.
+        nvec: number of choices of each component, `[n]`.
 
     Raises:
         ArgumentError: the shape differs, or the actions are not integers or out of range.
@@ -78,19 +77,19 @@ def check_choices(actions: Any, shape: tuple[int, ...], nvec: NDArray[np.int64])
     """
     array = np.asarray(actions)
     if array.shape != shape or array.dtype.kind not in "iu":
-        came = f"{array.dtype} of shape {array.shape}"
+        got = f"{array.dtype} of shape {array.shape}"
     elif ((array < 0) | (array >= nvec)).any():
-        came = f"values from {array.min(axis=0)} to {array.max(axis=0)}"
+        got = f"values from {array.min(axis=0)} to {array.max(axis=0)}"
     else:
         return array.astype(np.int64, copy=False)
-    raise ArgumentError(f"actions must be integers in [0, {nvec.tolist()}), all of them of shape {shape}; got {came}")
+    raise ArgumentError(f"actions must be integers in [0, {nvec.tolist()}) of shape {shape}; got {got}")
 
 
 def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[Any]]:
-    """Return `actions` as a floating-point array, or refuse them; a floating-point dtype is kept.
+    """Validate continuous `actions` and return them as a floating-point array; a floating-point dtype is kept.
 
     Args:
-        actions: real numbers of shape `shape`: an array, or a value that numpy converts to one.
+        actions: real numbers of shape `shape`, as an array or array-like.
         shape: `(num_envs, *action)`, or the shape of one action for a single environment.
 
     Raises:
@@ -109,10 +108,10 @@ def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[A
 
 
 class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
-    """Vector environment of a task: rows stepped together in numpy.
+    """Vector environment of a task, with all rows stepped together in NumPy.
 
     Observations are float32 `[num_envs, ...]`, actions integers `[num_envs]` or `[num_envs, n]` or real vectors
-    `[num_envs, n]`, rewards float64 `[num_envs]`, terminated and truncated bool `[num_envs]`; every array returned is
+    `[num_envs, n]`, rewards float64 `[num_envs]`, terminated and truncated bool `[num_envs]`. Every returned array is
     new. A row that reaches the step limit is truncated, whether or not it also terminated (as in gymnasium's
     `TimeLimit`).
 
@@ -121,17 +120,18 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         num_envs: number of rows.
         autoreset_mode: gymnasium's `AutoresetMode` or its value. `NEXT_STEP`: the step after an episode's end ignores
             the row's action and returns the new episode's first observation with reward 0. `SAME_STEP`: the last step
-            returns it, and `info["final_obs"]` (object array, None where `info["_final_obs"]` is False) the true one.
-            `DISABLED`: finished rows are reset with `reset(options={"reset_mask": mask})`, mask bool `[num_envs]`.
+            returns that observation, and `info["final_obs"]` (object array, None where `info["_final_obs"]` is False)
+            the true final one. `DISABLED`: finished rows are reset with `reset(options={"reset_mask": mask})`, mask
+            bool `[num_envs]`.
 
     Attributes:
         dynamics: the task.
-        state: its arrays by name, rows last.
-        rngs: one generator for each row.
+        state: state arrays by name, rows last.
+        rngs: one generator per row.
 
     Raises:
         ArgumentError: `autoreset_mode` is unknown, `num_envs` is below 1, or a function of the dynamics returns
-            something else than it should.
+            an invalid result.
     """
 
     def __init__(
@@ -155,22 +155,22 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._any_done = False
         self._started = False
         self.rngs = [seeding.np_random()[0] for _ in range(num_envs)]
-        begun = check_step(dynamics, HOST, lambda: RowDraw([np.random.default_rng(TRIAL_SEED)]), 1)
+        initial = check_step(dynamics, HOST, lambda: RowDraw([np.random.default_rng(TRIAL_SEED)]), 1)
         check_memory(dynamics)
         self.state: dict[str, Any] = {
-            name: np.zeros((*value.shape[:-1], num_envs), value.dtype) for name, value in begun.items()
+            name: np.zeros((*value.shape[:-1], num_envs), value.dtype) for name, value in initial.items()
         }
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        """Steps that each row has made in its episode."""
+        """Number of steps in the current episode of each row."""
         return self._steps
 
     def draw(self, row: int) -> Frame:
-        """Return a picture of a row, uint8 `[height, width, 3]`.
+        """Return an image of a row, uint8 `[height, width, 3]`.
 
         Raises:
-            UnsupportedError: the task has none.
+            UnsupportedError: the task can't be rendered.
         """
         raise UnsupportedError(f"{type(self).__name__} can't be drawn: define draw(row).")
 
@@ -180,13 +180,14 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Begin an episode in every row, or in the rows of `options["reset_mask"]` (bool `[num_envs]`).
 
         Args:
-            seed: row `i`, if it is reset, is seeded with `seed + i`, or with the i-th of several seeds, one for each
+            seed: row `i`, if it is reset, is seeded with `seed + i`, or with the i-th seed of a sequence with one per
                 row; None keeps the current generators.
-            options: may hold `reset_mask`. Rows outside it keep their state, and their observation is returned again.
+            options: may contain `reset_mask`. Rows outside of it keep their state, and their observation is returned
+                again.
 
         Raises:
-            ArgumentError: `options` holds anything else, the mask isn't bool `[num_envs]` with at least one True, or
-                there isn't one seed for each row.
+            ArgumentError: `options` contains anything else, the mask isn't bool `[num_envs]` with at least one True, or
+                there isn't one seed per row.
             UsageError: the first reset has a mask that excludes rows.
         """
         rows = self._rows_to_reset({} if options is None else options)
@@ -217,7 +218,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """
         actions = self.checked(actions, self._done.shape)
         if not self._started or (self._any_done and self._mode is AutoresetMode.DISABLED):
-            self._refuse_to_step()
+            self._raise_on_step()
         self.state, reward, terminated = self.dynamics.advance(HOST, self.state, self._steps, actions)
         self._steps = self._steps + _ONE
         truncated = self._steps >= self._step_limit
@@ -240,7 +241,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return observations, reward, terminated, truncated, info
 
     def checked(self, actions: Any, rows: tuple[int, ...]) -> NDArray[Any]:
-        """Return `actions` as an array, or refuse them.
+        """Validate `actions` and return them as an array.
 
         Args:
             actions: integers `rows` or `[*rows, n]`, or real vectors `[*rows, n]`.
@@ -256,7 +257,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return check_vectors(actions, shape) if isinstance(space, Box) else check_choices(actions, shape, space.nvec)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the complete state of all rows: arrays, and the generators' states as plain containers.
+        """Return the complete state of all rows: arrays, and generator states as plain containers.
 
         Raises:
             UsageError: called before the first reset.
@@ -268,7 +269,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by `get_state` of this environment, or of another one with the same arguments.
+        """Restore a state returned by `get_state` of this environment, or of one with the same arguments.
 
         Raises:
             ArgumentError: an entry is missing or has another shape.
@@ -309,7 +310,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             raise UsageError("the first reset must reset every row; call reset() without reset_mask first")
         return np.flatnonzero(mask)
 
-    def _refuse_to_step(self) -> None:
+    def _raise_on_step(self) -> None:
         if not self._started:
             raise UsageError("step() was called before the first reset(); call reset() first")
         raise UsageError(
@@ -323,13 +324,13 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
 
     Args:
         rows: a vector environment of one row with autoreset DISABLED.
-        render_mode: `"rgb_array"`: `render()` returns a picture; None: it returns None.
+        render_mode: `"rgb_array"` lets `render()` return an image; None lets it return None.
 
     Raises:
-        ArgumentError: `render_mode` is another.
+        ArgumentError: `render_mode` is invalid.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 - gymnasium declares it so
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 - declared like this by gymnasium
 
     def __init__(self, rows: TaskVectorEnv, render_mode: str | None = None) -> None:
         if render_mode not in (None, "rgb_array"):
@@ -364,7 +365,7 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         return observations[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def render(self) -> Frame | None:  # pyright: ignore[reportIncompatibleMethodOverride] - gymnasium allows more
-        """Return a picture, uint8 `[height, width, 3]`; None where no `render_mode` was given."""
+        """Return an image, uint8 `[height, width, 3]`, or None without a `render_mode`."""
         return None if self.render_mode is None else self._rows.draw(0)
 
     def get_state(self) -> dict[str, Any]:

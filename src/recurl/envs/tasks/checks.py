@@ -1,4 +1,4 @@
-"""Checks of a task's functions: of the right shapes and dtypes, pure, in memory of their own."""
+"""Checks of a task's functions: shapes, dtypes, purity, and freshly allocated results."""
 
 from __future__ import annotations
 
@@ -19,70 +19,72 @@ from recurl.errors import ArgumentError, RecurlError
 from recurl.seeding import derive_seed
 from recurl.source_lines import line_of
 
-__all__ = ["TRIAL_SEED", "called", "check_memory", "check_step"]
+__all__ = ["TRIAL_SEED", "call_checked", "check_memory", "check_step"]
 
 TRIAL_SEED = derive_seed(0, "trial of the dynamics")
-"""Seed of the random numbers that a task is checked with, which are drawn again for each call."""
-_OWN = tuple(str(Path(__file__).with_name(name)) for name in ("checks.py", "namespaces.py", "tensor_functions.py"))
-_ROUNDING = 1e-5  # that sums on a GPU may differ by from call to call
+"""Seed of the random numbers used to check a task, restarted for each call."""
+_LIBRARY_FILES = tuple(
+    str(Path(__file__).with_name(name)) for name in ("checks.py", "namespaces.py", "tensor_functions.py")
+)
+_ROUNDING = 1e-5  # relative difference of sums on a GPU from call to call
 
 
 def check_step(dynamics: Dynamics, xp: Namespace, make_draw: Callable[[], Draw], rows: int) -> State:
-    """Begin an episode, play a step, and return the state at the beginning; refuse functions that break the rules.
+    """Check the functions of a task by playing one step, and return the initial state.
 
-    Each is called twice: it must return the same, and leave its arguments as they were.
+    Each function is called twice. It must return the same result, and not modify its arguments.
 
     Args:
         dynamics: the task.
         xp: the namespace.
-        make_draw: makes a source of random numbers of `rows` rows, the same ones each time.
+        make_draw: creates a source of random numbers for `rows` rows, the same numbers each time.
         rows: number of rows.
 
     Raises:
-        ArgumentError: a function fails, returns something else than it should, or isn't pure.
+        ArgumentError: a function fails, returns an invalid result, or isn't pure.
     """
-    begun = _pure(dynamics, "begin", lambda: called(dynamics, "begin", xp, make_draw()))
-    _check_state(dynamics, begun, rows)
+    initial = _call_twice(dynamics, "begin", lambda: call_checked(dynamics, "begin", xp, make_draw()))
+    _check_state(dynamics, initial, rows)
     steps, seen = xp.zeros(rows, dtype=xp.int64), dynamics.observation_space
-    observations = _pure(dynamics, "observe", lambda: called(dynamics, "observe", xp, begun, steps))
+    observations = _call_twice(dynamics, "observe", lambda: call_checked(dynamics, "observe", xp, initial, steps))
     _check(dynamics, "observe", "the observations", observations, str(seen.dtype), (rows, *seen.shape))
-    actions = _no_actions(dynamics, xp, rows)
-    result = _pure(dynamics, "advance", lambda: called(dynamics, "advance", xp, begun, steps, actions))
+    actions = _zero_actions(dynamics, xp, rows)
+    result = _call_twice(dynamics, "advance", lambda: call_checked(dynamics, "advance", xp, initial, steps, actions))
     if not isinstance(result, tuple) or len(result) != 3:
         raise ArgumentError(
-            f"{_name(dynamics)}.advance must return the state, the rewards and terminated; got {_described(result)}"
+            f"{_name(dynamics)}.advance must return the state, the rewards and terminated; got {_describe(result)}"
         )
     state, reward, terminated = result
     _check(dynamics, "advance", "the rewards", reward, "float", (rows,))
     _check(dynamics, "advance", "terminated", terminated, "bool", (rows,))
-    found = _described(state)
-    if found != _described(begun):
+    found = _describe(state)
+    if found != _describe(initial):
         raise ArgumentError(
-            f"{_name(dynamics)}.advance must return a state like the one it got, {_described(begun)}; got {found}"
+            f"{_name(dynamics)}.advance must return a state like the one it got, {_describe(initial)}; got {found}"
         )
-    return begun
+    return initial
 
 
-def called(
+def call_checked(
     dynamics: Dynamics,
     function: str,
     xp: Namespace,
     *arguments: Any,
     within: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Any:
-    """Return what a function of the task returns.
+    """Call a function of the task and return its result, with checks.
 
     Args:
         dynamics: the task.
-        function: its name.
+        function: name of the function.
         xp: the namespace.
-        *arguments: the other arguments; it must not change them.
-        within: makes a context to call it in.
+        *arguments: the other arguments, which the function must not modify.
+        within: creates a context manager to call the function in.
 
     Raises:
-        ArgumentError: it fails, or changes an argument.
+        ArgumentError: the function fails, returns arrays of the wrong library, or modifies an argument.
     """
-    before = _copied(arguments)
+    before = _copy(arguments)
     try:
         with within():
             result = getattr(dynamics, function)(xp, *arguments)
@@ -90,77 +92,77 @@ def called(
         raise
     except Exception as error:
         said = " ".join(str(error).split())
-        line = line_of(traceback.extract_tb(error.__traceback__), *_OWN) or "a call of it raises"
+        line = line_of(traceback.extract_tb(error.__traceback__), *_LIBRARY_FILES) or "a call of it raises"
         on = "the host" if xp is HOST else "a device"
         raise ArgumentError(
-            f"{_name(dynamics)}.{function} fails on {on}, as {line}: {type(error).__name__}: {said}. Take "
-            "operators of arrays and functions of xp, which are the same for NumPy and torch"
+            f"{_name(dynamics)}.{function} fails on {on}, as {line}: {type(error).__name__}: {said}. Use "
+            "array operators and functions of xp, which are the same for NumPy and torch"
         ) from error
     if any(isinstance(array, Tensor) == (xp is HOST) for array in _arrays(result)):
         raise ArgumentError(
-            f"{_name(dynamics)}.{function} must return arrays as xp makes them, NumPy's on the host and tensors on a "
-            f"device; got {_described(result)} of another library: take functions of xp"
+            f"{_name(dynamics)}.{function} must return arrays of xp, NumPy arrays on the host and tensors on a "
+            f"device; got {_describe(result)} of another library: use functions of xp"
         )
-    if not _same(before, arguments):
+    if not _equal(before, arguments):
         raise ArgumentError(
             f"{_name(dynamics)}.{function} must not change its arguments: return new arrays, x = x + 1 instead of "
-            "x += 1, and xp.where(mask, a, b) instead of an assignment to a part"
+            "x += 1, and xp.where(mask, a, b) instead of assigning to a slice"
         )
     return result
 
 
 def check_memory(dynamics: Dynamics) -> None:
-    """Refuse functions that return arrays which must not be written to, or which are part of each other.
+    """Check that the functions of a task return writable arrays that don't share memory.
 
-    A vector environment on the host writes the beginnings of new episodes into the arrays of the state.
+    A vector environment on the host writes the initial states of new episodes into the state arrays.
 
     Args:
         dynamics: the task.
 
     Raises:
-        ArgumentError: an array is not new, or read-only.
+        ArgumentError: an array is read-only, or shares memory with another one.
     """
-    begun = dynamics.begin(HOST, RowDraw([np.random.default_rng(TRIAL_SEED)]))
+    initial = dynamics.begin(HOST, RowDraw([np.random.default_rng(TRIAL_SEED)]))
     steps = np.zeros(1, dtype=np.int64)
-    actions = _no_actions(dynamics, HOST, 1)
-    first, second = (dynamics.advance(HOST, begun, steps, actions)[0] for _ in range(2))
+    actions = _zero_actions(dynamics, HOST, 1)
+    first, second = (dynamics.advance(HOST, initial, steps, actions)[0] for _ in range(2))
     seen = dynamics.observe(HOST, first, steps)
     for name, array in first.items():
         others = [seen, *(other for key, other in first.items() if key != name)]
-        if array is not begun[name]:
+        if array is not initial[name]:
             others.append(second[name])
         if not array.flags.writeable or any(np.shares_memory(array, other) for other in others):
             raise ArgumentError(
-                f"every array that {_name(dynamics)} returns must be a new one, or part of the state that stays the "
-                f"same; but {name!r} shares its memory with another: copy it, as xp.astype does"
+                f"every array that {_name(dynamics)} returns must be a new one, or an unchanged part of the state; "
+                f"but {name!r} is read-only or shares its memory with another: copy it, for example with xp.astype"
             )
 
 
-def _no_actions(dynamics: Dynamics, xp: Namespace, rows: int) -> Any:
+def _zero_actions(dynamics: Dynamics, xp: Namespace, rows: int) -> Any:
     """Return actions of zeros."""
     space = dynamics.action_space
     return xp.zeros((rows, *(space.shape or ())), dtype=xp.float32 if isinstance(space, Box) else xp.int64)
 
 
-def _pure(dynamics: Dynamics, function: str, call: Callable[[], Any]) -> Any:
-    """Return a result that is the same when it is asked for again."""
+def _call_twice(dynamics: Dynamics, function: str, call: Callable[[], Any]) -> Any:
+    """Return the result of ``call``, after checking that a second call returns the same."""
     result = call()
-    if not _same(result, call()):
+    if not _equal(result, call()):
         raise ArgumentError(
             f"{_name(dynamics)}.{function} must return the same for the same arguments, but a second call differed: "
-            "draw all random numbers in begin, by draw, and keep nothing from one call to the next"
+            "draw all random numbers in begin, with draw, and keep no state between calls"
         )
     return result
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two results or arguments are of one kind and, to rounding, have equal numbers, NaN included."""
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two results or arguments have the same structure and equal numbers, to rounding, NaN included."""
     if isinstance(one, Mapping):
-        return isinstance(other, Mapping) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+        return isinstance(other, Mapping) and one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
     if isinstance(one, tuple):
-        return isinstance(other, tuple) and len(one) == len(other) and all(map(_same, one, other))
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, Tensor | np.ndarray) and isinstance(other, Tensor | np.ndarray):
-        first, second = map(torch.as_tensor, (_copied(one), _copied(other)))  # an array may be read-only
+        first, second = map(torch.as_tensor, (_copy(one), _copy(other)))  # an array may be read-only
         return first.shape == second.shape and torch.allclose(first, second, rtol=_ROUNDING, atol=0.0, equal_nan=True)
     return type(one) is type(other)
 
@@ -173,11 +175,11 @@ def _arrays(value: Any) -> list[Any]:
     return [value] if isinstance(value, Tensor | np.ndarray) else []
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _copied(part) for name, part in value.items()}
+        return {name: _copy(part) for name, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(map(_copied, value))
+        return tuple(map(_copy, value))
     if isinstance(value, Tensor):
         return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -186,29 +188,28 @@ def _copied(value: Any) -> Any:
 def _check_state(dynamics: Dynamics, state: Any, rows: int) -> None:
     arrays = state.values() if isinstance(state, dict) else [None]
     if not all(isinstance(array, Tensor | np.ndarray) for array in arrays):
-        raise ArgumentError(f"{_name(dynamics)}.begin must return a dict of arrays; got {_described(state)}")
+        raise ArgumentError(f"{_name(dynamics)}.begin must return a dict of arrays; got {_describe(state)}")
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     if any(shape[-1:] != (rows,) for shape in shapes.values()):
         raise ArgumentError(
-            f"the last axis of every array that {_name(dynamics)}.begin returns must count the {rows} rows; got "
-            f"shapes {shapes}"
+            f"the last axis of every array that {_name(dynamics)}.begin returns must have one entry for each of the "
+            f"{rows} rows; got shapes {shapes}"
         )
 
 
 def _check(dynamics: Dynamics, function: str, what: str, value: Any, kind: str, shape: tuple[int, ...]) -> None:
-    came = tuple(getattr(value, "shape", ()))
-    if not _kind(value).startswith(kind) or came != shape:
+    got = tuple(getattr(value, "shape", ()))
+    if not _kind(value).startswith(kind) or got != shape:
         raise ArgumentError(
-            f"{what} of {_name(dynamics)}.{function} must be {kind} of shape {shape}; got {_kind(value)} of shape "
-            f"{came}"
+            f"{what} of {_name(dynamics)}.{function} must be {kind} of shape {shape}; got {_kind(value)} of shape {got}"
         )
 
 
-def _described(value: Any) -> Any:
+def _describe(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _described(part) for name, part in value.items()}
+        return {name: _describe(part) for name, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(map(_described, value))
+        return tuple(map(_describe, value))
     return (_kind(value), tuple(value.shape)) if hasattr(value, "shape") else _kind(value)
 
 

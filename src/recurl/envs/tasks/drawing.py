@@ -1,4 +1,4 @@
-"""Pictures of the tasks: filled shapes on an array of pixels."""
+"""Rendering of the tasks: filled shapes on an array of pixels."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ BLACK, GREY, LIGHT, RED, GREEN, BLUE, BROWN = (
 
 
 class Canvas:
-    """A white picture.
+    """White canvas to draw filled shapes on.
 
     Args:
-        width: pixels.
-        height: pixels.
+        width: width in pixels.
+        height: height in pixels.
 
     Attributes:
-        pixels: uint8 ``[height, width, 3]``.
+        pixels: the image, uint8 ``[height, width, 3]``.
 
-    Points are pairs of x (to the right) and y (downwards), in pixels; what is outside the picture is cut off.
+    Points are pairs of x (rightwards) and y (downwards), in pixels. Shapes are clipped to the canvas.
 
     Example:
         >>> canvas = Canvas(4, 2)
@@ -48,7 +48,7 @@ class Canvas:
         self._y, self._x = np.mgrid[:height, :width] + 0.5
 
     def polygon(self, corners: Sequence[Point], color: Color) -> None:
-        """Fill a convex polygon; its corners follow each other in either direction."""
+        """Fill a convex polygon, with corners in clockwise or counterclockwise order."""
         points = np.asarray(corners, dtype=np.float64)
         edges = np.roll(points, -1, 0) - points
         sides = np.stack(
@@ -57,7 +57,7 @@ class Canvas:
         self.pixels[(sides >= 0).all(0) | (sides <= 0).all(0)] = color
 
     def rectangle(self, corner: Point, opposite: Point, color: Color) -> None:
-        """Fill a rectangle that is parallel to the axes."""
+        """Fill an axis-aligned rectangle."""
         (left, top), (right, bottom) = corner, opposite
         self.polygon([(left, top), (right, top), (right, bottom), (left, bottom)], color)
 

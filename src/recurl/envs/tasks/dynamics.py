@@ -1,4 +1,4 @@
-"""Dynamics of a task: pure functions of arrays, written once for NumPy arrays on the host and tensors on a device."""
+"""Dynamics of a task: pure array functions, written once for NumPy arrays on the host and tensors on a device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from recurl.errors import ArgumentError
 __all__ = ["Dynamics", "State", "check_count", "check_state"]
 
 State: TypeAlias = dict[str, Any]
-"""Arrays by name; the last axis of each counts the rows."""
+"""Arrays by name, with rows along the last axis."""
 
 
 def check_count(name: str, value: Any, minimum: int) -> int:
-    """Return `value`, an integer of at least `minimum`, or raise ArgumentError naming it.
+    """Return `value` if it is an integer of at least `minimum`; otherwise raise an ArgumentError that names it.
 
     Example:
         >>> check_count("k", 4, minimum=1)
@@ -31,30 +31,30 @@ def check_count(name: str, value: Any, minimum: int) -> int:
 
 
 class Dynamics(ABC):
-    """What a task does, for many rows at once: how episodes begin, go on and look.
+    """Base class of a task's dynamics for many rows at once: initial states, transitions, and observations.
 
-    The three functions use the operators of arrays and the functions of the namespace `xp` that they are given: NumPy
-    arrays on the host (:class:`~recurl.envs.tasks.base.TaskVectorEnv`), or tensors on a device
-    (:class:`~recurl.envs.TensorEnv`). They are pure: they change none of their arguments, keep nothing, and don't ask
-    for the values in an array (`if`, `float(...)`, masks as an index), as that would wait for the device. Rows are
-    independent of each other. All randomness is drawn when an episode begins.
+    The three functions use array operators and the functions of the namespace `xp` passed to them, with NumPy arrays on
+    the host (:class:`~recurl.envs.tasks.base.TaskVectorEnv`) or tensors on a device (:class:`~recurl.envs.TensorEnv`).
+    They are pure: they don't modify their arguments, keep no state, and don't depend on values of arrays in Python
+    (`if`, `float(...)`, boolean indexing), as that would synchronize with the device. Rows are independent of each
+    other. All random numbers are drawn when an episode begins.
 
-    Rows are the last axis of every array of the state, so that numbers per row (`[rows]`) broadcast, and the first axis
-    of actions and observations.
+    Rows are the last axis of every state array, so that per-row numbers (`[rows]`) broadcast, and the first axis of
+    actions and observations.
 
     Args:
         observation_space: space of one row's observation: numbers, or bits.
-        actions: number of discrete actions; or a sequence of such numbers, where an action chooses several things at
-            once; or the Box of one continuous action.
-        step_limit: steps after which an episode is truncated, at least 1.
+        actions: number of discrete actions; a sequence of such numbers for multi-discrete actions; or the Box of a
+            continuous action.
+        step_limit: number of steps after which an episode is truncated, at least 1.
 
     Attributes:
         observation_space: space of one row's observation.
         action_space: space of one row's action.
-        step_limit: steps after which an episode is truncated.
+        step_limit: number of steps after which an episode is truncated.
 
     Raises:
-        ArgumentError: an argument is none of these.
+        ArgumentError: an argument is invalid.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Dynamics(ABC):
         if not isinstance(observation_space, Box | MultiBinary):  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentError(
                 f"the observation_space of {type(self).__name__} must be a Box or MultiBinary, one array; got "
-                f"{observation_space}: put several parts into one array, one after the other"
+                f"{observation_space}: concatenate several parts into one array"
             )
         self.observation_space = observation_space
         self.action_space = _action_space(actions)
@@ -71,36 +71,36 @@ class Dynamics(ABC):
 
     @abstractmethod
     def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Return the state of rows that begin an episode.
+        """Return the initial state of rows that begin an episode.
 
         Args:
             xp: the namespace.
-            draw: their random numbers; the only way to learn how many rows there are.
+            draw: source of random numbers, which also determines the number of rows.
         """
 
     @abstractmethod
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
         """Return the state after a step, its reward `[rows]` and `terminated`, bool `[rows]`, as new arrays.
 
-        The step limit is not this function's business. It must not raise for rows whose episode has ended: they may be
-        stepped, and the result dropped.
+        Ignore the step limit, which the environment handles. Don't raise for rows whose episode has ended: they may be
+        stepped, and the result is discarded.
 
         Args:
             xp: the namespace.
-            state: arrays as :meth:`begin` or this function returned them; one that stays the same may be returned.
-            steps: steps that each row has made in its episode, without this one, int64 `[rows]`.
-            actions: integers `[rows]`, or `[rows, n]` where an action chooses several things; or real vectors
-                `[rows, n]`.
+            state: state arrays as returned by :meth:`begin` or this function; unchanged ones may be returned as they
+                are.
+            steps: number of previous steps in each row's episode, int64 `[rows]`.
+            actions: integers `[rows]`, or `[rows, n]` for multi-discrete actions; or real vectors `[rows, n]`.
         """
 
     @abstractmethod
     def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
-        """Return the observations of a state, `[rows, ...]` of the space's dtype; a new array, as `xp.astype` makes.
+        """Return the observations of a state, `[rows, ...]` of the space's dtype, as a new array (see `xp.astype`).
 
         Args:
             xp: the namespace.
             state: the state.
-            steps: steps that each row has made in its episode, int64 `[rows]`.
+            steps: number of steps in each row's episode, int64 `[rows]`.
         """
 
 
@@ -111,17 +111,17 @@ def _action_space(actions: Any) -> Discrete | MultiDiscrete | Box:
     numbers: list[Any] = list(cast(Sequence[Any], actions)) if several else [actions]
     if not numbers or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in numbers):
         raise ArgumentError(
-            "actions must be how many there are, such as 3; a list of such numbers, where an action chooses several "
-            f"things; or the Box of a real action; got {actions!r}"
+            "actions must be the number of actions, such as 3; a list of such numbers for multi-discrete actions; or "
+            f"the Box of a continuous action; got {actions!r}"
         )
     counts = [int(number) for number in numbers]
     return MultiDiscrete(counts) if several else Discrete(counts[0])
 
 
 def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ArgumentError unless `state` has exactly these entries with these shapes (the shape of a list: `(n,)`)."""
-    came = {name: (len(value),) if isinstance(value, list) else tuple(np.shape(value)) for name, value in state.items()}
-    if came != dict(shapes):
+    """Raise ArgumentError unless `state` has exactly the given entries and shapes (a list has shape `(n,)`)."""
+    got = {name: (len(value),) if isinstance(value, list) else tuple(np.shape(value)) for name, value in state.items()}
+    if got != dict(shapes):
         raise ArgumentError(
-            f"the state must come from an environment built with the same arguments: entries {dict(shapes)}; got {came}"
+            f"the state must come from an environment built with the same arguments: entries {dict(shapes)}; got {got}"
         )

@@ -57,12 +57,12 @@ class MaskedCartPole(Dynamics):
         super().__init__(observation_space=_positions_space(), actions=2, step_limit=limit)
 
     def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Return four small numbers for every row."""
+        """Draw four small numbers per row."""
         return {"physical": draw.uniform(-0.05, 0.05, (4,))}
 
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
         """Push the cart."""
-        # The same operations in the same order as CartPoleEnv.step, so that every bit agrees.
+        # The same operations in the same order as CartPoleEnv.step, for bitwise agreement.
         physical = state["physical"]
         _, x_dot, theta, theta_dot = physical
         cos = xp.cos(theta)
@@ -81,29 +81,29 @@ class MaskedCartPole(Dynamics):
 
 
 class MaskedCartPoleVectorEnv(TaskVectorEnv):
-    """Balance a pole on a cart from positions only (`recurl/MaskedCartPole-v1`, vectorised).
+    """Balance a pole on a cart from positions only (`recurl/MaskedCartPole-v1`, vectorized).
 
     The dynamics, the constants and the initial state (all four numbers uniform in [-0.05, 0.05]) are those of
     gymnasium's CartPole-v1 (Barto, Sutton and Anderson, 1983), bit for bit. The two velocities are hidden.
 
     Observation: float32 `[2]`: cart position (m) and pole angle (rad).
     Actions: `Discrete(2)`: 0 pushes the cart to the left, 1 to the right.
-    Reward: 1 for each step, the one that ends the episode included.
+    Reward: 1 for each step, including the one that ends the episode.
     Episode: terminated when the cart is more than 2.4 m from the middle or the pole more than 12 degrees from the
     vertical; truncated after `max_episode_steps`.
 
-    Optimal return: `max_episode_steps`. Two successive observations give the velocities, and with these CartPole can be
-    balanced forever.
+    Optimal return: `max_episode_steps`. Two successive observations determine the velocities, and with these CartPole
+    can be balanced indefinitely.
 
-    Best memoryless return: about 100, a fifth of that; measured, as no closed form is known. It is low because a force
-    that depends on the positions alone does not damp the motion (the divergence of the flow is 0: state volume is
-    preserved, so no such policy makes the upright pole attractive), while the Euler steps of 0.02 s and the choice
-    between only two forces add energy; the swing grows until the pole falls.
+    Best memoryless return: about 100, a fifth of that. This is measured, as no closed form is known. It is low because
+    a force that depends on the positions alone does not damp the motion (the divergence of the flow is 0: state volume
+    is preserved, so no such policy makes the upright pole attractive), while the Euler steps of 0.02 s and the choice
+    between only two forces add energy. The swing grows until the pole falls.
     The value was measured by a cross-entropy search over deterministic and stochastic policies of the current
-    observation: 51 for the best logistic policy of a line `a x + b theta`, and no more for the best network of 12 tanh
-    units, which is what a small policy network finds; 98 for the sign of such a line plus 12 sine waves of the
-    positions, some of which oscillate within a hundredth of a rad: they are a dither between the two forces. The search
-    found none better; this is no proof that none exists.
+    observation. The best logistic policy of a line `a x + b theta` reaches 51, and so does the best network of 12 tanh
+    units, the kind of solution that a small policy network finds. The sign of such a line plus 12 sine waves of the
+    positions reaches 98; some of the waves oscillate within a hundredth of a rad, as a dither between the two forces.
+    The search found nothing better, which is not a proof.
 
     Args:
         num_envs: number of rows.
@@ -131,13 +131,13 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
         super().__init__(MaskedCartPole(max_episode_steps), num_envs, autoreset_mode)
 
     def draw(self, row: int) -> Frame:
-        """Return a picture of cart and pole."""
+        """Return an image of cart and pole."""
         x, _, angle, _ = self.state["physical"][:, row].tolist()
         return _draw(x, angle)
 
     @staticmethod
     def optimal_return(max_episode_steps: int = 500) -> float:
-        """Return the return of an agent that infers the velocities from its memory: the reward of every step.
+        """Return the return of an agent that infers the velocities by memory: a reward at every step.
 
         Example:
             >>> MaskedCartPoleVectorEnv.optimal_return()
@@ -147,7 +147,7 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def memoryless_return(max_episode_steps: int = 500) -> float:
-        """Return the mean return of the best known policy of the current positions, rounded; see the class for details.
+        """Return the rounded mean return of the best known policy of the current positions; see the class.
 
         Example:
             >>> MaskedCartPoleVectorEnv.memoryless_return()
@@ -164,8 +164,8 @@ class MaskedCartPoleEnv(CartPoleEnv):
 
     Args:
         max_episode_steps: number of steps after which an episode is truncated; at least 1. `gymnasium.make` does not
-            pass an argument of this name on but wraps the environment in a `TimeLimit`, which can only lower the limit.
-        render_mode: see CartPoleEnv; `"rgb_array"` is drawn without pygame.
+            forward an argument of this name but wraps the environment in a `TimeLimit`, which can only lower the limit.
+        render_mode: see CartPoleEnv; `"rgb_array"` is rendered without pygame.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -191,8 +191,8 @@ class MaskedCartPoleEnv(CartPoleEnv):
         self._steps = 0
         return observation[0::2].copy(), info
 
-    # CartPoleEnv is typed as never truncating, which its TimeLimit does; this one counts its steps itself.
-    def step(  # pyright: ignore[reportIncompatibleMethodOverride] - so it differs
+    # CartPoleEnv is typed as never truncating, as its TimeLimit does; this class counts its steps itself.
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride] - hence the different type
         self, action: Any
     ) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Play one step.
@@ -208,7 +208,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
         return observation[0::2].copy(), reward, terminated, self._steps >= self._step_limit, info
 
     def render(self) -> Any:
-        """Return a picture, uint8 `[height, width, 3]`; the other modes are CartPoleEnv's."""
+        """Return an image, uint8 `[height, width, 3]`; other modes are rendered by CartPoleEnv."""
         if self.render_mode != "rgb_array":
             return super().render()
         x, _, angle, _ = self._check_started().tolist()
@@ -221,7 +221,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
             UsageError: called before the first reset.
         """
         physical = self._check_started().copy()
-        # -1 stands for None: the pole has not fallen.
+        # -1 represents None: the pole has not fallen.
         fallen = -1 if self.steps_beyond_terminated is None else self.steps_beyond_terminated
         rng = self.np_random.bit_generator.state
         return {"steps": self._steps, "steps_beyond_terminated": fallen, "physical": physical, "rng": [rng]}

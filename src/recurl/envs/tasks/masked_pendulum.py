@@ -43,14 +43,14 @@ class MaskedPendulum(Dynamics):
         )
 
     def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Return an angle and a velocity for every row."""
+        """Draw an angle and a velocity per row."""
         angle = draw.uniform(-DEFAULT_X, DEFAULT_X)
         return {"physical": xp.stack((angle, draw.uniform(-DEFAULT_Y, DEFAULT_Y)))}
 
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
         """Apply the torque."""
-        # The same operations in the same order as PendulumEnv.step, so that every bit of the state agrees. The square
-        # of an array may differ from that of a scalar in the last bit, so rewards agree to rounding.
+        # The same operations in the same order as PendulumEnv.step, for bitwise agreement of the state. The square of
+        # an array may differ from that of a scalar in the last bit, so rewards agree to rounding.
         angle, velocity = state["physical"]
         torque = xp.clip(actions[:, 0], -_TORQUE, _TORQUE)
         upright = ((angle + xp.pi) % (2 * xp.pi)) - xp.pi
@@ -67,7 +67,7 @@ class MaskedPendulum(Dynamics):
 
 
 class MaskedPendulumVectorEnv(TaskVectorEnv):
-    """Swing a pendulum up and keep it there, from its angle only (`recurl/MaskedPendulum-v1`, vectorised).
+    """Swing a pendulum up and keep it there, from its angle only (`recurl/MaskedPendulum-v1`, vectorized).
 
     The dynamics, the constants, the reward and the initial state (angle uniform in [-pi, pi], velocity in [-1, 1]) are
     those of gymnasium's Pendulum-v1: states bit for bit, rewards to rounding. The angular velocity is hidden.
@@ -77,14 +77,14 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
     Reward: `-(angle^2 + 0.1 velocity^2 + 0.001 torque^2)` of the state before the step, the angle in [-pi, pi).
     Episode: never terminated; truncated after `max_episode_steps`.
 
-    Optimal return: about -138; measured, as no closed form is known: dynamic programming over a grid of 181 angles,
+    Optimal return: about -138, measured, as no closed form is known: dynamic programming over a grid of 181 angles,
     181 velocities and 17 torques for 200 steps, then the mean over 4000 starts of the policy that is greedy with
-    respect to its values. Two successive observations give the velocity, so an agent with memory can do as well.
+    respect to its values. Two successive observations determine the velocity, so an agent with memory can do as well.
 
-    Best memoryless return: about -1000, against -1220 without any torque; measured by a cross-entropy search over
+    Best memoryless return: about -1000, compared with -1220 without any torque; measured by a cross-entropy search over
     policies `2 tanh(...)` of a Fourier series of the angle, with 2 and 4 harmonics. It is low because a torque that
-    depends on the angle alone does no work over a swing forth and back, so it can neither drive nor damp the pendulum.
-    The search found none better; this is no proof that none exists.
+    depends on the angle alone does no work over a swing back and forth, so it can neither drive nor damp the pendulum.
+    The search found nothing better, which is not a proof.
 
     Args:
         num_envs: number of rows.
@@ -112,7 +112,7 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
         super().__init__(MaskedPendulum(max_episode_steps), num_envs, autoreset_mode)
 
     def draw(self, row: int) -> Frame:
-        """Return a picture of the pendulum."""
+        """Return an image of the pendulum."""
         canvas = Canvas(200, 200)
         angle = float(self.state["physical"][0, row])
         end = (100 - 75 * float(np.sin(angle)), 100 - 75 * float(np.cos(angle)))
@@ -123,7 +123,7 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def optimal_return(max_episode_steps: int = 200) -> float:
-        """Return the mean return of an agent that knows the velocity, rounded; scaled to other lengths, as an estimate.
+        """Return the rounded mean return of an agent that knows the velocity; scaled for other lengths, as an estimate.
 
         Example:
             >>> MaskedPendulumVectorEnv.optimal_return()
@@ -133,7 +133,7 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def memoryless_return(max_episode_steps: int = 200) -> float:
-        """Return the mean return of the best known policy of the current angle, rounded; scaled to other lengths.
+        """Return the rounded mean return of the best known policy of the current angle; scaled for other lengths.
 
         Example:
             >>> MaskedPendulumVectorEnv.memoryless_return()
@@ -149,7 +149,7 @@ class MaskedPendulumEnv(TaskEnv):
 
     Args:
         max_episode_steps: number of steps after which an episode is truncated; at least 1. `gymnasium.make` does not
-            pass an argument of this name on but wraps the environment in a `TimeLimit`, which can only lower the limit.
+            forward an argument of this name but wraps the environment in a `TimeLimit`, which can only lower the limit.
 
     Example:
         >>> env = MaskedPendulumEnv()

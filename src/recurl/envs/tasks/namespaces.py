@@ -1,7 +1,7 @@
-"""Array namespaces: the functions that a task's dynamics are written in, for NumPy arrays and for tensors.
+"""Array namespaces for a task's dynamics: the same functions for NumPy arrays and for tensors.
 
-The names are those of the array API standard as far as NumPy and torch share them; where the two differ, the functions
-here bridge the difference. Both follow NumPy's rules for new arrays: floating-point ones are float64.
+Names are those of the array API standard as far as NumPy and torch share them. Where the two differ, the functions here
+bridge the difference. Both follow NumPy's rules for new arrays: floating-point ones are float64.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["HOST", "Draw", "Namespace", "RowDraw", "TensorDraw", "tensors_on"]
 
 
 class Namespace:
-    """Functions on arrays: those given, and beyond them those of a module.
+    """Array functions: those of a module, with overrides.
 
     Args:
         module: `numpy` or `torch`.
-        own: functions and dtypes that the module lacks, or has in another form.
+        own: functions and dtypes that the module lacks or defines differently.
 
     Example:
         >>> HOST.astype(HOST.where(HOST.arange(3) > 1, 1.0, 0.0), HOST.float32)
@@ -45,7 +45,7 @@ class Namespace:
 
 
 class Draw(Protocol):
-    """Random numbers for the rows that begin an episode, independent of each other; rows are the last axis."""
+    """Source of random numbers for rows that begin an episode, independent of each other, with rows last."""
 
     def uniform(self, low: float, high: float, shape: tuple[int, ...] = ()) -> Any:
         """Return real numbers in `[low, high)`, float64 `[*shape, rows]`."""
@@ -61,7 +61,7 @@ class Draw(Protocol):
 
 
 class RowDraw:
-    """Random numbers of rows that have a generator each: those of a row depend on its generator alone.
+    """Random numbers from one generator per row. The numbers of a row depend on its generator alone.
 
     Args:
         generators: the rows' generators.
@@ -96,7 +96,7 @@ def _rows_last(drawn: Sequence[Any]) -> NDArray[Any]:
 
 
 class TensorDraw:
-    """Random numbers of all rows from one generator of torch, on its device.
+    """Random numbers of all rows from a single torch generator, on its device.
 
     Args:
         generator: the generator.
@@ -161,13 +161,14 @@ HOST = Namespace(
         "take": _host_take,
     },
 )
-"""NumPy arrays. Beyond NumPy: `pick(table, index)`, the entry `table[index[row], row]` of every row."""
+"""Namespace of NumPy arrays. In addition to NumPy: `pick(table, index)`, the entry `table[index[row], row]` per row."""
 
 
 def tensors_on(device: torch.device | str) -> Namespace:
-    """Return the namespace of tensors on a device, which makes new ones there.
+    """Return the namespace of tensors on a device, where new ones are created.
 
-    None of its functions waits for the device, except `asarray` at the first sight of a NumPy array, which is kept.
+    Its functions don't synchronize with the device, except `asarray` for the first use of a NumPy array, which is then
+    cached.
 
     Args:
         device: the device.
@@ -177,7 +178,7 @@ def tensors_on(device: torch.device | str) -> Namespace:
         >>> xp.pick(xp.asarray(np.arange(6).reshape(3, 2)), xp.asarray([2, 0]))
         tensor([4, 1])
     """
-    kept: dict[int, tuple[Any, Tensor]] = {}  # by identity, together with the array, so that this stays unique
+    kept: dict[int, tuple[Any, Tensor]] = {}  # by id, along with the array, so that the id stays unique
 
     def asarray(value: Any, dtype: torch.dtype | None = None) -> Tensor:
         if isinstance(value, Tensor) or dtype is not None:

@@ -42,7 +42,7 @@ class Task:
     """Return of the best policy with memory, as a function of the environment's keyword arguments (`k`, ...)."""
 
     memoryless_return: Callable[..., float]
-    """Expected return of the best policy of the current observation alone, as a function of the same arguments."""
+    """Expected return of the best memoryless policy of the current observation, as a function of the same arguments."""
 
 
 TASKS = {
@@ -89,10 +89,10 @@ TASKS = {
 
 
 def register_tasks() -> None:
-    """Register all tasks with gymnasium; those that are already registered are skipped.
+    """Register all tasks with gymnasium, skipping those already registered.
 
     No step limit is registered: each environment counts its own steps and saves the count with its state, whereas the
-    count of a `TimeLimit` around it could not be restored.
+    count of a `TimeLimit` wrapper could not be restored.
 
     Example:
         >>> register_tasks()
@@ -109,11 +109,11 @@ def register_tasks() -> None:
 
 
 def register_dynamics(env_id: str, create: Callable[..., Dynamics]) -> None:
-    """Register a task of one's own with gymnasium, single and vectorised.
+    """Register a custom task with gymnasium, single and vectorized.
 
     Args:
         env_id: the id, such as `Catch-v0`.
-        create: makes the dynamics, such as their class; its arguments are those of the environment.
+        create: creates the dynamics, such as their class; its arguments become those of the environment.
 
     Example:
         >>> from recurl.envs.tasks import TMaze

@@ -1,4 +1,4 @@
-"""RepeatPrevious: name the symbol that was shown k steps ago."""
+"""RepeatPrevious: name the symbol shown k steps ago."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.errors import ArgumentError
 
-_DRAWN = 40
-"""Most symbols of a picture."""
+_MAX_DRAWN = 40
+"""Maximum number of symbols in an image."""
 
 
 class RepeatPrevious(Dynamics):
@@ -45,7 +45,7 @@ class RepeatPrevious(Dynamics):
 
     def begin(self, xp: Namespace, draw: Draw) -> State:
         """Draw the symbols."""
-        # Entry k + t holds s_t, so entry t holds the answer of step t; -1, in the first k, equals no action.
+        # Entry k + t holds s_t, so entry t holds the answer of step t. The first k are -1, which equals no action.
         shown = draw.integers(self.num_symbols, (self.step_limit + 1,))
         return {"symbols": xp.concat((xp.full((self.k, shown.shape[1]), -1, dtype=xp.int64), shown))}
 
@@ -60,15 +60,15 @@ class RepeatPrevious(Dynamics):
 
 
 class RepeatPreviousVectorEnv(TaskVectorEnv):
-    """Name the symbol that was shown k steps ago (`recurl/RepeatPrevious-v0`, vectorised).
+    """Name the symbol shown k steps ago (`recurl/RepeatPrevious-v0`, vectorized).
 
-    The idea is POPGym's RepeatPrevious (Morad et al., 2023, "POPGym: Benchmarking Partially Observable Reinforcement
+    Based on POPGym's RepeatPrevious (Morad et al., 2023, "POPGym: Benchmarking Partially Observable Reinforcement
     Learning"), with symbols drawn independently and rewards in [0, 1].
 
     Observation: a symbol `s_t`, uniform over `num_symbols` and independent of everything else, one-hot: float32
     `[num_symbols]`. Action `a_t`, chosen after seeing `s_0 ... s_t`: `Discrete(num_symbols)`.
     Reward: `1 / (episode_length - k)` if `a_t == s_{t-k}`, else 0; always 0 in the first k steps.
-    Episode: truncated after `episode_length` steps, never terminated, as the task itself has no end: the agent does not
+    Episode: truncated after `episode_length` steps, never terminated, as the task itself has no end. The agent does not
     observe the time, and its actions don't affect later observations.
 
     Optimal return: 1, by remembering k symbols: `episode_length - k` answers are rewarded, and all are known.
@@ -110,7 +110,7 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
         super().__init__(self._task, num_envs, autoreset_mode)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the complete state of all rows; its symbols are `[num_envs, ...]`, as in states saved earlier."""
+        """Return the complete state of all rows; symbols are `[num_envs, ...]`, as in earlier saved states."""
         state = super().get_state()
         return {**state, "symbols": state["symbols"].T.copy()}
 
@@ -119,10 +119,10 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
         super().set_state({name: np.transpose(value) if name == "symbols" else value for name, value in state.items()})
 
     def draw(self, row: int) -> Frame:
-        """Return a picture: the symbols of the last k steps, the present one at the right, the one to name in green."""
+        """Return an image of the symbols of the last k steps: the current one at the right, the answer in green."""
         canvas = Canvas(300, 100)
         k = self._task.k
-        step, shown = int(self._steps[row]), min(k + 1, _DRAWN)
+        step, shown = int(self._steps[row]), min(k + 1, _MAX_DRAWN)
         cell, height = 280 / shown, 80 / self._task.num_symbols
         for age in range(shown):
             symbol = int(self.state["symbols"][step + k - age, row])
@@ -155,7 +155,7 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
 
 
 class RepeatPreviousEnv(TaskEnv):
-    """Name the symbol that was shown k steps ago (`recurl/RepeatPrevious-v0`): one row of `RepeatPreviousVectorEnv`.
+    """Name the symbol shown k steps ago (`recurl/RepeatPrevious-v0`): one row of `RepeatPreviousVectorEnv`.
 
     See there for observation, actions, reward, end of the episode, optimal (1) and best memoryless return
     (`1 / num_symbols`).

@@ -1,4 +1,4 @@
-"""Functions of the array API standard on tensors, where torch has them under another name or in another form."""
+"""Array API functions on tensors, where torch has another name or another signature."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["functions_on", "numpy_dtype"]
 _Axes: TypeAlias = int | tuple[int, ...] | None
 _Function: TypeAlias = Callable[..., Any]
 
-_OF_REAL = (
+_REAL_FUNCTIONS = (
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "expm1", "log", "log10", "log1p"),
     *("log2", "mean", "sin", "sinh", "sqrt", "tan", "tanh"),
 )
-_OF_TWO = (
+_BINARY_FUNCTIONS = (
     *("add", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "greater", "greater_equal", "less"),
     *("less_equal", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "multiply", "not_equal"),
     *("pow", "remainder", "subtract", "bitwise_left_shift", "bitwise_right_shift"),
 )
-_OF_TWO_REAL = ("atan2", "copysign", "divide", "hypot", "logaddexp")
-_OTHER_NAMES = {"arctan2": "atan2", "mod": "remainder", "power": "pow"}
+_REAL_BINARY_FUNCTIONS = ("atan2", "copysign", "divide", "hypot", "logaddexp")
+_ALIASES = {"arctan2": "atan2", "mod": "remainder", "power": "pow"}
 
 
 def numpy_dtype(*values: Any) -> torch.dtype:
-    """Return NumPy's dtype of Python numbers, or lists of them: torch's, of real ones, is float32.
+    """Return the dtype that NumPy infers for Python numbers or lists of them, where torch infers float32 for floats.
 
     Example:
         >>> numpy_dtype(0.5), numpy_dtype(1, 2), numpy_dtype([1, 0.5])
@@ -38,34 +38,35 @@ def numpy_dtype(*values: Any) -> torch.dtype:
 
 
 def functions_on(device: torch.device | str) -> dict[str, _Function]:
-    """Return the functions, by name.
+    """Return the functions by name.
 
-    Numbers beside tensors have NumPy's dtypes, and functions of real numbers make float64 of integers.
+    Python numbers combined with tensors follow NumPy's dtype rules, and functions of real numbers convert integers to
+    float64.
 
     Args:
-        device: where numbers become tensors.
+        device: device on which Python numbers become tensors.
 
     Example:
         >>> xp = functions_on("cpu")
         >>> xp["maximum"](torch.tensor([-1.0, 2.0]), 0.0), xp["sqrt"](torch.tensor([4]))
         (tensor([0., 2.]), tensor([2.], dtype=torch.float64))
     """
-    numbers = _Numbers(device)
-    own = {name: numbers.of_real(getattr(torch, name)) for name in _OF_REAL}
-    own |= {"std": numbers.of_real(_std), "var": numbers.of_real(_var), "equal": numbers.of_two(torch.eq)}
-    own |= {name: numbers.of_two(getattr(torch, name)) for name in _OF_TWO}
-    own |= {name: numbers.of_two_real(getattr(torch, name)) for name in _OF_TWO_REAL}
-    own |= {name: own[same] for name, same in _OTHER_NAMES.items()}
-    return own | {"clip": numbers.clip, "where": numbers.where} | _OF_ONE
+    mixed = _MixedFunctions(device)
+    own = {name: mixed.real_unary(getattr(torch, name)) for name in _REAL_FUNCTIONS}
+    own |= {"std": mixed.real_unary(_std), "var": mixed.real_unary(_var), "equal": mixed.binary(torch.eq)}
+    own |= {name: mixed.binary(getattr(torch, name)) for name in _BINARY_FUNCTIONS}
+    own |= {name: mixed.real_binary(getattr(torch, name)) for name in _REAL_BINARY_FUNCTIONS}
+    own |= {name: own[same] for name, same in _ALIASES.items()}
+    return own | {"clip": mixed.clip, "where": mixed.where} | _ARRAY_FUNCTIONS
 
 
-class _Numbers:
-    """Functions of tensors and Python numbers, which become tensors on a device."""
+class _MixedFunctions:
+    """Functions of tensors mixed with Python numbers, which become tensors on a device."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
 
-    def _beside(self, value: Any, other: Any) -> Tensor:
+    def _as_tensor(self, value: Any, other: Any) -> Tensor:
         if isinstance(value, Tensor):
             return value
         dtype = numpy_dtype(value) if isinstance(other, Tensor) else numpy_dtype(value, other)
@@ -73,27 +74,27 @@ class _Numbers:
             dtype = torch.result_type(other, value)
         return torch.full((), value, dtype=dtype, device=self._device)
 
-    def _alike(self, one: Any, other: Any) -> tuple[Tensor, Tensor]:
-        return self._beside(one, other), self._beside(other, one)
+    def _promote(self, one: Any, other: Any) -> tuple[Tensor, Tensor]:
+        return self._as_tensor(one, other), self._as_tensor(other, one)
 
-    def _real(self, value: Any) -> Tensor:
-        tensor = value if isinstance(value, Tensor) else self._beside(float(value), 0.0)
+    def _as_real(self, value: Any) -> Tensor:
+        tensor = value if isinstance(value, Tensor) else self._as_tensor(float(value), 0.0)
         return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
 
-    def of_real(self, function: _Function) -> _Function:
-        """Return a function of a real number."""
-        return lambda value, *arguments, **named: function(self._real(value), *arguments, **named)
+    def real_unary(self, function: _Function) -> _Function:
+        """Wrap a function of a real argument."""
+        return lambda value, *arguments, **named: function(self._as_real(value), *arguments, **named)
 
-    def of_two(self, function: _Function) -> _Function:
-        """Return a function of two numbers."""
-        return lambda one, other: function(*self._alike(one, other))
+    def binary(self, function: _Function) -> _Function:
+        """Wrap a function of two arguments."""
+        return lambda one, other: function(*self._promote(one, other))
 
-    def of_two_real(self, function: _Function) -> _Function:
-        """Return a function of two numbers whose result is real."""
+    def real_binary(self, function: _Function) -> _Function:
+        """Wrap a function of two arguments with a real result."""
 
         def call(one: Any, other: Any) -> Tensor:
-            pair = self._alike(one, other)
-            return function(*(pair if any(tensor.is_floating_point() for tensor in pair) else map(self._real, pair)))
+            pair = self._promote(one, other)
+            return function(*(pair if any(tensor.is_floating_point() for tensor in pair) else map(self._as_real, pair)))
 
         return call
 
@@ -103,15 +104,15 @@ class _Numbers:
         if not tensors:
             one = torch.full((), one, dtype=numpy_dtype(one, other), device=self._device)
         elif not tensors[0].is_floating_point() and isinstance(other if one is tensors[0] else one, float):
-            one, other = self._alike(one, other)
-        return torch.where(condition, one, other)  # which needs no kernel for a number
+            one, other = self._promote(one, other)
+        return torch.where(condition, one, other)  # a number needs no extra kernel here
 
     def clip(self, array: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002 - the standard's names
-        """Return numbers from ``min`` to ``max``."""
+        """Clip ``array`` to the range from ``min`` to ``max``."""
         if not isinstance(min, Tensor) and not isinstance(max, Tensor):
             return torch.clip(array, min, max)
-        above = array if min is None else torch.maximum(*self._alike(array, min))
-        return above if max is None else torch.minimum(*self._alike(above, max))
+        above = array if min is None else torch.maximum(*self._promote(array, min))
+        return above if max is None else torch.minimum(*self._promote(above, max))
 
 
 def _max(array: Tensor, axis: _Axes = None, keepdims: bool = False) -> Tensor:
@@ -131,16 +132,16 @@ def _var(array: Tensor, axis: _Axes = None, correction: float = 0.0, keepdims: b
 
 
 def _argsort(array: Tensor, axis: int = -1) -> Tensor:
-    return _order(array, axis) if torch.compiler.is_compiling() else array.argsort(axis)
+    return _argsort_opaque(array, axis) if torch.compiler.is_compiling() else array.argsort(axis)
 
 
 @torch.library.custom_op("recurl::argsort", mutates_args=(), schema="(Tensor tensor, int axis) -> Tensor")
-def _order(tensor: Tensor, axis: int) -> Tensor:
-    """Sort by torch's own kernel: Inductor unrolls a network of comparisons, whose compilation takes 2 to 5 s."""
+def _argsort_opaque(tensor: Tensor, axis: int) -> Tensor:
+    """Sort with torch's kernel, hidden from Inductor, whose unrolled comparison network takes 2 to 5 s to compile."""
     return tensor.argsort(axis).contiguous()
 
 
-@_order.register_fake
+@_argsort_opaque.register_fake
 def _(tensor: Tensor, axis: int) -> Tensor:
     return torch.empty_like(tensor, dtype=torch.int64, memory_format=torch.contiguous_format)
 
@@ -198,7 +199,7 @@ def _vecdot(one: Tensor, other: Tensor, axis: int = -1) -> Tensor:
     return (one * other).sum(axis)
 
 
-_OF_ONE: dict[str, _Function] = {
+_ARRAY_FUNCTIONS: dict[str, _Function] = {
     "amax": _max,
     "amin": _min,
     "argsort": _argsort,

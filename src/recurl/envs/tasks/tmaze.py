@@ -1,4 +1,4 @@
-"""TMaze: a cue at the start tells which way to turn at the corridor's end."""
+"""TMaze: a cue at the start indicates the turn to take at the end of the corridor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from recurl.envs.tasks.namespaces import Draw, Namespace
 FORWARD, LEFT, RIGHT = 0, 1, 2
 
 # Observations: [cue left, cue right, in the corridor, at the junction].
-_SHOWN = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=np.float32)
-_CORRIDOR = 2  # and the junction one more
+_OBSERVATIONS = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=np.float32)
+_CORRIDOR = 2  # row of the corridor; the next one is the junction
 
 # Rewards by place (corridor, junction), cue (left, right) and action (forward, left, right).
 _IDLE = -0.1
@@ -47,12 +47,12 @@ class TMaze(Dynamics):
         super().__init__(observation_space=Box(0.0, 1.0, (4,), np.float32), actions=3, step_limit=limit)
 
     def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Draw the cue; everyone stands at the start."""
+        """Draw the cue, and place the agent at the start."""
         cue = draw.integers(2)
         return {"cue": cue, "place": xp.zeros_like(cue)}
 
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
-        """Walk or turn."""
+        """Move forward or turn."""
         cue, place = state["cue"], state["place"]
         at_junction = place == self.junction
         forward = actions == FORWARD
@@ -60,17 +60,17 @@ class TMaze(Dynamics):
         return {"cue": cue, "place": place + (forward & ~at_junction)}, reward, at_junction & ~forward
 
     def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
-        """Return the cue at the first step, and the kind of the place later."""
+        """Return the cue at the first step, and the kind of place at later steps."""
         kind = _CORRIDOR + (state["place"] == self.junction)
-        return xp.take(xp.asarray(_SHOWN), xp.where(steps == 0, state["cue"], kind))
+        return xp.take(xp.asarray(_OBSERVATIONS), xp.where(steps == 0, state["cue"], kind))
 
 
 class TMazeVectorEnv(TaskVectorEnv):
-    """Walk down a corridor and turn as the cue at its start indicated (`recurl/TMaze-v0`, vectorised).
+    """Walk down a corridor and turn as the cue at its start indicated (`recurl/TMaze-v0`, vectorized).
 
-    The task of Bakker (2002), "Reinforcement Learning with Long Short-Term Memory", without the way back: the agent
-    starts at place 0, the junction is place `corridor_length`. The cue, left or right with probability 1/2, is shown
-    with the first observation only and must be remembered for `corridor_length` steps.
+    The task of Bakker (2002), "Reinforcement Learning with Long Short-Term Memory", without moving back: the agent
+    starts at place 0, and the junction is place `corridor_length`. The cue, left or right with probability 1/2, is
+    shown with the first observation only and must be remembered for `corridor_length` steps.
 
     Observation: float32 `[4]`: cue left, cue right (one of them is 1 at the first step, both are 0 later), in the
     corridor, at the junction (one of the two is 1).
@@ -82,8 +82,8 @@ class TMazeVectorEnv(TaskVectorEnv):
     `4 (corridor_length + 1)`, so that a random agent (3 steps for each place, on average) reaches the junction in
     nearly every episode.
 
-    Optimal return: 1: `corridor_length` steps forward cost nothing, then the indicated turn gives 1, the maximum of an
-    episode.
+    Optimal return: 1. The `corridor_length` steps forward have reward 0, and the indicated turn gives 1, the maximum of
+    an episode.
 
     Best memoryless return: 1/2. The only positive reward of an episode is 1 for the correct turn at the junction, whose
     observation is the same for both cues. A policy of this observation alone turns left with the same probability p for
@@ -122,7 +122,7 @@ class TMazeVectorEnv(TaskVectorEnv):
         super().__init__(self._task, num_envs, autoreset_mode)
 
     def draw(self, row: int) -> Frame:
-        """Return a picture of the maze: the way that the cue shows is green as long as it is shown."""
+        """Return an image of the maze, with the arm indicated by the cue in green while the cue is shown."""
         canvas = Canvas(300, 120)
         cell = 270 / (self._task.junction + 1)
         half = min(cell, 40) / 2
@@ -167,7 +167,7 @@ class TMazeEnv(TaskEnv):
     Args:
         corridor_length: number of steps from the start to the junction; at least 1.
         max_episode_steps: number of steps after which an episode is truncated; at least 1; None for
-            `4 (corridor_length + 1)`. `gymnasium.make` does not pass an argument of this name on but wraps the
+            `4 (corridor_length + 1)`. `gymnasium.make` does not forward an argument of this name, but wraps the
             environment in a `TimeLimit`, which can only lower the limit.
         render_mode: see `TaskEnv`.
 

@@ -1,4 +1,4 @@
-"""Advantages and value targets by temporal differences: TD(0), TD(1), TD(lambda) and GAE."""
+"""Estimators of advantages and value targets by temporal differences: TD(0), TD(1), TD(lambda) and GAE."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator", "VTrace"]
 
 @without_torchrl_arguments
 class GAE(ValueEstimator):
-    """Generalised advantage estimation (GAE) with exact values, for recurrent and feed-forward critics.
+    """Generalized advantage estimation (GAE) with exact values, for recurrent and feed-forward critics.
 
     One pass of the critic over the batch, in recurrent mode, computes V of every observation and the state after every
     token. Within a trajectory, the value of the next observation is that of the next token. Where a trajectory, slice
-    or row ends, the critic makes one step from the state it has just computed (never a stored one) with the true next
-    observation. A step that ``terminated`` bootstraps 0; any other end, truncation included, bootstraps that value.
+    or row ends, the critic takes one step with the true next observation from the state it has just computed (never a
+    stored one). A step that ``terminated`` bootstraps 0; any other end, including truncation, bootstraps that value.
     See :func:`~recurl.objectives.value.functional.generalized_advantage_estimate` for the formula.
 
     Args:
@@ -29,26 +29,26 @@ class GAE(ValueEstimator):
         value_network: critic, from observations (and recurrent states) to ``"state_value"``, including all encoders, as
             it also runs on the next observations. It may share modules with the policy. If None, the batch must hold
             ``"state_value"`` and ``("next", "state_value")``.
-        average_gae: shift and scale the advantage to mean 0 and standard deviation 1 over the batch (``value_target``
-            is computed before that). A value that isn't finite then affects all trajectories, through the mean.
+        average_gae: standardize the advantage to mean 0 and standard deviation 1 over the batch, after
+            ``value_target`` is computed. A non-finite value then affects all trajectories through the mean.
         differentiable: let gradients flow from the results into the critic.
 
     Reads a batch ``[T]`` or ``[*B, T]``, time last: the inputs of the critic, at the root and (except states and
     ``"is_init"``) under ``"next"``; ``("next", "reward")``, ``("next", "done")``, ``("next", "terminated")``, all
-    ``[*B, T, 1]``; and, where present, ``"is_init"``, ``("collector", "traj_ids")``, ``("collector", "traj_steps")``
+    ``[*B, T, 1]``; and, if present, ``"is_init"``, ``("collector", "traj_ids")``, ``("collector", "traj_steps")``
     and ``("collector", "mask")``. A sequence ends at the end of a row, at ``done``, before ``is_init``, where the next
     token isn't the trajectory's next step, and where the mask changes.
 
-    Writes ``"advantage"``, ``"value_target"``, ``"state_value"`` and ``("next", "state_value")`` (the bootstrapped
-    value, 0 where terminated), each ``[*B, T, 1]``, into the batch, and returns it. Recurrent states of the batch are
-    not modified; if those of the critic are all missing, segments start from zeros. Advantage and target are 0 at
-    padding, where ``("collector", "mask")`` is False.
+    Writes ``"advantage"``, ``"value_target"``, ``"state_value"`` and ``("next", "state_value")`` (the bootstrap value,
+    0 where terminated), each ``[*B, T, 1]``, into the batch, and returns it. Recurrent states of the batch are not
+    modified; if those of the critic are all missing, segments start from zeros. Advantage and target are 0 at padding,
+    where ``("collector", "mask")`` is False.
 
     Raises:
         ArgumentError: gamma or lmbda is not in [0, 1]; the batch has no time dimension, or time is not its last;
             the critic's value is not one number per token.
-        MissingKeyError: an entry is missing, or the critic reads one (such as a trunk's feature) that doesn't exist
-            under ``"next"``.
+        MissingKeyError: an entry is missing, or the critic reads an entry (such as a trunk's feature) that doesn't
+            exist under ``"next"``.
 
     Example:
         >>> import torch
@@ -93,7 +93,7 @@ class GAE(ValueEstimator):
 
 
 class _ReturnEstimator(ValueEstimator):
-    """Base class of estimators whose target is a lambda-return, and whose advantage is its distance from the value."""
+    """Base class of estimators whose target is a lambda-return and whose advantage is target minus value."""
 
     def __init__(
         self,
@@ -120,15 +120,15 @@ class _ReturnEstimator(ValueEstimator):
 
 @without_torchrl_arguments
 class TD0Estimator(_ReturnEstimator):
-    """One-step temporal differences: the target is the reward and the discounted value of the next observation.
+    """One-step temporal differences: the target is the reward plus the discounted value of the next observation.
 
-    Source: Sutton and Barto, "Reinforcement learning" (2018), section 6.1. It is :class:`TDLambdaEstimator` with
-    ``lmbda = 0``, which see for what is read and written.
+    Source: Sutton and Barto, "Reinforcement learning" (2018), section 6.1. Equivalent to :class:`TDLambdaEstimator`
+    with ``lmbda = 0``; see there for the entries read and written.
 
     Args:
         gamma: discount factor per step, in [0, 1].
         value_network: critic; see :class:`ValueEstimator`.
-        average_rewards: shift and scale the rewards to mean 0 and standard deviation 1 over the batch, first.
+        average_rewards: first standardize the rewards to mean 0 and standard deviation 1 over the batch.
         differentiable: let gradients flow from the results into the critic.
 
     Raises:
@@ -147,15 +147,15 @@ class TD0Estimator(_ReturnEstimator):
 
 @without_torchrl_arguments
 class TD1Estimator(_ReturnEstimator):
-    """Returns of all rewards to the end of the sequence, and the discounted value there unless it terminated.
+    """Returns of all rewards to the end of the sequence, plus the discounted value there unless it terminated.
 
-    Source: Sutton and Barto, "Reinforcement learning" (2018), section 5.1. It is :class:`TDLambdaEstimator` with
-    ``lmbda = 1``, which see for what is read and written.
+    Source: Sutton and Barto, "Reinforcement learning" (2018), section 5.1. Equivalent to :class:`TDLambdaEstimator`
+    with ``lmbda = 1``; see there for the entries read and written.
 
     Args:
         gamma: discount factor per step, in [0, 1].
         value_network: critic; see :class:`ValueEstimator`.
-        average_rewards: shift and scale the rewards to mean 0 and standard deviation 1 over the batch, first.
+        average_rewards: first standardize the rewards to mean 0 and standard deviation 1 over the batch.
         differentiable: let gradients flow from the results into the critic.
 
     Raises:
@@ -174,16 +174,16 @@ class TD1Estimator(_ReturnEstimator):
 
 @without_torchrl_arguments
 class TDLambdaEstimator(_ReturnEstimator):
-    """Lambda-returns as value targets, and their distances from the values as advantages.
+    """Lambda-returns as value targets, and their differences from the values as advantages.
 
     See :func:`~recurl.objectives.value.functional.lambda_return` for the formula. The sequences, the values at their
-    ends, and the entries that are read and written are those of :class:`GAE`.
+    ends, and the entries read and written are those of :class:`GAE`.
 
     Args:
         gamma: discount factor per step, in [0, 1].
         lmbda: trace decay, in [0, 1].
         value_network: critic; see :class:`ValueEstimator`.
-        average_rewards: shift and scale the rewards to mean 0 and standard deviation 1 over the batch, first.
+        average_rewards: first standardize the rewards to mean 0 and standard deviation 1 over the batch.
         differentiable: let gradients flow from the results into the critic.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Base class of value estimators: values of a batch, by one pass of the critic."""
+"""Base class of value estimators, which compute the values of a batch in one pass of the critic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["ValueEstimator", "Values", "check_fractions", "without_torchrl_argum
 without_torchrl_arguments = without_arguments(
     shifted="leave it out, next values are always those of the next token if it continues the trajectory",
     deactivate_vmap="leave it out, nothing is vmapped",
-    vectorized="leave it out, there is one implementation",
+    vectorized="leave it out, there is a single implementation",
     time_dim="leave it out, time is the last dimension of the batch",
     skip_existing="leave it out, values are computed at every call; without a value_network they are read",
     device="leave it out, everything is computed on the device of the batch",
@@ -30,17 +30,17 @@ without_torchrl_arguments = without_arguments(
     value_target_key="write set_keys(value_target=...)",
     value_key="write set_keys(value=...)",
 )
-"""Decorator of estimators, which refuses arguments that only TorchRL's have."""
+"""Decorator of estimators that rejects arguments that exist only in TorchRL."""
 
 
 class Values(NamedTuple):
-    """What an estimator reads, ``[*B, T]`` each.
+    """Inputs of an estimator, ``[*B, T]`` each.
 
     Attributes:
         value: V of every observation.
         next_value: V of the true next observation, 0 where terminated.
         sequences: reward, flags and sequences.
-        log_ratio: log-probability of the action now, less the stored one, where the estimator reads it.
+        log_ratio: current log-probability of the action minus the stored one, if the estimator reads it.
     """
 
     value: Tensor
@@ -54,8 +54,8 @@ class ValueEstimator(KeyedModule):
 
     One pass of the critic over the batch, in recurrent mode, computes V of every observation and the state after every
     token. Within a sequence, the value of the next observation is that of the next token. Where a trajectory, slice or
-    row ends, the critic makes one step from the state that it has just computed (never a stored one) with the true next
-    observation. A step that ``terminated`` bootstraps 0; any other end, truncation included, bootstraps that value.
+    row ends, the critic takes one step with the true next observation from the state that it has just computed (never a
+    stored one). A step that ``terminated`` bootstraps 0; any other end, including truncation, bootstraps that value.
 
     Subclasses implement ``estimate``.
 
@@ -64,11 +64,11 @@ class ValueEstimator(KeyedModule):
             runs on the next observations. It may share modules with the policy. If None, the batch must hold the value,
             at the root and under ``"next"``.
         differentiable: let gradients flow from the results into the critic.
-        average: shift and scale the advantage to mean 0 and standard deviation 1 over the batch, after the value target
-            is computed. A value that isn't finite then affects all sequences, through the mean.
+        average: standardize the advantage to mean 0 and standard deviation 1 over the batch, after the value target is
+            computed. A non-finite value then affects all sequences through the mean.
 
     Attributes:
-        average: see above; the mean is that of all ranks inside :func:`recurl.distributed.global_statistics`.
+        average: see above; statistics are those of all ranks inside :func:`recurl.distributed.global_statistics`.
     """
 
     accepted_keys: ClassVar[tuple[str, ...]] = ("advantage", "value_target", "value", "reward", "done", "terminated")
@@ -103,7 +103,7 @@ class ValueEstimator(KeyedModule):
         return tensordict
 
     def results(self, batch: Step) -> dict[NestedKey, Tensor]:
-        """Return what :meth:`forward` writes, ``[*B, T]`` each; the batch stays as it is."""
+        """Return the entries that :meth:`forward` writes, ``[*B, T]`` each, without modifying the batch."""
         if batch.get(MASK, None) is not None:
             batch = without_padding(batch, self.in_keys)
         sequences = Sequences.read(batch, self.tensor_keys)
@@ -116,11 +116,11 @@ class ValueEstimator(KeyedModule):
         return dict(zip(self.out_keys, (advantage, target, values.value, values.next_value, *more), strict=True))
 
     def estimate(self, values: Values) -> tuple[Tensor, ...]:
-        """Compute advantages and value targets, and what else ``out_keys`` names, ``[*B, T]`` each."""
+        """Compute advantages, value targets and any further entries in ``out_keys``, ``[*B, T]`` each."""
         raise NotImplementedError
 
     def why_not_lowered(self) -> str | None:
-        """Return the reason why the critic needs TensorDicts, or None if it is lowered."""
+        """Return why the critic needs TensorDicts, or None if it is lowered."""
         unroll = self._unroll()
         return None if unroll is None else unroll.why_not_lowered()
 
@@ -137,13 +137,13 @@ class ValueEstimator(KeyedModule):
     def _stored(self, batch: Step, sequences: Sequences) -> Values:
         key, shape = self.tensor_keys.value, batch.batch_size
         value, next_value = (
-            per_token(name, entry(batch, name, "Or pass a value_network, which computes it."), shape)
+            per_token(name, entry(batch, name, "Alternatively, pass a value_network, which computes it."), shape)
             for name in (key, next_key(key))
         )
         return Values(value, next_value.masked_fill(sequences.terminated, 0.0), sequences)
 
     def _computed(self, batch: Step, sequences: Sequences, unroll: Unroll, run: Step) -> Values:
-        """Return the values in ``run``, the critic's pass, and those one step past the ends of sequences."""
+        """Return the values in ``run``, the critic's outputs, and those one step past the ends of sequences."""
         value = cast(Tensor, run.get(unroll.out_key))
         next_value = unroll.next_output(batch, sequences, run)
         shape = batch.batch_size
@@ -151,7 +151,7 @@ class ValueEstimator(KeyedModule):
 
 
 def check_fractions(**values: Any) -> None:
-    """Raise ArgumentError where a value isn't in [0, 1]."""
+    """Raise ArgumentError if a value isn't in [0, 1]."""
     for name, value in values.items():
         if not 0.0 <= value <= 1.0:
             raise ArgumentError(f"{name} must be in [0, 1], got {value}.")

@@ -31,7 +31,7 @@ def generalized_advantage_estimate(
     terminated: Tensor,
     cut: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute generalised advantages and the corresponding value targets.
+    """Compute generalized advantages and the corresponding value targets.
 
     Source: Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (2016),
     equation 16.
@@ -92,7 +92,7 @@ def vtrace_advantage_estimate(
     rho_thresh: float = 1.0,
     c_thresh: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Compute V-trace targets, and the advantages that they give.
+    """Compute V-trace targets and the corresponding advantages.
 
     Source: Espeholt et al., "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures"
     (2018), section 4. With ``rho = min(rho_thresh, exp(log_ratio))``, ``c = min(c_thresh, exp(log_ratio))`` and
@@ -102,19 +102,19 @@ def vtrace_advantage_estimate(
         v[t] - V[t]  = delta[t] + gamma * c[t] * (v[t + 1] - next[t])
         advantage[t] = reward[t] + gamma * v[t + 1] - V[t]
 
-    where ``v[t + 1]`` is ``next[t]`` where ``terminated`` or ``cut``. The gradient of the policy weights the advantage
-    by ``rho``. For the policy that acted, and thresholds of at least 1, v is the return to the end of the sequence.
+    where ``v[t + 1]`` is ``next[t]`` if ``terminated`` or ``cut``. The policy gradient weights the advantage by
+    ``rho``. For on-policy actions and thresholds of at least 1, v is the return to the end of the sequence.
 
     Args:
         gamma: discount factor per step, in [0, 1].
-        log_ratio: ``[..., T]``, log-probability of the action now, less that of the policy that chose it.
+        log_ratio: ``[..., T]``, current log-probability of the action minus that of the policy that chose it.
         state_value: ``[..., T]``, V of the observation before the step.
         next_state_value: ``[..., T]``, V of the true observation after the step; not used where ``terminated``.
         reward: ``[..., T]``, reward of the step.
         terminated: bool ``[..., T]``, True where the step ended its episode: nothing is bootstrapped.
         cut: bool ``[..., T]``, True where the next token doesn't continue this one. The last position is always cut.
-        rho_thresh: largest importance weight of a temporal difference, which decides the fixed point of V.
-        c_thresh: largest importance weight of the trace, which decides how fast it is approached.
+        rho_thresh: largest importance weight of a temporal difference, which determines the fixed point of V.
+        c_thresh: largest importance weight of the trace, which determines the speed of convergence.
 
     Returns:
         ``(advantage, value_target)``, each ``[..., T]`` in the dtype of ``state_value``; the advantage without ``rho``.
@@ -138,7 +138,7 @@ def vtrace_advantage_estimate(
 def n_step_return(
     gamma: float, n_steps: int, next_value: Tensor, reward: Tensor, terminated: Tensor, cut: Tensor
 ) -> Tensor:
-    """Compute n-step returns, which sum up to n rewards and a bootstrapped value.
+    """Compute n-step returns: the sum of up to n rewards and a bootstrap value.
 
     Source: Sutton and Barto, "Reinforcement learning" (2018), equation 7.1, over the available steps: with
     ``m <= n_steps`` steps from t up to and including the first that is ``terminated`` or ``cut``::
@@ -147,7 +147,7 @@ def n_step_return(
 
     Args:
         gamma: discount factor per step.
-        n_steps: maximum number of rewards that are summed, at least 1.
+        n_steps: maximum number of rewards summed, at least 1.
         next_value: ``[..., T]``, value of the true observation after the step; not used where ``terminated``.
         reward: ``[..., T]``, reward of the step.
         terminated: bool ``[..., T]``, True where the step ended its episode: nothing is bootstrapped.
@@ -178,7 +178,7 @@ def n_step_return(
 def lambda_return(
     gamma: float, lmbda: float, next_value: Tensor, reward: Tensor, terminated: Tensor, cut: Tensor
 ) -> Tensor:
-    """Compute lambda-returns, geometric means of the n-step returns of all n.
+    """Compute lambda-returns, geometrically weighted averages of the n-step returns of all n.
 
     Source: Sutton and Barto, "Reinforcement learning" (2018), equation 12.20. With
     ``next[t] = (1 - terminated[t]) * next_value[t]``, along the last dimension::

@@ -1,4 +1,4 @@
-"""V-trace: values and advantages of a policy from actions that other weights chose."""
+"""V-trace: off-policy value targets and advantages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recurl.keys import NestedKey
 from recurl.lowering import Step, why_not_lowered
 from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import entry
-from recurl.objectives.policy import ActorCritic, Sampler, sum_events
+from recurl.objectives.policy import ActorCritic, PolicySampler, sum_events
 from recurl.objectives.sequences import Sequences, inputs_in_sequence
 from recurl.objectives.value.estimator import ValueEstimator, Values, check_fractions, without_torchrl_arguments
 from recurl.objectives.value.functional import truncated_weight, vtrace_advantage_estimate
@@ -23,15 +23,15 @@ __all__ = ["VTrace"]
 
 @without_torchrl_arguments
 class VTrace(ValueEstimator):
-    """V-trace: value targets and advantages of the present policy, from actions that other weights chose.
+    """V-trace: value targets and advantages of the current policy, from off-policy actions.
 
     Source: Espeholt et al., "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures"
     (2018), section 4; see :func:`~recurl.objectives.value.functional.vtrace_advantage_estimate` for the formula.
 
-    One pass of actor and critic over the batch, in recurrent mode, computes log-probabilities and V by the present
-    weights; modules at the beginning of both run once. The values at the ends of sequences are those of :class:`GAE`,
-    from states just computed. For the weights that acted, and thresholds of at least 1, the target is the return to the
-    end of the sequence, as that of :class:`TD1Estimator`.
+    One pass of actor and critic over the batch, in recurrent mode, computes log-probabilities and V with the current
+    weights; leading modules shared by both run once. The values at the ends of sequences are computed as in
+    :class:`GAE`, from states just computed. For on-policy actions and thresholds of at least 1, the target is the
+    return to the end of the sequence, as with :class:`TD1Estimator`.
 
     Args:
         gamma: discount factor per step, in [0, 1].
@@ -39,16 +39,16 @@ class VTrace(ValueEstimator):
         value_network: critic; see :class:`GAE`.
         rho_thresh: largest importance weight of a temporal difference and an advantage; inf for no bound.
         c_thresh: largest importance weight of the trace; inf for no bound.
-        average_adv: shift and scale the advantage to mean 0 and standard deviation 1 over the batch.
+        average_adv: standardize the advantage to mean 0 and standard deviation 1 over the batch.
         differentiable: let gradients flow from the results into actor and critic.
-        weight_advantage: multiply the advantage by the importance weight, as the gradient of ``A2CLoss`` needs. False
-            where the loss weights by the ratio itself, as ``ClipPPOLoss`` does (APPO).
+        weight_advantage: multiply the advantage by the importance weight, as the gradient of ``A2CLoss`` requires. Set
+            to False if the loss itself weights by the ratio, as ``ClipPPOLoss`` does (APPO).
 
-    Reads a batch ``[T]`` or ``[*B, T]`` as :class:`GAE` does, besides the inputs of the actor, the action, and the
-    log-probability ``"action_log_prob"`` that was stored with it.
+    Reads a batch ``[T]`` or ``[*B, T]`` as :class:`GAE` does, and in addition the inputs of the actor, the action, and
+    its stored log-probability ``"action_log_prob"``.
 
-    Writes the entries of :class:`GAE`, and ``"importance_weight"``, ``[*B, T, 1]``: the probability of the action now,
-    divided by the stored one (1 at padding).
+    Writes the entries of :class:`GAE`, and ``"importance_weight"``, ``[*B, T, 1]``: the current probability of the
+    action divided by the stored one (1 at padding).
 
     Raises:
         ArgumentError: gamma is not in [0, 1], or a threshold not positive; the actor has no sampler; two recurrent
@@ -112,11 +112,11 @@ class VTrace(ValueEstimator):
         return [*super().out_keys, self.tensor_keys.importance_weight]
 
     def network_keys(self) -> dict[str, NestedKey]:
-        """Return the keys of action and log-probability, which the actor names."""
-        return Sampler.of(self.actor_network, self).keys
+        """Return the keys of action and log-probability, as the actor names them."""
+        return PolicySampler.of(self.actor_network, self).keys
 
     def why_not_lowered(self) -> str | None:
-        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
+        """Return why the networks need TensorDicts, or None if they are lowered."""
         return why_not_lowered(self._plan().networks) or super().why_not_lowered()
 
     def estimate(self, values: Values) -> tuple[Tensor, ...]:

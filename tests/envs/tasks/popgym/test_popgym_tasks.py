@@ -26,7 +26,7 @@ def test_host_and_device_agree(name):
 def test_is_an_environment_on_the_device(name):
     dynamics, xp = POPGYM_TASKS[name](), tensors_on("cpu")
     check_env_specs(TensorEnv(dynamics, 3))
-    dynamics.begin(xp, TensorDraw(torch.Generator(), 3))  # constants are sent at their first use
+    dynamics.begin(xp, TensorDraw(torch.Generator(), 3))  # constants are copied to the device at their first use
     with refuse_read_back():
         state = dynamics.begin(xp, TensorDraw(torch.Generator(), 3))
     assert all(value.shape[-1] == 3 for value in state.values())
@@ -64,7 +64,7 @@ def test_decks_are_whole_and_shuffled_on_host_and_device(name):
         counts = np.stack([np.bincount(row) for row in deck.T])
         assert (counts == counts[0, 0]).all()
         assert len({row.tobytes() for row in deck.T}) == 50
-        means = deck.mean(axis=1) / deck.mean()  # of every place of the deck
+        means = deck.mean(axis=1) / deck.mean()  # for every place of the deck
         assert 0.3 < means.min() < means.max() < 1.8
 
 
@@ -94,7 +94,7 @@ def test_arms_pay_as_often_as_their_probability_says():
         (lambda: popgym.CountRecall(deck_type="suit"), r"deck_type must be one of .*'suit'\. Did you mean suits\?"),
         (lambda: popgym.Concentration(deck_type="suits"), r"deck_type must be one of colors, ranks; got 'suits'"),
         (lambda: popgym.Battleship(4, (3, 3, 3)), r"room for every ship, .* got \(3, 3, 3\) on a board of 4 x 4"),
-        (lambda: popgym.MineSweeper(2, 2), r"num_mines must leave 3 of the 4 squares; got 2"),
+        (lambda: popgym.MineSweeper(2, 2), r"num_mines must leave 3 of the 4 squares free; got 2"),
         (lambda: popgym.NoisyPositionOnlyCartPole(0.0), r"noise_sigma must be positive and finite; got 0\.0"),
     ],
 )

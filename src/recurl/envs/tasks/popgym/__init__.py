@@ -1,8 +1,8 @@
-"""The tasks of POPGym, native on host and device, except its mazes; importing this package registers them.
+"""POPGym's tasks (except its mazes), native on host and device. Importing the package registers them.
 
-Each agrees with the package `popgym` step for step: see the classes for what is followed and what isn't. Observations
-are vectors: what is discrete there is one-hot here, int8, one part after the other, as `gymnasium.spaces.flatten` has
-it; real numbers stay float32.
+Each task agrees with the package `popgym` step by step; the classes document exceptions. Observations are vectors:
+discrete ones are one-hot encoded here, int8, with parts concatenated as by `gymnasium.spaces.flatten`. Real numbers
+stay float32.
 
 Source: Morad et al., "POPGym: Benchmarking Partially Observable Reinforcement Learning" (2023).
 """

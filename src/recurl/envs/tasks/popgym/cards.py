@@ -1,4 +1,4 @@
-"""Shuffled decks of 52 cards each, and what a player sees of them."""
+"""Shuffled decks of 52 cards, and their one-hot observations."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from recurl.envs.tasks.namespaces import Draw, Namespace
 
 CARDS = 52
 KINDS = {"colors": 2, "suits": 4, "ranks": 13}
-"""How many values each kind of a card's faces has."""
+"""Number of values of each kind of card face."""
 Kind: TypeAlias = Literal["colors", "suits", "ranks"]
 
 
 def shuffle(xp: Namespace, draw: Draw, num_decks: int, kind: Kind) -> Any:
-    """Return the faces of shuffled decks in the order in which they are dealt, int8 `[cards, rows]`.
+    """Return the faces of shuffled decks in dealing order, int8 `[cards, rows]`.
 
     Args:
         xp: the namespace.
-        draw: random numbers.
-        num_decks: decks that are shuffled together.
-        kind: which faces: `colors` from 0 to 1, `suits` to 3, or `ranks` to 12.
+        draw: source of random numbers.
+        num_decks: number of decks shuffled together.
+        kind: kind of faces: `colors` from 0 to 1, `suits` to 3, or `ranks` to 12.
 
     Example:
         >>> import numpy as np
@@ -31,34 +31,34 @@ def shuffle(xp: Namespace, draw: Draw, num_decks: int, kind: Kind) -> Any:
         >>> np.unique(suits, return_counts=True)[1]
         array([13, 13, 13, 13])
     """
-    order = xp.argsort(draw.uniform(0.0, 1.0, (CARDS * num_decks,)), axis=0)  # cards that differ, as numbers
+    order = xp.argsort(draw.uniform(0.0, 1.0, (CARDS * num_decks,)), axis=0)  # distinct cards, as numbers
     faces = order // 4 if kind == "ranks" else order
     return xp.astype(faces % KINDS[kind], xp.int8)
 
 
-def dealt(xp: Namespace, faces: Any, place: Any) -> Any:
-    """Return the face at a place of every row's deck, `[rows]`; beyond the ends, those at the ends.
+def entry_at(xp: Namespace, faces: Any, place: Any) -> Any:
+    """Return one entry per row, `[rows]`, such as a card of its deck; places out of range are clipped.
 
     Args:
         xp: the namespace.
-        faces: `[cards, rows]`.
+        faces: table of entries, `[cards, rows]`.
         place: integers `[rows]`.
     """
     return xp.pick(faces, xp.clip(place, 0, len(faces) - 1))
 
 
 def one_hot_space(*sizes: int) -> MultiBinary:
-    """Return the space of one-hot vectors of these sizes, one after the other."""
+    """Return the space of concatenated one-hot vectors of the given sizes."""
     return MultiBinary(sum(sizes))
 
 
 def one_hot(xp: Namespace, values: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Return the one-hot vectors of some values, one after the other, int8 `[rows, sum(sizes)]`.
+    """Return the concatenated one-hot vectors of several values, int8 `[rows, sum(sizes)]`.
 
     Args:
         xp: the namespace.
         values: integers or bool, `[rows]` each.
-        sizes: how many values each can have.
+        sizes: number of possible values of each.
 
     Example:
         >>> import numpy as np
@@ -77,6 +77,6 @@ def score(xp: Namespace, right: Any, size: float) -> Any:
     Args:
         xp: the namespace.
         right: bool `[rows]`.
-        size: the reward.
+        size: magnitude of the reward.
     """
     return xp.where(right, size, -size)

@@ -1,4 +1,4 @@
-"""CartPole, from its positions or from its velocities."""
+"""CartPole with only positions or only velocities observed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from recurl.envs.tasks.popgym.noise import Noisy, check_sigma
 class PositionOnlyCartPole(MaskedCartPole):
     """Balance a pole on a cart from cart position and pole angle.
 
-    POPGym's PositionOnlyCartPole: that of gymnasium, bit for bit, with the velocities hidden. Observation: the two
+    POPGym's PositionOnlyCartPole: gymnasium's CartPole, bit for bit, with the velocities hidden. Observation: the two
     positions, float32 `[2]`. Actions: 0 pushes to the left, 1 to the right. Reward: `1 / step_limit` at every step,
-    also the one at which the pole falls or the cart leaves the track, which terminates the episode. (The package means
-    to give -1 there, but looks for a reward of 0, which gymnasium doesn't give: followed.)
+    including the one at which the pole falls or the cart leaves the track, which terminates the episode. (The package
+    intends a reward of -1 there, but tests for a reward of 0, which gymnasium doesn't return. This is reproduced.)
 
     State: `physical`, float64 `[4, rows]`: cart position, its velocity, pole angle, its velocity.
 
     Args:
-        max_episode_length: steps after which an episode is truncated; at least 1.
+        max_episode_length: number of steps after which an episode is truncated; at least 1.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -42,14 +42,14 @@ class PositionOnlyCartPole(MaskedCartPole):
 class VelocityOnlyCartPole(PositionOnlyCartPole):
     """Balance a pole on a cart from their velocities.
 
-    POPGym's VelocityOnlyCartPole: see `PositionOnlyCartPole`. Observation: the two velocities, float32 `[2]`; but, as
-    in the package, the two positions at the first step of an episode. The package's ids write `Cartpole`; here all
-    tasks have the names of their classes.
+    POPGym's VelocityOnlyCartPole: see `PositionOnlyCartPole`. Observation: the two velocities, float32 `[2]`, except
+    that, as in the package, the first step of an episode shows the two positions. The package's ids use `Cartpole`;
+    here all tasks have the names of their classes.
 
     State: `physical`, float64 `[4, rows]`: cart position, its velocity, pole angle, its velocity.
 
     Args:
-        max_episode_length: steps after which an episode is truncated; at least 1.
+        max_episode_length: number of steps after which an episode is truncated; at least 1.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -66,18 +66,18 @@ class VelocityOnlyCartPole(PositionOnlyCartPole):
 
 
 class NoisyPositionOnlyCartPole(Noisy, PositionOnlyCartPole):
-    """Balance a pole on a cart from positions with noise.
+    """Balance a pole on a cart from noisy positions.
 
-    POPGym's NoisyPositionOnlyCartPole: see `PositionOnlyCartPole`. To each position normal noise is added, the same for
-    both, although the angle is much the smaller number; what leaves the observation space is clipped. As in the
-    package, all difficulties have 200 steps.
+    POPGym's NoisyPositionOnlyCartPole: see `PositionOnlyCartPole`. Normal noise is added to each position, of the same
+    scale for both, although the angle is a much smaller number. Observations are clipped to the observation space. As
+    in the package, all difficulties have 200 steps.
 
     State: `physical`, float64 `[4, rows]`: cart position, its velocity, pole angle, its velocity; `noise_0` and
     `noise_1`, float64 `[step_limit + 1, rows]`.
 
     Args:
         noise_sigma: standard deviation of the noise; positive.
-        max_episode_length: steps after which an episode is truncated; at least 1.
+        max_episode_length: number of steps after which an episode is truncated; at least 1.
 
     Raises:
         ArgumentError: an argument is out of range.

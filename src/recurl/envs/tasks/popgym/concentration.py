@@ -1,4 +1,4 @@
-"""Concentration: find pairs among cards that lie face down."""
+"""Concentration: find pairs among face-down cards."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from recurl.envs.tasks.popgym.count_recall import check_kind
 
 
 class Concentration(Dynamics):
-    """Turn cards over, one at a step: two that match stay face up, others are turned back.
+    """Turn cards over, one per step: two that match stay face up, others are turned back.
 
-    POPGym's Concentration. Observation: for each place of the table its card's value, or one more for a card that lies
-    face down, one-hot each, `[cards * (values + 1)]`. Action: a place. Reward: `2 / cards` for a pair; otherwise
-    `-1 / step_limit` for each card of a failed attempt, which ends with the second card, or with a card that lies face
-    up already; the first card of an attempt gives none. Terminated when all cards lie face up. The step limit is
+    POPGym's Concentration. Observation: for each place of the table, the value of its card, or an extra value for a
+    face-down card, one-hot each, `[cards * (values + 1)]`. Action: a place. Reward: `2 / cards` for a pair; otherwise
+    `-1 / step_limit` for each card of a failed attempt, which ends with the second card, or with a card that is already
+    face up; 0 for the first card of an attempt. Terminated when all cards are face up. The step limit is
     `ceil(2 n - n / (2 n - 1))` for n cards.
 
-    As in the package, the card of the step is shown also where it ends an attempt that failed, and only then.
+    As in the package, a card that ends a failed attempt is shown at this step only.
 
-    State: `values`, int8 `[cards, rows]`; `up` and `shown`, bool `[cards, rows]`, the cards that lie face up for good
-    and those that are seen at this step; `first`, int64 `[rows]`, the place turned over first, or -1.
+    State: `values`, int8 `[cards, rows]`; `up` and `shown`, bool `[cards, rows]`, the cards permanently face up and
+    those visible at this step; `first`, int64 `[rows]`, the place turned over first, or -1.
 
     Args:
         num_decks: decks of 52 cards; at least 1.
-        deck_type: what must match: `ranks` or `colors`.
+        deck_type: property that must match: `ranks` or `colors`.
 
     Raises:
         ArgumentError: an argument is out of range.

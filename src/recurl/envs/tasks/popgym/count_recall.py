@@ -1,4 +1,4 @@
-"""CountRecall: how often has a value been dealt?"""
+"""CountRecall: count how often a value has been dealt."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from typing import Any
 
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.envs.tasks.popgym.cards import CARDS, KINDS, Kind, dealt, one_hot, one_hot_space, score, shuffle
+from recurl.envs.tasks.popgym.cards import CARDS, KINDS, Kind, entry_at, one_hot, one_hot_space, score, shuffle
 from recurl.errors import ArgumentError
 from recurl.nearest import nearest
 
 
 class CountRecall(Dynamics):
-    """Say how often the value asked for has been dealt so far, the newest card included.
+    """Recall how often the queried value has been dealt so far, including the newest card.
 
-    POPGym's CountRecall: one deck gives the cards, another one the questions. Observation: the newest card and the
-    value asked for, one-hot each, `[2 * values]`. Action: the count, from 0 to that in the whole deck. Reward:
-    `1 / (cards - 1)` for a right answer, as much less for a wrong one. Terminated when the last card has been dealt.
+    POPGym's CountRecall: cards come from one deck, queries from another one. Observation: the newest card and the
+    queried value, one-hot each, `[2 * values]`. Action: the count, from 0 to that in the whole deck. Reward:
+    `1 / (cards - 1)` for a right answer, the negative of that for a wrong one. Terminated when the last card has been
+    dealt.
 
-    The package's argument `error_clamp` has no effect, and is left out.
+    The package's argument `error_clamp` has no effect, and is omitted.
 
     State: `values` and `queries`, int8 `[cards, rows]`; `counts`, int64 `[values, rows]`.
 
     Args:
         num_decks: decks of 52 cards; at least 1.
-        deck_type: what counts: `colors`, `suits` or `ranks`.
+        deck_type: property to count: `colors`, `suits` or `ranks`.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -47,15 +48,15 @@ class CountRecall(Dynamics):
 
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
         """Score the answer, and count the next card."""
-        asked = xp.astype(dealt(xp, state["queries"], steps), xp.int64)
-        right = actions == xp.pick(state["counts"], asked)
-        counts = state["counts"] + self._bits(xp, dealt(xp, state["values"], steps + 1))
+        query = xp.astype(entry_at(xp, state["queries"], steps), xp.int64)
+        right = actions == xp.pick(state["counts"], query)
+        counts = state["counts"] + self._bits(xp, entry_at(xp, state["values"], steps + 1))
         reward = score(xp, right, 1 / (self.num_cards - 1))
         return {**state, "counts": counts}, reward, steps >= self.step_limit - 1
 
     def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
-        """Return the newest card and the question."""
-        seen = [dealt(xp, state[name], steps) for name in ("values", "queries")]
+        """Return the newest card and the query."""
+        seen = [entry_at(xp, state[name], steps) for name in ("values", "queries")]
         return one_hot(xp, seen, (self.num_values, self.num_values))
 
     def _bits(self, xp: Namespace, value: Any) -> Any:
@@ -63,7 +64,7 @@ class CountRecall(Dynamics):
 
 
 def check_kind(kind: Kind, kinds: tuple[str, ...]) -> Kind:
-    """Return a kind of faces, or raise ArgumentError unless it is one of `kinds`."""
+    """Return ``kind``, or raise ArgumentError unless it is one of `kinds`."""
     if kind not in kinds:
         raise ArgumentError(f"deck_type must be one of {', '.join(kinds)}; got {kind!r}.{nearest(str(kind), kinds)}")
     return kind

@@ -1,4 +1,4 @@
-"""MineSweeper: find all squares without a mine, on a board that isn't seen."""
+"""MineSweeper: find all squares without a mine on a hidden board."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from recurl.errors import ArgumentError
 class MineSweeper(Dynamics):
     """Open the squares of a board, except those with a mine.
 
-    POPGym's MineSweeper. Observation: how many mines lie on the square opened last and the eight around it, one-hot
-    `[min(mines, 9) + 1]`, 0 at the beginning; which square it was isn't shown. Action: row and column. Reward: `1 / n`
-    for one of the n squares without a mine, `-0.5 / (n - 2)` for a square that is open already, `-0.5 - 1 / n` for a
-    mine. Terminated by a mine, and when all other squares are open. There are n steps.
+    POPGym's MineSweeper. Observation: number of mines on the last opened square and the eight around it, one-hot
+    `[min(mines, 9) + 1]`, 0 at the beginning, without the position of the square. Action: row and column. Reward:
+    `1 / n` for one of the n squares without a mine, `-0.5 / (n - 2)` for a square that is already open, `-0.5 - 1 / n`
+    for a mine. Terminated by a mine, or when all other squares are open. The step limit is n.
 
-    An episode that terminates with its last step is truncated too, as in all of recurl's tasks; in the package it
-    isn't.
+    An episode that terminates with its last step is also truncated, as in all of recurl's tasks, unlike in the package.
 
     State: `mines` and `opened`, bool `[squares, rows]`, row by row; `around`, int8 `[squares, rows]`, mines on a square
     and around it; `seen`, int8 `[rows]`.
 
     Args:
-        board_size: squares of a side; at least 2.
-        num_mines: mines; at least 1, and at least three fewer than squares.
+        board_size: squares per side; at least 2.
+        num_mines: number of mines; at least 1, and at least three fewer than squares.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -40,7 +39,7 @@ class MineSweeper(Dynamics):
         self.num_squares = board_size**2
         free = self.num_squares - num_mines
         if free < 3:
-            raise ArgumentError(f"num_mines must leave 3 of the {self.num_squares} squares; got {num_mines}")
+            raise ArgumentError(f"num_mines must leave 3 of the {self.num_squares} squares free; got {num_mines}")
         self._values = min(num_mines, 9) + 1
         super().__init__(
             observation_space=one_hot_space(self._values), actions=(board_size, board_size), step_limit=free
@@ -48,10 +47,10 @@ class MineSweeper(Dynamics):
         self._good, self._again = 1 / free, -0.5 / (free - 2)
         self._mine = -0.5 - self._good
         near = np.abs(np.subtract.outer(np.arange(board_size), np.arange(board_size))) <= 1
-        self._near = np.kron(near, near).astype(np.float32)  # of every square, which ones are on it and around it
+        self._near = np.kron(near, near).astype(np.float32)  # neighborhood of every square, including itself
 
     def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Lay the mines: where the smallest of random numbers are."""
+        """Place the mines at the squares with the smallest random numbers."""
         scores = draw.uniform(0.0, 1.0, (self.num_squares,))
         order = xp.argsort(scores, axis=0)
         mines = scores < xp.pick(scores, order[self.num_mines])

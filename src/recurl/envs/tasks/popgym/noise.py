@@ -1,4 +1,4 @@
-"""Noise on observations, drawn when an episode begins."""
+"""Observation noise, drawn when an episode begins."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from gymnasium.spaces import Box
 
 from recurl.envs.tasks.dynamics import Dynamics, State
 from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.envs.tasks.popgym.cards import dealt
+from recurl.envs.tasks.popgym.cards import entry_at
 from recurl.errors import ArgumentError
 
 
 class Noisy(Dynamics):
-    """Mixin before a task whose observations are of a box: normal noise is added to them, and they stay in the box.
+    """Mixin that adds normal noise to the observations of a task and clips them to their Box.
+
+    List it before the task among the base classes.
 
     As in the package, the noise is rounded to float32 before it is added.
 
@@ -28,31 +30,31 @@ class Noisy(Dynamics):
     noise_sigma: float
 
     def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Return a state of the task for every row, and the noise of an episode."""
-        return {**super().begin(xp, draw), **{name: draw.normal((self.step_limit + 1,)) for name in self._names}}
+        """Return the initial state of the task, and the noise of the episode."""
+        return {**super().begin(xp, draw), **{name: draw.normal((self.step_limit + 1,)) for name in self._noise_names}}
 
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
         """Take a step of the task."""
         after, reward, terminated = super().advance(xp, state, steps, actions)
-        return {**{name: state[name] for name in self._names}, **after}, reward, terminated
+        return {**{name: state[name] for name in self._noise_names}, **after}, reward, terminated
 
     def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
         """Return the observations with the noise of their step."""
-        drawn = [dealt(xp, state[name], steps) for name in self._names]
+        drawn = [entry_at(xp, state[name], steps) for name in self._noise_names]
         noise = xp.astype(self.noise_sigma * xp.stack(drawn, axis=1), xp.float32)
         space = self.observation_space
         return xp.clip(super().observe(xp, state, steps) + noise, xp.asarray(space.low), xp.asarray(space.high))
 
     @property
-    def _names(self) -> list[str]:
+    def _noise_names(self) -> list[str]:
         return [f"noise_{place}" for place in range(len(self.observation_space.low))]
 
 
 def check_sigma(noise_sigma: float) -> float:
-    """Return a standard deviation.
+    """Return a standard deviation after checking it.
 
     Raises:
-        ArgumentError: it is not positive and finite.
+        ArgumentError: the value is not positive and finite.
     """
     if not 0 < noise_sigma < math.inf:
         raise ArgumentError(f"noise_sigma must be positive and finite; got {noise_sigma!r}")

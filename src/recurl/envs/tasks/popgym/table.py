@@ -1,4 +1,4 @@
-"""Table of POPGym's tasks: their names, dynamics and arguments, registered with gymnasium."""
+"""Registry of POPGym's tasks: names, dynamics and arguments."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ POPGYM_TASKS: dict[str, Callable[..., Dynamics]] = {
     for family, levels in _FAMILIES.items()
     for difficulty, arguments in zip(DIFFICULTIES, levels, strict=True)
 }
-"""What makes the dynamics of each task, by its name: `RepeatPreviousEasy` and so on."""
+"""Factories of each task's dynamics, by task name such as `RepeatPreviousEasy`."""
 
 
 def popgym_id(name: str) -> str:
@@ -78,7 +78,7 @@ def popgym_id(name: str) -> str:
 
 
 def register_popgym() -> None:
-    """Register all tasks with gymnasium; those that are already registered are skipped."""
+    """Register all tasks with gymnasium, skipping those already registered."""
     for name, create in POPGYM_TASKS.items():
         if popgym_id(name) not in gymnasium.registry:
             register_dynamics(popgym_id(name), create)

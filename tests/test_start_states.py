@@ -144,7 +144,7 @@ WRONG_CUTS = {
 @pytest.mark.parametrize("cut", WRONG_CUTS.values(), ids=WRONG_CUTS)
 def test_a_batch_that_is_cut_elsewhere_is_refused(case, cut):
     batch = cut(case.batch())
-    words = r"stored at the starts of sequences of 6 steps only.*(torn|its rows have).*Cut it into sequences of 6"
+    words = r"stored only at the starts of sequences of 6 steps.*(interrupted|its rows have).*Cut it into sequences of 6"
     with pytest.raises(UsageError, match=words):
         case.gae(batch.clone())
     with pytest.raises(UsageError, match=words), set_recurrent_mode(True):
@@ -161,7 +161,7 @@ def test_marks_within_a_sequence_are_refused(case):
     inside = batch["is_init"].clone()
     token = int((batch["collector", "traj_steps"][0] > 0)[1:LENGTH].int().argmax()) + 1
     inside[0, token] = True
-    with pytest.raises(UsageError, match=f"a sequence begins, or is torn, at token {token}, which is step {token}"):
+    with pytest.raises(UsageError, match=f"a sequence begins or is interrupted at token {token}, which is step {token}"):
         case.gae(batch.clone().set("is_init", inside))
     with pytest.raises(UsageError, match=r"can't be checked without \('collector', 'traj_steps'\): keep that entry"):
         case.gae(batch.clone().exclude(("collector", "traj_steps")))
@@ -169,7 +169,7 @@ def test_marks_within_a_sequence_are_refused(case):
 
 @pytest.mark.parametrize("slice_len", [1, 4, 9, 13])
 def test_sequences_of_another_length_are_refused(case, slice_len):
-    words = f"rows of 24 steps are to be cut into sequences of {slice_len}. Cut it into sequences of 6 steps, or a mult"
+    words = f"rows of 24 steps would be cut into sequences of {slice_len}. Cut it into sequences of 6 steps or a mult"
     with pytest.raises(UsageError, match=words):
         SequenceMinibatches(case.batch(), 2, slice_len)
 
@@ -177,7 +177,7 @@ def test_sequences_of_another_length_are_refused(case, slice_len):
 def test_what_reads_all_states_refuses(case):
     batch = case.batch()
     words = (
-        r"needs the states of all steps, but 'recurrent_state_h' is stored at the starts of sequences of 6 steps only"
+        r"needs the states of all steps, but 'recurrent_state_h' is stored only at the starts of sequences of 6 steps"
     )
     for storage in (LazyTensorStorage(100), ListStorage(100)):
         buffer = TensorDictReplayBuffer(storage=storage, sampler=SliceSampler(num_slices=2), batch_size=12)

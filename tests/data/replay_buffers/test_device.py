@@ -249,9 +249,9 @@ def test_saved_buffers_of_another_kind():
     (batch,) = batches(2, [False] * 20, [5])
     buffer = DeviceSliceBuffer(20, 2, 2, ByStep())
     buffer.extend(batch)
-    with pytest.raises(ArgumentError, match="saved buffer must be a DeviceSliceBuffer, which it is not"):
+    with pytest.raises(ArgumentError, match="saved buffer must be a DeviceSliceBuffer, but is not"):
         buffer.load_state_dict(TensorDictReplayBuffer(storage=LazyTensorStorage(20)).state_dict())
-    with pytest.raises(ArgumentError, match="must have the size and the kind of draws of this one, 10 steps per row"):
+    with pytest.raises(ArgumentError, match="must have the size and the sampling rule of this one, 10 steps per row"):
         DeviceSliceBuffer(20, 2, 2, ByPriority(1.0, 1.0, by_step=True)).load_state_dict(buffer.state_dict())
 
 
@@ -259,7 +259,7 @@ def test_priorities_need_a_buffer_that_draws_by_them():
     (batch,) = batches(1, [False] * 10, [10])
     buffer = DeviceSliceBuffer(10, 2, 2, ByStep())
     buffer.extend(batch)
-    with pytest.raises(UsageError, match="ByStep draws without priorities: draw by ByPriority"):
+    with pytest.raises(UsageError, match="ByStep draws without priorities: use ByPriority"):
         buffer.update_priority(buffer.sample(), torch.ones(2), torch.tensor(True))
 
 

@@ -274,7 +274,7 @@ def test_drop_last_and_order():
     buffer = buffer_of(SamplerWithoutReplacement(drop_last=True, shuffle=False), [11], 4)
     assert [sample["index"].tolist() for sample in buffer] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [len(buffer.sample()) for _ in range(5)] == [4] * 5
-    with pytest.raises(UsageError, match="A batch needs 12 stored steps with drop_last=True, but only 11 are there"):
+    with pytest.raises(UsageError, match="A batch needs 12 stored steps with drop_last=True, but there are only 11"):
         buffer.sample(12)
 
 
@@ -360,7 +360,7 @@ def test_errors_of_slice_options():
         SliceSampler(slice_len=3, pad_output=True)
     with pytest.raises(ArgumentError, match="by_step=True needs replacement=True"):
         SliceSampler(slice_len=3, by_step=True, replacement=False)
-    with pytest.raises(ArgumentError, match="by_step=True moves slices into their trajectories: leave span out"):
+    with pytest.raises(ArgumentError, match="by_step=True keeps slices within their trajectories: omit span"):
         SliceSampler(slice_len=3, by_step=True, span=1)
     with pytest.raises(ArgumentError, match="by_step=True needs strict_length=False"):
         PrioritizedSliceSampler(9, 1.0, 1.0, slice_len=3, by_step=True)

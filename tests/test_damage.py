@@ -69,7 +69,7 @@ def test_compressed_members_are_refused(method):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as container:
         container.writestr("text", "word " * 1000)
-    assert damage(file.getvalue()) == "'text' is compressed or encrypted, which recurl writes nowhere"
+    assert damage(file.getvalue()) == "'text' is compressed or encrypted, which recurl never writes"
 
 
 def test_what_numpy_and_the_standard_library_write_is_read():

@@ -144,7 +144,9 @@ WRONG_CUTS = {
 @pytest.mark.parametrize("cut", WRONG_CUTS.values(), ids=WRONG_CUTS)
 def test_a_batch_that_is_cut_elsewhere_is_refused(case, cut):
     batch = cut(case.batch())
-    words = r"stored only at the starts of sequences of 6 steps.*(interrupted|its rows have).*Cut it into sequences of 6"
+    words = (
+        r"stored only at the starts of sequences of 6 steps.*(interrupted|its rows have).*Cut it into sequences of 6"
+    )
     with pytest.raises(UsageError, match=words):
         case.gae(batch.clone())
     with pytest.raises(UsageError, match=words), set_recurrent_mode(True):
@@ -152,7 +154,7 @@ def test_a_batch_that_is_cut_elsewhere_is_refused(case, cut):
     case.gae(all_states := cut(case.batch(None)))
     with pytest.raises(UsageError, match=words):
         case.loss(batch.set("advantage", all_states["advantage"]).set("value_target", all_states["value_target"]))
-    with pytest.raises(UsageError, match=r"stored at the starts .* Cut it into sequences of 6 steps"):
+    with pytest.raises(UsageError, match=r"stored only at the starts .* Cut it into sequences of 6 steps"):
         SequenceMinibatches(batch, 1, LENGTH)
 
 
@@ -161,7 +163,9 @@ def test_marks_within_a_sequence_are_refused(case):
     inside = batch["is_init"].clone()
     token = int((batch["collector", "traj_steps"][0] > 0)[1:LENGTH].int().argmax()) + 1
     inside[0, token] = True
-    with pytest.raises(UsageError, match=f"a sequence begins or is interrupted at token {token}, which is step {token}"):
+    with pytest.raises(
+        UsageError, match=f"a sequence begins or is interrupted at token {token}, which is step {token}"
+    ):
         case.gae(batch.clone().set("is_init", inside))
     with pytest.raises(UsageError, match=r"can't be checked without \('collector', 'traj_steps'\): keep that entry"):
         case.gae(batch.clone().exclude(("collector", "traj_steps")))

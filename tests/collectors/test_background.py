@@ -224,7 +224,7 @@ def test_threads_with_one_exploration_type_are_refused(monkeypatch: pytest.Monke
     collector = make(make_policy(), buffer)
     with pytest.raises(
         NotImplementedError,
-        match=r"needs an exploration type of its own, but tensordict [\d.]+ has one for all threads\. Install",
+        match=r"needs a separate exploration type, but tensordict [\d.]+ has one for all threads\. Install",
     ):
         collector.start()
     assert not collector.running

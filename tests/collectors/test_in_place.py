@@ -458,7 +458,7 @@ def test_why_steps_make_tensors(
     else:
         policy = choosing(LSTMModule)(env)
     collector = Collector(env, policy, frames_per_batch=40 * env.batch_size.numel(), **options)
-    assert collector.why_not_in_place() == "there was no batch yet"
+    assert collector.why_not_in_place() == "no batch was collected yet"
     batch = collector._collect()
     assert re.search(reason, str(collector.why_not_in_place())), collector.why_not_in_place()
     assert batch["next", "done"].any()

@@ -222,7 +222,7 @@ def test_nobody_answers(server, tmp_path):
     rank = server.start([*LONG, "--run-dir", tmp_path / "run"], port=free_port(), TORCHELASTIC_USE_AGENT_STORE="True")
     text = rank.ends_within(SECONDS + 5)
     assert time.monotonic() - began < SECONDS + 3
-    assert "recurl: Nobody answers at 127.0.0.1:" in text
+    assert "recurl: No answer at 127.0.0.1:" in text
 
 
 def test_torchrun_goes_on_after_a_kill(tmp_path, programs):

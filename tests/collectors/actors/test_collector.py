@@ -217,7 +217,7 @@ def test_one_actor_after_the_other(ray_cluster, tmp_path) -> None:
         greedy = torch.stack([batch["action"] == batch["logits"].argmax(-1) for batch in batches])
         assert greedy.all()
         logged.check_exactly_once(batches, file, 0)
-        with pytest.raises(UnsupportedError, match="Rows can be reset where each batch has those of all actors"):
+        with pytest.raises(UnsupportedError, match="Rows can be reset only if each batch has the rows of all actors"):
             collector.reset_rows(torch.ones(2, dtype=torch.bool))
 
 
@@ -249,9 +249,7 @@ def test_an_actor_that_dies_again_and_again_or_raises(ray_cluster, tmp_path) -> 
 
 def test_another_version_of_recurl(ray_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "versions", lambda: {"recurl": "9.9", "torch": torch.__version__})
-    with pytest.raises(
-        UsageError, match=r"the same versions as the program, but on .* there is recurl .* instead of 9.9"
-    ):
+    with pytest.raises(UsageError, match=r"the same versions as the driver, but .* has recurl .* instead of 9.9"):
         RayCollector(lambda: env_of(2), num_collectors=1, frames_per_batch=20)
 
 
@@ -276,7 +274,7 @@ def test_what_is_refused(ray_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         RayCollector(lambda: env_of(2), policy, num_collectors=1, frames_per_batch=20)
     with pytest.raises(ArgumentError, match="num_collectors must be at least 1, got 0"):
         RayCollector([], frames_per_batch=20)
-    with pytest.raises(ArgumentError, match="num_collectors is needed, the number of actors"):
+    with pytest.raises(ArgumentError, match="Pass num_collectors, the number of actors"):
         make()
     with pytest.raises(ArgumentError, match="max_lag must not be negative, got -1"):
         make(num_collectors=1, max_lag=-1)

@@ -126,7 +126,7 @@ FOREIGN = {  # code, storages and what is said of it
     ),
     "a gradient of integers": (tensor((1,), (1,), kind="IntStorage", rest=b"\x88N"), {"data0": NUMBER}, "damaged"),
     "a huge memo": (b"Nr\xff\xff\xff\xff0.", {}, "an instruction"),
-    "a long text": (b"X\xff\xff\xff\xffabc", {}, "less than it says"),
+    "a long text": (b"X\xff\xff\xff\xffabc", {}, "fewer parts than declared"),
     "an unknown place in the memo": (b"h\x07", {}, "damaged"),
     "nothing": (b"", {}, "damaged"),
     "two values": (b"NN", {}, "damaged"),
@@ -135,7 +135,7 @@ FOREIGN = {  # code, storages and what is said of it
     "a storage": (
         b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\x01tQ",
         {"data0": NUMBER},
-        "something else",
+        "something other",
     ),
     "a long integer": (b"\x8b\xff\xff\xff\x7f", {}, "an instruction"),
 }

@@ -1,4 +1,4 @@
-"""Graphs by columns: the numbers, shapes and memory of the graphs that they are made of, whatever the sizes."""
+"""Graphs split into columns: values, shapes and strides equal those of the original graphs, for all sizes."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ ROWS = 96
 
 
 def same(function, *examples, rows=ROWS):
-    """Return the graph by columns, whose results are the function's, in memory of the same strides."""
+    """Return the graph split into columns, after checking that its results and strides are the function's."""
     graph = make_fx(function, tracing_mode="fake")(*examples)
     columns = by_columns(graph, rows)
     expected, found = (made(*(example.clone() for example in examples)) for made in (graph, columns))
@@ -32,7 +32,7 @@ def same(function, *examples, rows=ROWS):
 
 
 def whole(columns):
-    """Return the operations that compute with more than vectors."""
+    """Return the operations on more than vectors."""
     names = (str(node.target) for node in columns.graph.nodes if node.op == "call_function")
     return [name for name in names if not name.startswith(("aten.select", "aten.slice", "aten.stack", "aten.view"))]
 
@@ -101,7 +101,7 @@ def test_narrow_tensors_are_vectors():
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["sum", "softmax", "max", "gather", "where"]))
 @settings(max_examples=60, deadline=None)
 def test_any_sizes(rows, width, what):
-    """Also where other dimensions have as many entries as there are rows."""
+    """Even if other dimensions are as large as the number of rows."""
     functions = {
         "sum": lambda a, b: ((a * b).sum(1), (a + b).sum(0), a.t() * b.t()),
         "softmax": lambda a, b: (a.softmax(1) * b, b.log_softmax(0)),
@@ -128,7 +128,7 @@ def test_what_is_changed_in_place_is_read_when_it_was():
 
 
 def test_columns_of_what_is_changed_later_are_read_before():
-    """Where one column is all there is, nothing is computed that would read it."""
+    """If there is only one column, nothing is computed that would read it."""
 
     def function(a):
         kept, flags = a.clone(), a > 0
@@ -171,7 +171,7 @@ def test_draws_are_left_whole():
 
 
 def test_a_step_of_an_environment_is_compiled_by_columns(monkeypatch):
-    """On the device where it is quicker; there compiled batches have the numbers of others."""
+    """Only on the device where it is faster; compiled batches have the same values there."""
     counts = []
 
     def counted(graph, rows, count):
@@ -221,7 +221,7 @@ def test_programs_of_layers_between_narrow_ends(monkeypatch):
 
 
 def looped(step, *given, rows=ROWS):
-    """Return graph and forms of a step, whose results over three steps are the function's."""
+    """Return graph and layouts of a step, after checking its results over three steps."""
     graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     made, entering, leaving = loop_by_columns(graph, rows, len(given))
     current, expected, found = given, [], []
@@ -253,12 +253,12 @@ def test_narrow_tensors_stay_apart_between_steps():
 
     made, entering, leaving = looped(step, x(2, ROWS), x(ROWS, WIDEST + 8), x(ROWS, 1) > 0)
     assert widths(entering) == [2, None, 1]
-    assert widths(leaving) == [2, None, None, 2, None, 1]  # a column of what is whole is whole too
+    assert widths(leaving) == [2, None, None, 2, None, 1]  # a column of an unsplit tensor is unsplit
     assert not [node for node in made.graph.nodes if "stack" in str(node.target)]
 
 
 def test_what_is_needed_whole_enters_whole():
-    """What a product reads, what is changed in place, and what isn't known by columns."""
+    """Inputs of a product, tensors modified in place, and tensors without known columns."""
     weight = x(3, 3)
 
     def step(read, edited, unknown, passed, swapped, other):
@@ -288,7 +288,7 @@ def test_arguments_changed_in_place_enter_whole():
 @given(st.data(), st.integers(2, 7), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_any_loop(data, rows, count):
-    """Arguments of any shapes, in steps that mix and swap them."""
+    """Arguments of arbitrary shapes, in steps that mix and swap them."""
     shapes = [(rows,), (rows, 1), (rows, 2), (2, rows), (1, rows, 2), (rows, WIDEST + 1), (3,), ()]
     given = [x(*data.draw(st.sampled_from(shapes)), seed=seed) for seed in range(count)]
     kinds = [data.draw(st.sampled_from(["same", "half", "softmax", "flipped", "product", "zero"])) for _ in given]

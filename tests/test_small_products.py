@@ -1,4 +1,4 @@
-"""Thin products as sums: the numbers of products, and which operations are left alone."""
+"""Thin products as sums: same results as products, and unaffected operations."""
 
 import pytest
 import torch
@@ -50,5 +50,5 @@ def test_programs_have_sums_in_their_place(monkeypatch):
     expected, _ = run(x), Traced(run, [x])
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
     few = Traced(run, [x])
-    assert counts == [8, 3]  # at last those of the layer in the middle: forward, two gradients
+    assert counts == [8, 3]  # the remaining ones are those of the middle layer: forward, two gradients
     torch.testing.assert_close(few(x), expected)

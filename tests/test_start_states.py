@@ -1,4 +1,4 @@
-"""Recurrent states stored where sequences start: what reads them, and what refuses them."""
+"""Sparse recurrent states: code that reads them, and code that rejects them."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ ROWS, STEPS, LENGTH = 3, 24, 6
 
 
 class Case:
-    """A policy with two memories, and batches of it."""
+    """A policy with two memories, and its batches."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -38,7 +38,7 @@ class Case:
         self.loss = ClipPPOLoss(self.actor, self.critic)
 
     def batch(self, sequence_length=LENGTH, **options) -> TensorDict:
-        """The second batch, which begins within episodes, and holds ends of some."""
+        """Return the second batch, which begins within episodes and contains the ends of some."""
         env = TensorEnv(MaskedCartPole(9), ROWS, device="cpu")
         env.set_seed(0)
         torch.manual_seed(1)
@@ -48,7 +48,7 @@ class Case:
         return collector.collect()
 
     def learnt(self, batch, slice_len=LENGTH, deal=SequenceMinibatches.__iter__):
-        """Advantages, and the gradients of each minibatch."""
+        """Return advantages, and the gradients of each minibatch."""
         self.gae(batch)
         generator = torch.Generator().manual_seed(0)
         data = batch.select(*self.loss.in_keys, strict=False)

@@ -1,4 +1,4 @@
-"""Each private name of torch and tensordict that recurl uses still means what recurl takes it for."""
+"""Each private name of torch and tensordict used by recurl still has the expected meaning."""
 
 import pytest
 import torch
@@ -263,7 +263,7 @@ def test_foreach_norm():
 
 
 def test_fused_adam_():
-    """It is the step of torch.optim.Adam, and none where ``found_inf`` is 1."""
+    """The step equals that of torch.optim.Adam, and is skipped if ``found_inf`` is 1."""
     parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
     own, means, squares, steps = parameter.detach().clone(), torch.zeros(2), torch.zeros(2), torch.zeros(())
     parameter.grad = torch.tensor([0.5, 0.25])

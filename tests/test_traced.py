@@ -1,4 +1,4 @@
-"""Functions of tensors as programs: their numbers, what they draw, what is refused."""
+"""Compiled tensor functions: results, random numbers, and rejected functions."""
 
 import os
 import warnings
@@ -62,7 +62,7 @@ def test_constants_are_made_once_unless_they_are_edited():
         return bound.unsqueeze(0), x * bound
 
     program = Traced(given_away, [torch.zeros(2)])
-    program(torch.ones(2))[0].zero_()  # what a call returns belongs to who called
+    program(torch.ones(2))[0].zero_()  # results belong to the caller
     found = program(torch.ones(2))
     assert [value.tolist() for value in found] == [[[1.0, 2.0]], [1.0, 2.0]]
 
@@ -70,7 +70,7 @@ def test_constants_are_made_once_unless_they_are_edited():
     left = [
         str(node.target) for node in graph.graph.nodes if "lift" in str(node.target) or "_to_copy" in str(node.target)
     ]
-    assert left == ["aten.lift_fresh_copy.default"]  # that which is edited
+    assert left == ["aten.lift_fresh_copy.default"]  # the modified constant
     program = Traced(run, [torch.zeros(2)])
     for _ in range(2):
         scaled, count = program(torch.ones(2))
@@ -108,7 +108,7 @@ def test_what_cannot_be_a_program(function, message):
 
 @pytest.mark.parametrize(("failures", "said"), [(1, "16 operations a kernel at most"), (2, "one by one, uncompiled")])
 def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failures, said):
-    """What it prints below Python isn't seen; results and draws are those of the function."""
+    """Its output below Python is suppressed; results and random numbers are those of the function."""
     real, calls = GraphLowering.compile_to_module, []
 
     def fail_at_first(self):
@@ -130,7 +130,7 @@ def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failure
 
     x, y = torch.randn(5, 3), torch.randn(5)
     monkeypatch.setattr(GraphLowering, "compile_to_module", fail_at_first)
-    fresh = {"fx_graph_cache": False}  # a program that is known isn't compiled
+    fresh = {"fx_graph_cache": False}  # a cached program isn't compiled
     with config.patch(fresh), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         program = Traced(run, [x, y], [own])

@@ -1,4 +1,4 @@
-"""Several ranks learn what one process with all their environments learns."""
+"""Several ranks learn the same as one process with all their environments."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_ppo(ranks, world, in_float64):
 
 
 def test_losses_as_a_program(ranks):
-    """A program can't exchange what the advantages are normalised by: that is done before."""
+    """A compiled function can't exchange the statistics that normalize advantages: that is done before."""
     check_same(ranks.run(2, runs.learn, "ppo", {**PPO, "compile": True}), runs.learn("ppo", PPO, 2), 1e-5)
 
 

@@ -154,7 +154,7 @@ class _Interpreter:
     def _take(self, count: int) -> bytes:
         part = self._data[self._position : self._position + count]
         if len(part) != count:
-            _refuse("less than it says")
+            _refuse("fewer parts than declared")
         self._position += count
         return part
 
@@ -185,7 +185,7 @@ class _Interpreter:
     def _tuple(self, count: int) -> None:
         parts = tuple(self._stack[-count:])
         if len(parts) != count:
-            _refuse("less than it says")
+            _refuse("fewer parts than declared")
         del self._stack[-count:]
         self._push(parts)
 

@@ -70,7 +70,7 @@ def all_sum_(tensor: Tensor) -> Tensor:
     """Sum a contiguous tensor over all ranks, in place, and return it.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
     """
     if world_size() > 1:
         with _rank_errors():
@@ -82,7 +82,7 @@ def all_gather(tensor: Tensor) -> Tensor:
     """Gather a contiguous tensor ``[...]`` from all ranks into ``[ranks, ...]``.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
     """
     found = tensor.new_empty(world_size(), *tensor.shape)
     # The first name exists since torch 2.13, which warns about the second.
@@ -109,7 +109,7 @@ def average_(tensors: Sequence[Tensor]) -> None:
 
     Raises:
         ArgumentError: a tensor holds integers or bools, whose means are not of the same dtype.
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> x = torch.ones(2)
@@ -142,7 +142,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
         parameters: trained parameters; the same ones must have a gradient on every rank.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -161,7 +161,7 @@ def broadcast_parameters(module: nn.Module) -> None:
         module: the same networks on every rank.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> broadcast_parameters(nn.Linear(2, 1))
@@ -180,7 +180,7 @@ def gather(value: _T) -> list[_T]:
     """Return the values of all ranks, in rank order: any picklable objects, on the CPU.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> gather("mine")
@@ -198,7 +198,7 @@ def gather_on_first(value: _T) -> list[_T]:
     """Return the values of all ranks on rank 0, and an empty list elsewhere; see :func:`gather`.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
     """
     if world_size() == 1:
         return [value]
@@ -212,7 +212,7 @@ def on_any_rank(flag: bool) -> bool:
     """Return whether ``flag`` is true on any rank.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> on_any_rank(True)
@@ -225,7 +225,7 @@ def broadcast(value: _T) -> _T:
     """Return the value of rank 0, any picklable object, on the CPU.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> broadcast("rank 0's")

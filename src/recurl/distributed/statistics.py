@@ -69,7 +69,7 @@ def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int |
         var: biased variances of the samples, ``[...]``; any finite numbers if there are none.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
         UnsupportedError: they require gradients, which can't be propagated through other ranks.
 
     Example:

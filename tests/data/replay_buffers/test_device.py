@@ -1,4 +1,4 @@
-"""Slices drawn on a device: those of the host's samplers, bit for bit, and all that a slow reference allows."""
+"""Slices drawn on a device equal those of the host's samplers bitwise, and cover all that a slow reference allows."""
 
 import itertools
 
@@ -33,7 +33,7 @@ HOST = [
 
 
 def batches(rows, ends, lengths):
-    """Batches ``[rows, n]`` for each n of ``lengths``; an episode ends after a step where ``ends`` says so."""
+    """Return batches ``[rows, n]`` for each n of ``lengths``; episodes end after the steps where ``ends`` is true."""
     ends, ids = iter(ends), itertools.count()
     now = [[next(ids), 0] for _ in range(rows)]
     count = 0
@@ -59,7 +59,7 @@ def batches(rows, ends, lengths):
 
 
 def allowed(rows, given_batches, length):
-    """The slices that may be drawn, as tuples of steps: a reference without a ring."""
+    """Return the possible slices as tuples of steps: a reference without a ring."""
     found = set()
     for row in range(rows):
         steps = [
@@ -75,7 +75,7 @@ def allowed(rows, given_batches, length):
 
 
 def taken(sample):
-    """The valid steps of a sample ``[S, L]``, flat, and its slices as tuples of steps."""
+    """Return the valid steps of a sample ``[S, L]``, flat, and its slices as tuples of steps."""
     mask = sample.get(("collector", "mask"))
     flat = {path: value[mask] for path, value in leaves(sample)}
     return flat, [tuple(step[inside].tolist()) for step, inside in zip(sample["step"], mask, strict=True)]
@@ -113,7 +113,7 @@ def test_exactly_the_allowed_slices_are_drawn(history, length, drawing, seed):
         assert torch.equal(flat.get(("collector", "stored", *path), flat[path]), value[at]), path
     marks, inside = sample["is_init"].squeeze(-1), sample["collector", "mask"]
     assert marks[:, 0].all()
-    assert (marks[:, 1:] == ~inside[:, 1:]).all()  # slices hold one trajectory, and padding is on its own
+    assert (marks[:, 1:] == ~inside[:, 1:]).all()  # slices have one trajectory, and padding steps are separate
     ends_at = inside.sum(-1, keepdim=True) - 1 == torch.arange(length)
     assert torch.equal(sample["next", "truncated"].squeeze(-1), ends_at)
     assert torch.equal(sample["next", "done"].squeeze(-1) & inside, ends_at)
@@ -186,7 +186,7 @@ def test_slices_are_drawn_in_proportion_to_priorities(by_step):
 
 
 def check_chances(drawn, chances):
-    """Chi-squared: six standard deviations."""
+    """Chi-square test at six standard deviations."""
     counts = dict.fromkeys(chances, 0)
     for key in drawn:
         counts[key] += 1
@@ -208,7 +208,7 @@ def test_goes_on_as_it_was_saved(drawing):
     restored.load_state_dict(whole.state_dict())
     again = DeviceSliceBuffer(2 * CAPACITY, 8, 3, drawing())
     again.extend(pieces[3])
-    again.load_state_dict(whole.state_dict())  # in memory that a graph may have seen
+    again.load_state_dict(whole.state_dict())  # in memory that a graph may have captured
     samples = []
     for buffer in (whole, restored, again):
         buffer.extend(pieces[2])

@@ -1,4 +1,4 @@
-"""Files of ``torch.save`` made by hand: pickles of any instructions, beside any members."""
+"""Hand-crafted ``torch.save`` files: pickles with arbitrary instructions, and arbitrary members."""
 
 import io
 import struct
@@ -9,7 +9,7 @@ import torch
 
 
 def container(members: dict[str, bytes]) -> bytes:
-    """The bytes of a container of ``members``, bytes by name."""
+    """Return the bytes of a container with ``members``, bytes by name."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
@@ -18,7 +18,7 @@ def container(members: dict[str, bytes]) -> bytes:
 
 
 def archive(code: bytes, **storages: bytes) -> bytes:
-    """The bytes of a file whose pickle is ``code``; the data of its storages by key."""
+    """Return the bytes of a file whose pickle is ``code``, with the data of its storages by key."""
     members = {f"data/{key.removeprefix('data')}": data for key, data in storages.items()}
     return container({"data.pkl": b"\x80\x02" + code + b".", "byteorder": b"little", **members})
 
@@ -46,7 +46,7 @@ def tensor(
     kind: str = "FloatStorage",
     rest: bytes = b"\x89ccollections\nOrderedDict\n)R",
 ) -> bytes:
-    """Code that makes a tensor of a storage."""
+    """Return code that creates a tensor from a storage."""
     storage = (
         b"(" + text("storage") + b"ctorch\n" + kind.encode() + b"\n" + text(key) + text("cpu") + number(count) + b"tQ"
     )
@@ -62,14 +62,14 @@ def tensor(
 
 
 def saved(value: Any) -> bytes:
-    """The bytes that ``torch.save`` writes."""
+    """Return the bytes that ``torch.save`` writes."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
 
 
 def shared_lists(levels: int = 60) -> bytes:
-    """Lists, each of which holds the one before twice: 2 ** levels leaves."""
+    """Return code of lists, each of which contains the previous one twice: 2 ** levels leaves."""
     code = b"]q\x00K\x01a"
     for level in range(levels):
         code += b"]q" + bytes([level + 1]) + b"(h" + bytes([level]) + b"h" + bytes([level]) + b"e"
@@ -84,12 +84,12 @@ def shared_tuples(levels: int = 60) -> bytes:
 
 
 def last(code: bytes) -> bytes:
-    """Code whose value is the last one that ``code`` pushes: in a list, then nothing but it."""
+    """Return code whose value is the last one pushed by ``code``."""
     return b"(" + code + b"t"
 
 
 NUMBER = struct.pack("<f", 1.0)
-FOREIGN = {  # code, storages and what is said of it
+FOREIGN = {  # code, storages and expected message
     "a function": (b"cos\nmkdir\n" + text("attacked") + b"\x85R", {}, "os.mkdir"),
     "an allocation": (b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R", {}, "invalid bytes"),
     "an allocation by torch": (b"ctorch\nFloatStorage\nJ\xff\xff\xff\x7f\x85R", {}, "something that isn't a function"),

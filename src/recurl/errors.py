@@ -62,9 +62,9 @@ class ExitError(EnvError):
     @classmethod
     def of(cls, raised: BaseException) -> Self:
         """Return the error for a ``SystemExit`` or ``GeneratorExit``."""
-        said = f"{type(raised).__name__}({', '.join(map(repr, raised.args))})"
+        call = f"{type(raised).__name__}({', '.join(map(repr, raised.args))})"
         return cls(
-            f"The environment, or other code that the run calls, raised {said}, as sys.exit does: it must return, or "
+            f"The environment, or other code that the run calls, raised {call}, as sys.exit does: it must return, or "
             "raise an Exception."
         )
 

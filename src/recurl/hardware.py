@@ -37,10 +37,10 @@ def check_device(device: str) -> None:
         recurl.errors.ArgumentError: --device meta can't be used, try --device cpu: ...
     """
     try:
-        asked = torch.device(device)
-        if asked.type == "cpu" and asked.index not in (None, 0):
+        requested = torch.device(device)
+        if requested.type == "cpu" and requested.index not in (None, 0):
             raise ArgumentError("there is one CPU device")
-        torch.ones(1, device=asked).add(1).item()
+        torch.ones(1, device=requested).add(1).item()
     except Exception as error:  # torch raises errors of many types here
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error

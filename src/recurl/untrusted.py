@@ -35,7 +35,7 @@ def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb", *, most: int | N
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it is a symbolic link, a folder, a FIFO, a socket or a device, is too large, or can't be opened. Its
-            ``strerror`` says which.
+            ``strerror`` gives the reason.
 
     Example:
         >>> import tempfile
@@ -111,7 +111,7 @@ def check_folder(path: Path) -> None:
 
     Raises:
         FileNotFoundError: there is nothing.
-        OSError: it is a symbolic link or a file. Its ``strerror`` says which.
+        OSError: it is a symbolic link or a file. Its ``strerror`` gives the reason.
     """
     found = os.lstat(path).st_mode
     if stat.S_ISREG(found):

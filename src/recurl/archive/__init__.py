@@ -1,7 +1,7 @@
 """Files of tensors and plain Python values, verified when read and loaded without executing code.
 
 The format is that of ``torch.save``. The files are read by recurl's own interpreter, whose time and memory are
-proportional to the size of the file, whatever the file declares.
+proportional to the size of the file, regardless of its contents.
 """
 
 from __future__ import annotations

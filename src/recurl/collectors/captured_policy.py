@@ -81,7 +81,7 @@ class CapturedPolicy:
         """Run the policy, and return a root of the type of ``root`` with its results.
 
         Raises:
-            UsageError: the policy can't be captured; the message says why.
+            UsageError: the policy can't be captured; the message gives the reason.
         """
         if self._warm < _WARM_UP:
             self._warm += 1

@@ -172,17 +172,17 @@ class Collector(CollectorBase):
 
     def _make_captured(self) -> CapturedSteps | list[CapturedPolicy]:
         """Return the captured or compiled steps, or else the captured policy of each group, if any."""
-        env, policy, programs, steps = self.env, self.policy, self._capture_options, self.steps_per_batch
-        if not any(programs.values()):
+        env, policy, options, steps = self.env, self.policy, self._capture_options, self.steps_per_batch
+        if not any(options.values()):
             return []
-        reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, **programs)
+        reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, **options)
         if reason is not None:
-            compiled = programs["compiled"] and not (programs["graph"] and tensor_env(env))
+            compiled = options["compiled"] and not (options["graph"] and tensor_env(env))
             what, option = ("compiled", "compile_step") if compiled else ("a CUDA graph", "cuda_graph")
             raise UnsupportedError(f"Steps can't be {what}: {reason}. Collect without {option}.")
         if tensor_env(env) is None:
             return [CapturedPolicy(policy, generator_of(env.device)) for _ in self._groups.envs]
-        return CapturedSteps(env, policy, self._step, self._trajectories, steps, self._starts, **programs)
+        return CapturedSteps(env, policy, self._step, self._trajectories, steps, self._starts, **options)
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None

@@ -267,9 +267,8 @@ class MultiCollector(CollectorBase):
     def _query(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the answers of all workers to one request each."""
         for index, request in enumerate(requests):
-            self._group.ask(
-                index, pickle.dumps(request), makes_envs=request[0] == "save"
-            )  # saving may create environments to test it
+            # Saving may create environments to test the saved state.
+            self._group.ask(index, pickle.dumps(request), makes_envs=request[0] == "save")
         return self._group.answers(range(self.num_workers))
 
     def _check_open(self) -> None:

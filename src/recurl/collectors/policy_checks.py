@@ -25,7 +25,7 @@ def check_policy(policy: Policy | None, env: EnvBase, init_random_frames: int) -
         init_random_frames: number of frames with random actions.
 
     Raises:
-        ArgumentError: random frames would contradict recorded log-probabilities, or are negative.
+        ArgumentError: random frames would contradict stored log-probabilities, or are negative.
         ArgumentTypeError: the policy takes tensors instead of a TensorDict.
         MissingKeyError: the policy reads ``is_init``, and the environment does not write it.
         WiringError: a state of the policy would not be fed back, or would not start from zero.

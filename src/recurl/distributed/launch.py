@@ -149,20 +149,19 @@ def _join(device: str, own: int, size: int) -> None:
         world_size=size,
         **group,
     )
-    all_sum_(
-        torch.ones(1, device=kind)
-    )  # the first collective opens connections, which can't be captured in a CUDA graph
+    # The first collective opens connections, which can't be captured in a CUDA graph.
+    all_sum_(torch.ones(1, device=kind))
 
 
 def _rank_and_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks."""
-    said = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    if not all(text.isdecimal() for text in said.values()) or not int(said["RANK"]) < int(said["WORLD_SIZE"]):
-        listed = ", ".join(f"{name}={text}" for name, text in said.items())
+    found = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    if not all(text.isdecimal() for text in found.values()) or not int(found["RANK"]) < int(found["WORLD_SIZE"]):
+        listed = ", ".join(f"{name}={text}" for name, text in found.items())
         raise ArgumentError(
             f"Ranks are numbered from 0 to WORLD_SIZE - 1, got {listed}: let torchrun set them, or unset the variables."
         )
-    return int(said["RANK"]), int(said["WORLD_SIZE"])
+    return int(found["RANK"]), int(found["WORLD_SIZE"])
 
 
 def _gpu_error(index: str) -> RecurlError | None:

@@ -163,11 +163,9 @@ class Watch:
                 self._stopped.wait(_POLL_SECONDS)
             if not self._reported.is_set():
                 self._send(store)
-            elif not self._stopped.wait(
-                _GRACE
-            ):  # without the store, whose calls would not survive interpreter shutdown
+            elif not self._stopped.wait(_GRACE):  # without the store: its calls would not survive interpreter shutdown
                 os._exit(_STATUS)
-        except Exception as error:  # noqa: BLE001 - whatever a lost connection raises
+        except Exception as error:  # noqa: BLE001 - a lost connection may raise any error
             if not self._stopped.is_set() and self._failed is None:
                 self._end(f"{self._host} is gone ({str(error).partition(chr(10))[0]}).")
 
@@ -184,8 +182,8 @@ class Watch:
         if self._failed is not None:
             self._report_failure(store)
         elif store.check([_FAILED]):
-            said = json.loads(store.get(_FAILED))
-            self._end(f"rank {said['rank']} has failed: {said['text']}")
+            report = json.loads(store.get(_FAILED))
+            self._end(f"rank {report['rank']} has failed: {report['text']}")
         elif store.check([_VERDICT]):
             self._end(store.get(_VERDICT).decode())
         now = time.monotonic()
@@ -229,9 +227,9 @@ class Watch:
         behind = min((seen.beat.progress for seen in running.values()), default=0)
         slow = [rank for rank, seen in running.items() if seen.beat.progress == behind]
         if slow and all(now - running[rank].moved > self._timeout for rank in slow):
-            who = "no rank" if len(slow) == len(running) > 1 else f"rank {', '.join(map(str, slow))}"
-            said = "made progress" if who == "no rank" else "made no progress"
-            return f"{who} has {said} for {self._timeout:g} s (--rank-timeout)."
+            subject = "no rank" if len(slow) == len(running) > 1 else f"rank {', '.join(map(str, slow))}"
+            status = "made progress" if subject == "no rank" else "made no progress"
+            return f"{subject} has {status} for {self._timeout:g} s (--rank-timeout)."
         return None
 
     def _end(self, text: str, *, after: float = 0.0) -> None:

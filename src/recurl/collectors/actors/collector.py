@@ -345,8 +345,8 @@ def _checked_lag(max_lag: int | None, count: int, *, sync: bool) -> int | None:
             raise ArgumentError(f"max_lag must not be negative, got {max_lag}.")
     elif max_lag is not None and max_lag < count:
         raise ArgumentError(
-            f"max_lag must be at least the number of actors, {count}, where each collects batches of its own, as every "
-            f"one of the others may bring new weights before its batch is delivered; got {max_lag}. Take sync=True."
+            f"max_lag must be at least the number of actors, {count}, if each collects separate batches, as every "
+            f"other actor may bring new weights before its batch is delivered; got {max_lag}. Use sync=True."
         )
     return max_lag
 
@@ -358,7 +358,7 @@ def _check_numbers(
         raise ArgumentError(f"There must be one epsilon for each of the {count} actors, got {len(epsilons)}.")
     if max_restarts < 0:
         raise ArgumentError(f"max_restarts must not be negative, got {max_restarts}.")
-    if timeout is not None and not timeout > 0:  # also refuses NaN
+    if timeout is not None and not timeout > 0:  # also rejects NaN
         raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
     if num_cpus is not None and not 0 <= num_cpus < math.inf:
         raise ArgumentError(f"num_cpus must not be negative, got {num_cpus}.")

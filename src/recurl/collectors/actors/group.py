@@ -220,5 +220,5 @@ class ActorGroup:
 def _shortened(text: str) -> str:
     """Return the informative part of a Ray message, on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
-    said = " ".join(lines[1:] or lines)
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
+    message = " ".join(lines[1:] or lines)
+    return message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."

@@ -167,8 +167,8 @@ def _connect(ray: Any, address: str) -> None:
             "the port that of its head node (6379 by default)?"
         ) from error
     if tried.returncode:
-        said = [line for line in tried.stderr.splitlines() if line.strip()] or ["it is not healthy"]
-        raise ArgumentError(f"The Ray cluster at {address} can't be used: {said[-1].strip()}")
+        lines = [line for line in tried.stderr.splitlines() if line.strip()] or ["it is not healthy"]
+        raise ArgumentError(f"The Ray cluster at {address} can't be used: {lines[-1].strip()}")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:

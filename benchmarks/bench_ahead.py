@@ -101,8 +101,8 @@ def measure(path: Path, sizes: tuple[int, ...], length: int | None, count: int, 
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    learnt = length or sizes[1]
-    run = Run(PPO(config_of(sizes, sequence_length=learnt, store_states=stored)), ahead=ahead)
+    learned = length or sizes[1]
+    run = Run(PPO(config_of(sizes, sequence_length=learned, store_states=stored)), ahead=ahead)
     run.make(WARM_UP)
     start = time.perf_counter()
     run.make(count)
@@ -115,7 +115,7 @@ def measure(path: Path, sizes: tuple[int, ...], length: int | None, count: int, 
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(),
         **dict(zip(SIZES, sizes, strict=True)),
-        "sequence_length": learnt,
+        "sequence_length": learned,
         "ahead": ahead,
         "states": stored,
         "update_ms": round(seconds * 1e3, 2),
@@ -124,7 +124,7 @@ def measure(path: Path, sizes: tuple[int, ...], length: int | None, count: int, 
     }
     append(path, row)
     print(
-        f"{sizes!s:26s} L {learnt:4d} ahead {ahead!s:5s} states {stored:6s} {row['update_ms']:8.2f} ms "
+        f"{sizes!s:26s} L {learned:4d} ahead {ahead!s:5s} states {stored:6s} {row['update_ms']:8.2f} ms "
         f"{row['M_steps_per_s']:6.2f} M steps/s {row['peak_GB']:6.2f} GB",
         flush=True,
     )

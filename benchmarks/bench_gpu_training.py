@@ -248,8 +248,8 @@ def jax_best(case: Case, unrolls: list[int]) -> Peer | None:
     found: list[Peer] = []
     for unroll in unrolls:
         command = [sys.executable, str(JAX), *map(str, case), "20", str(unroll)]
-        beside = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch holds memory too
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=beside)
+        variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch holds memory too
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
         figures = re.search(r"= ([\d.]+) M steps/s; collection ([\d.]+) ms", done.stdout)
         if figures is None:
             print(f"jax_ppo.py {case}: {done.stderr.strip().splitlines()[-1:]}", flush=True)

@@ -114,7 +114,7 @@ def check(options: argparse.Namespace) -> None:
     for first in (0, rows // 2):
         alone = collected(spinning(rows // 2, device=device), kind, 5 + first)
         ours = [batch[first : first + rows // 2] for batch in both]
-        same("A group collected beside another differs from the same rows in one process.", ours, alone)
+        same("A group collected with another one differs from the same rows in one process.", ours, alone)
     check_thread(groups, policy, rows * steps, device)
     print("batches hold: actions replayed in one process; groups alone and in turn; a thread; a captured policy (CUDA)")
 

@@ -162,7 +162,7 @@ def measure(kind: str, mode: str, options: argparse.Namespace) -> None:
         torch.cuda.synchronize()
         learning.append(time.perf_counter() - begin)
     learner.close()
-    learnt = statistics.median(learning)
+    learned = statistics.median(learning)
     row = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
@@ -178,8 +178,8 @@ def measure(kind: str, mode: str, options: argparse.Namespace) -> None:
         "gradient_steps": config.gradient_steps,
         "tokens": config.slices * config.slice_length,
         "update_ms": round(seconds * 1e3, 3),
-        "learning_ms": round(learnt * 1e3, 3),
-        "gradient_steps_per_s": round(config.gradient_steps / learnt, 1),
+        "learning_ms": round(learned * 1e3, 3),
+        "gradient_steps_per_s": round(config.gradient_steps / learned, 1),
         "env_steps_per_s": round(config.frames_per_batch / seconds),
         "set_up_s": round(set_up, 1),
         "peak_GB": round(torch.cuda.max_memory_allocated() / 1e9, 3),

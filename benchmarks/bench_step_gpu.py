@@ -208,7 +208,7 @@ def rows_differ() -> None:
             found = part.step(options_of(precision))
             same = all(torch.equal(a, b[:rows]) for a, b in zip(found, whole, strict=True))
             apart.append(f"{rows}: {'same' if same else f'{error_of(found, [w[:rows].double() for w in whole]):.0e}'}")
-        print(f"bits of {cell} {precision} beside {ROWS[-1]} rows:", ", ".join(apart))
+        print(f"bits of {cell} {precision} with {ROWS[-1]} rows:", ", ".join(apart))
 
 
 def compile_all(jobs: Iterable[Job]) -> None:

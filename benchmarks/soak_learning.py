@@ -64,14 +64,14 @@ def main() -> None:
                 "ray": ray.__version__,
                 "kills": kills,
                 "seed": seed,
-                **learnt(kills, seed),
+                **learned(kills, seed),
             }
             print(row, flush=True)
             if not options.dry:
                 append(RESULTS, row)
 
 
-def learnt(kills: int, seed: int) -> dict[str, Any]:
+def learned(kills: int, seed: int) -> dict[str, Any]:
     """Train, and return the results."""
     config = PPOConfig(
         env="recurl/RepeatPrevious-v0",

@@ -151,7 +151,7 @@ def await_(there: Callable[[], bool], launch: subprocess.Popen[bytes], folder: R
     end = time.monotonic() + 120
     while not there():
         if launch.poll() is not None or time.monotonic() > end:
-            sys.exit(f"The run ended, or did not go on:\n{folder.path.with_suffix('.txt').read_text()[-4000:]}")
+            sys.exit(f"The run ended, or did not continue:\n{folder.path.with_suffix('.txt').read_text()[-4000:]}")
         time.sleep(0.01)
 
 

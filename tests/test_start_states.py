@@ -47,7 +47,7 @@ class Case:
         collector.collect()
         return collector.collect()
 
-    def learnt(self, batch, slice_len=LENGTH, deal=SequenceMinibatches.__iter__):
+    def learned(self, batch, slice_len=LENGTH, deal=SequenceMinibatches.__iter__):
         """Return advantages, and the gradients of each minibatch."""
         self.gae(batch)
         generator = torch.Generator().manual_seed(0)
@@ -79,7 +79,7 @@ def test_learning_has_the_bits_of_all_states(case, slice_len, deal):
     assert bool((every["next", "done"]).any())
     assert bool((every["recurrent_state_h"][:, 0] != 0).any())
     deal_of_two = case.batch(None)[:2], case.batch()[:2]  # an even number of whole rows
-    expected, found = (case.learnt(part, slice_len, deal) for part in deal_of_two)
+    expected, found = (case.learned(part, slice_len, deal) for part in deal_of_two)
     for left, right in zip(expected, found, strict=True):
         assert torch.equal(left, right)
     for key, value in every.exclude(("collector", "traj_ids")).items(True, True):

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, whose imports take seconds more without bytecode
+unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, and imports take seconds longer without bytecode
 QUICK  := -n 2 -m "not slow and not learning" --timeout 20
 NUMBERS := $(addprefix tests/,recurrence modules objectives compiled lowering collectors)
 
@@ -15,29 +15,29 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurren
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchrl -c constraints.txt  # asks for tensordict 0.14
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchrl -c constraints.txt  # pins tensordict 0.14
 	touch $(STAMP)
 
 train: setup  ## train a memory policy on masked CartPole and show the result
 	$(BIN)/recurl train ppo --env recurl/MaskedCartPole-v1 --cell lstm --run-dir runs/masked-cartpole --stop-return 495 --overwrite
 
-quick: setup  ## the core of the tests, in a few minutes: a test that needs 20 s belongs to the others
+quick: setup  ## the core tests, in a few minutes: tests that take 20 s belong to the full suite
 	$(BIN)/pytest $(QUICK) tests
 
-test: setup  ## all tests, doctests included
+test: setup  ## all tests, including doctests
 	$(BIN)/pytest -n 2
 
-check: setup  ## what CI runs: lint, types, layering, tests; these build the documentation
+check: setup  ## everything that CI runs: lint, types, layering, tests (which build the documentation)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright & types=$$!; $(BIN)/pytest -n 2; tests=$$?; wait $$types && exit $$tests
 
-instructions: setup  ## tests of numbers as on older processors: ATen, MKL and oneDNN with SSE4, then AVX2
+instructions: setup  ## numerical tests as on older processors: ATen, MKL and oneDNN with SSE4, then AVX2
 	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/pytest -n 2 $(NUMBERS)
 	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 $(NUMBERS)
 
-practice: setup  ## environments of other packages, all of them installed
+practice: setup  ## tests with environments of other packages, after installing these
 	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt
 	$(BIN)/pytest -n 2 tests/practice
 
@@ -56,13 +56,13 @@ bench: setup  ## the benchmark tables of benchmarks/results
 docs: setup  ## the documentation site, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-wheel: setup  ## the source archive and both wheels, each tried in an environment of its own
+wheel: setup  ## the source archive and both wheels, each tested in a fresh environment
 	$(BIN)/python tools/wheels.py
 
-matrix: setup  ## the core of the tests with every Python, tensordict and set of dependencies; says what it skipped
+matrix: setup  ## the core tests with every Python, tensordict and set of dependencies; reports skipped ones
 	$(BIN)/python tools/matrix.py $(MATRIX) -- $(QUICK)
 
-tritons: setup  ## the kernels for GPUs compiled with Triton 3.6 to 3.9; no GPU needed
+tritons: setup  ## compile the GPU kernels with Triton 3.6 to 3.9; no GPU needed
 	$(BIN)/python tools/tritons.py
 
 clean:

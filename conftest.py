@@ -1,4 +1,4 @@
-"""What all tests share, those of docstrings included."""
+"""Fixtures shared by all tests, including doctests."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from recurl.trainers.report import plots
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that have slow tests: those that are left at the end keep no process waiting for another."""
+    """Run files with slow tests first, so that no worker process waits for another at the end."""
     slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "learning")))}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True)
 def _seed():
-    """Every test draws the same numbers, alone or in company, on one thread: those of other workers need the cores."""
+    """Seed every test, so that results don't depend on other tests; use one thread, as other workers need the cores."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _drawn_once() -> Generator:
-    """Draw the learning curve of a module's first run alone, as drawing takes a third of a small run's time."""
+    """Plot the learning curve only for a module's first run, as plotting takes a third of a small run's time."""
     pictures, draw = dict[str, bytes](), plots.draw_returns
 
     def draw_once(path: Path, *arguments: Any, **options: Any) -> None:
@@ -59,14 +59,14 @@ _MOST_IDLE = 2
 
 @pytest.fixture(autouse=True)
 def _verified_briefly() -> Generator:
-    """Verify exported policies by 100 steps, as a thousand take seconds; modules' own fixtures come before."""
+    """Verify exported policies with 100 steps, as a thousand take seconds; fixtures of modules take precedence."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy_file, "verify", functools.partial(verify, steps=100))
         yield
 
 
 class _Turn:
-    """A lasting interpreter, as a group of workers has it to itself."""
+    """A persistent interpreter, in exclusive use by one group of workers."""
 
     def __init__(self, interpreter: Interpreter, turns: set[_Turn]) -> None:
         self._interpreter, self._turns = interpreter, turns
@@ -76,12 +76,12 @@ class _Turn:
         return getattr(self._interpreter, name)
 
     def end(self) -> None:
-        """Leave it to the next group."""
+        """Release the interpreter to the next group."""
         self._turns.discard(self)
 
 
 class _Lasting:
-    """Interpreters by what they are given, and the groups that have not ended theirs."""
+    """Persistent interpreters by their arguments, and the groups that are using them."""
 
     def __init__(self) -> None:
         self.interpreters = dict[str, Interpreter]()
@@ -120,12 +120,12 @@ def _lasting_interpreters(request: pytest.FixtureRequest, _lasting: _Lasting) ->
 
 @pytest.fixture
 def new_interpreters() -> None:
-    """Start an interpreter for each group of workers. For tests of how workers begin and end."""
+    """Start an interpreter for each group of workers. For tests of the start and end of workers."""
 
 
 @pytest.fixture(scope="session")
 def descriptors(_lasting: _Lasting) -> Callable[[], int]:
-    """Count the open files of this process. A lasting interpreter counts while a group has it, as one of its own."""
+    """Count the open files of this process. A persistent interpreter counts while a group is using it."""
 
     def count() -> int:
         gc.collect()
@@ -136,7 +136,7 @@ def descriptors(_lasting: _Lasting) -> Callable[[], int]:
 
 @pytest.fixture(scope="session")
 def programs() -> Generator[Programs]:
-    """The starter of programs that begin at once; see tests/programs.py."""
+    """Launcher of programs that start immediately; see tests/programs.py."""
     programs = Programs()
     yield programs
     programs.end()
@@ -144,21 +144,21 @@ def programs() -> Generator[Programs]:
 
 @pytest.fixture
 def forked_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Gymnasium's processes begin at once, as forks of one that lasts. That they are spawned is seen elsewhere."""
+    """Start Gymnasium's processes immediately, as forks of a persistent one. Spawning them is tested elsewhere."""
     multiprocessing.set_forkserver_preload(["recurl.envs"])
     monkeypatch.setattr("recurl.envs.gym_vector._CONTEXT", "forkserver")
 
 
 @pytest.fixture
 def jobs_are_forks(monkeypatch: pytest.MonkeyPatch, programs: Programs) -> None:
-    """Sweeps of this process begin their runs at once; those that are commands start interpreters."""
+    """Start the runs of sweeps in this process immediately; sweeps run as commands start interpreters."""
     names = SimpleNamespace(Popen=programs.Popen, PIPE=subprocess.PIPE)
     monkeypatch.setattr("recurl.trainers.study.sweep.subprocess", names)
 
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Generator:
-    """A Ray cluster of two nodes of two CPUs, to which the program is connected; for the tests of a module."""
+    """A Ray cluster of two nodes with two CPUs each, to which the program is connected; one per test module."""
     import ray
     from ray.cluster_utils import Cluster
 

@@ -1,7 +1,7 @@
-"""Builds the C++ library of the cpu backend. Everything else about the package is in pyproject.toml.
+"""Build the C++ library of the cpu backend. All other package metadata is in pyproject.toml.
 
 The library has a plain C interface: building it needs a C++ compiler, but neither torch nor Python's headers. Without a
-compiler recurl is installed without it, and says so when a run on the CPU begins.
+compiler, recurl is installed without the library, and reports this when a run on the CPU begins.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 import setuptools
 
 SETUPTOOLS = 77
-"""The oldest setuptools that reads pyproject.toml, whose license is an SPDX expression."""
+"""The oldest setuptools that supports pyproject.toml with a license given as an SPDX expression."""
 if int(setuptools.__version__.partition(".")[0]) < SETUPTOOLS:
     sys.exit(
         f"Building recurl needs setuptools {SETUPTOOLS} or newer, found {setuptools.__version__}: pip install "
-        f"'setuptools>={SETUPTOOLS}', or leave out --no-build-isolation."
+        f"'setuptools>={SETUPTOOLS}', or omit --no-build-isolation."
     )
 
 from setuptools import Extension, setup  # noqa: E402 - an older setuptools lacks some of these
@@ -49,7 +49,7 @@ X86_FLAGS = {
 
 
 class BuildLibrary(build_ext):
-    """Compiles each source with its own instruction set; always, so that an edited source is never stale."""
+    """Compile each source for its own instruction set; always rebuild, so that the library is never stale."""
 
     def build_extension(self, ext: Extension) -> None:
         """Compile and link ``ext`` as a plain shared library."""
@@ -63,15 +63,15 @@ class BuildLibrary(build_ext):
         )
 
     def get_ext_filename(self, fullname: str) -> str:
-        """The same name on every platform and for every Python: it is no extension module."""
+        """Return the same name for every platform and Python version: the library is not an extension module."""
         return str(Path(*fullname.split("."))) + ".so"
 
 
 class Wheel(bdist_wheel):
-    """A wheel for every Python; with the library for this platform, without it for any."""
+    """Wheel for every Python version: for this platform if it has the library, else for any platform."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """The same for every Python, as no part of it is compiled against one."""
+        """Return the same tag for every Python version, as nothing is compiled against one."""
         platform_tag = super().get_tag()[2]
         built = any(Path(self.bdist_dir).rglob(LIBRARY))
         return "py3", "none", platform_tag if built else "any"

@@ -1,9 +1,9 @@
-"""A step of a whole policy on the CPU, compiled and not; appends to results/acting.csv.
+"""A step of a whole policy on the CPU, compiled or not; appends to results/acting.csv.
 
-The policy is that of a PPO run: encoder, normalisation, memory, head and sampler, in collection, at 1, 8 and 64
+The policy is that of a PPO run: encoder, normalization, memory, head and sampler, during collection with 1, 8 and 64
 environments. It runs module by module on TensorDicts, lowered (module by module on tensors) and compiled (one call of
-the C++ library); then, for one environment, ``predict`` of the loaded policy beside its ``compiled()``. The clock is
-CPU time of the process, one thread; ways take turns. Usage::
+the C++ library). For one environment, ``predict`` of the loaded policy is also compared with its ``compiled()``. Times
+are CPU time of the process, with one thread; variants are measured in turn. Usage::
 
     python benchmarks/bench_acting.py
     python benchmarks/bench_acting.py --cells gru --env recurl/MaskedPendulum-v1
@@ -37,7 +37,7 @@ RESULTS = Path(__file__).parent / "results" / "acting.csv"
 
 
 def main() -> None:
-    """Measure every combination that is asked for."""
+    """Measure every requested combination."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="recurl/MaskedCartPole-v1")
     parser.add_argument("--cells", nargs="+", default=["lstm", "gru"])
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def collecting(config: PPOConfig) -> dict[str, Callable[[], object]]:
-    """The three ways of a step in collection."""
+    """Return the three variants of a step during collection."""
     learner = PPO(config)
     learner.collect()
     policy, root = learner.collector.policy, learner.collector._root
@@ -73,7 +73,7 @@ def collecting(config: PPOConfig) -> dict[str, Callable[[], object]]:
 
 
 def predicting(config: PPOConfig) -> dict[str, Callable[[], object]]:
-    """The two ways of a step of a loaded policy."""
+    """Return the two variants of a step of a loaded policy."""
     learner = PPO(config)
     with make_env(config, 1, policy=learner.agent.actor) as envs:
         inner = with_spaces(envs)
@@ -87,7 +87,7 @@ def predicting(config: PPOConfig) -> dict[str, Callable[[], object]]:
 
 
 def times(calls: dict[str, Callable[[], object]], options: argparse.Namespace) -> dict[str, float]:
-    """Median microseconds of each call, one round after the other."""
+    """Return the median microseconds of each call, measured in rounds."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad(), set_recurrent_mode(False), set_exploration_type(ExplorationType.RANDOM):
         for _ in range(options.rounds):
@@ -100,7 +100,7 @@ def times(calls: dict[str, Callable[[], object]], options: argparse.Namespace) -
 
 
 def report(options: argparse.Namespace, cell: str, rows: int, medians: dict[str, float]) -> None:
-    """Append a row for each way and show it."""
+    """Append a row for each variant and print it."""
     last = next(reversed(medians))
     for name, value in medians.items():
         row = {**machine(), "env": options.env, "cell": cell, "H": options.hidden, "B": rows, "way": name}

@@ -1,10 +1,9 @@
-"""A run on a GPU whose host is ahead of the learner, and whose batches store states only where sequences start.
+"""Training on a GPU with the host ahead of the learner, and with sparse recurrent states.
 
-First the weights after some updates are compared bit for bit between hosts that wait for each update and hosts that are
+First the weights after some updates are compared bitwise between hosts that wait for each update and hosts that run
 ahead, and between batches with all recurrent states and with those at the starts of sequences. Then whole updates are
-timed as ``recurl train`` makes them: batches checked, episodes counted, rows made. The most memory that torch took
-stands beside.
-Appends to results/ahead.csv. Usage::
+timed as ``recurl train`` runs them, including checks of batches, episode statistics and log rows, along with torch's
+peak memory. Appends to results/ahead.csv. Usage::
 
     python benchmarks/bench_ahead.py
     python benchmarks/bench_ahead.py --updates 40 --sequence-length 32
@@ -34,11 +33,11 @@ from results_file import append, commit
 RESULTS = Path(__file__).parent / "results" / "ahead.csv"
 CASES = [(4096, 64, 128, 4, 4), (1024, 128, 64, 4, 4), (4096, 32, 256, 4, 4), (16384, 32, 128, 2, 8)]
 SIZES = ("num_envs", "rollout_steps", "hidden_size", "epochs", "minibatches")
-WARM_UP = 5  # updates in which programs are compiled and graphs recorded
+WARM_UP = 5  # updates in which steps are compiled and graphs are captured
 
 
 class Rows:
-    """Rows of the metrics, without the clock."""
+    """Rows of metrics, without times."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -51,8 +50,8 @@ class Run:
     """Updates of a small trainer.
 
     Args:
-        learner: of its options.
-        ahead: whether the host goes on while the GPU learns.
+        learner: the learner.
+        ahead: whether the host continues while the GPU learns.
     """
 
     def __init__(self, learner: PPO, *, ahead: bool) -> None:
@@ -64,7 +63,7 @@ class Run:
         self._clock, self._made = Clock(), 0
 
     def make(self, count: int) -> None:
-        """Make updates, and wait for them."""
+        """Run updates, and wait for them."""
         for _ in range(count):
             self._made += 1
             self._updates.make(self._clock, self._made)
@@ -79,7 +78,7 @@ def config_of(sizes: tuple[int, ...], **changes: Any) -> PPOConfig:
 
 
 def check() -> None:
-    """Compare weights and rows of all four kinds of runs, with graphs and without."""
+    """Compare weights and rows of all four kinds of runs, with and without graphs."""
     for programs in (True, False):
         found = []
         for ahead, stored in itertools.product((False, True), ("all", "starts")):
@@ -102,8 +101,8 @@ def measure(path: Path, sizes: tuple[int, ...], length: int | None, count: int, 
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    learnt = length or sizes[1]
-    run = Run(PPO(config_of(sizes, sequence_length=learnt, store_states=stored)), ahead=ahead)
+    learned = length or sizes[1]
+    run = Run(PPO(config_of(sizes, sequence_length=learned, store_states=stored)), ahead=ahead)
     run.make(WARM_UP)
     start = time.perf_counter()
     run.make(count)
@@ -116,7 +115,7 @@ def measure(path: Path, sizes: tuple[int, ...], length: int | None, count: int, 
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(),
         **dict(zip(SIZES, sizes, strict=True)),
-        "sequence_length": learnt,
+        "sequence_length": learned,
         "ahead": ahead,
         "states": stored,
         "update_ms": round(seconds * 1e3, 2),
@@ -125,7 +124,7 @@ def measure(path: Path, sizes: tuple[int, ...], length: int | None, count: int, 
     }
     append(path, row)
     print(
-        f"{sizes!s:26s} L {learnt:4d} ahead {ahead!s:5s} states {stored:6s} {row['update_ms']:8.2f} ms "
+        f"{sizes!s:26s} L {learned:4d} ahead {ahead!s:5s} states {stored:6s} {row['update_ms']:8.2f} ms "
         f"{row['M_steps_per_s']:6.2f} M steps/s {row['peak_GB']:6.2f} GB",
         flush=True,
     )

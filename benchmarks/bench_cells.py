@@ -1,8 +1,8 @@
-"""How fast each cell trains: PPO's learning and collecting of one batch, relative to the LSTM; results/cells.csv.
+"""Training speed of each cell, relative to the LSTM: PPO's learning and collection of one batch; results/cells.csv.
 
-Each cell has a learner of its own, as ``recurl train ppo`` makes it, on masked CartPole. All are checked against the
-loop in float64 and warmed up first, then take turns; the numbers are medians over turns. Learning is 4 epochs of 4
-minibatches over the batch; collecting is the environments and one step of the policy at a time. Usage::
+Each cell has its own learner on masked CartPole, as in ``recurl train ppo``. All are first checked against the loop
+backend in float64 and warmed up, and then measured in turn; results are medians. Learning is 4 epochs of 4 minibatches
+over the batch; collection steps the environments and the policy one step at a time. Usage::
 
     python benchmarks/bench_cells.py --num-envs 8 --threads 2                 # a CPU
     python benchmarks/bench_cells.py --num-envs 1024 --device cuda            # a GPU
@@ -29,11 +29,11 @@ from recurl.trainers import PPO, PPOConfig
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "cells.csv"
-LARGEST_ERROR = 1e-3  # of the gradient that cancels most
+LARGEST_ERROR = 1e-3  # for the gradient with the most cancellation
 
 
 def main() -> None:
-    """Check and time the cells, and show what came out."""
+    """Check and time the cells, and print the results."""
     options = arguments()
     torch.set_num_threads(options.threads)
     runs = {cell: Run(cell, options) for cell in options.cells if is_right(cell, options)}
@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
 
 
 def is_right(cell: str, options: argparse.Namespace) -> bool:
-    """Whether features and gradients are those of the loop in float64; else say so."""
+    """Return whether features and gradients equal those of the loop in float64; print the error if not."""
     sizes = {"input_size": options.hidden_size, "hidden_size": options.hidden_size, "num_layers": options.num_layers}
     case = RNNCase(cell=cell, **sizes, batch=4, time=64, mean_segment=20, device=options.device)
     try:
@@ -127,7 +127,7 @@ class Run:
         return time.perf_counter()
 
     def row(self, lstm: Run) -> dict[str, Any]:
-        """What came out, beside the LSTM."""
+        """Return the results, compared with the LSTM."""
         options = self.options
         tokens = options.num_envs * options.rollout_steps
         collect, learn = (statistics.median(column) for column in zip(*self.times, strict=True))

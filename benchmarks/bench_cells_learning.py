@@ -1,9 +1,8 @@
-"""What each cell learns, and in how many steps (over how long a memory: bench_cells_lengths.py).
+"""Returns and steps to learn for each cell (for the length of memory see bench_cells_lengths.py).
 
-Appends to results/cells_learning.csv. Every row is one run of the ``recurl train`` command that its ``command`` column
-holds, one process and one thread each, until the mean return of the last 20 training episodes counts as solved or the
-steps are used up; then greedy episodes.
-Rows that are in the table already aren't run again. Usage::
+Appends to results/cells_learning.csv. Every row is one run of the ``recurl train`` command in its ``command`` column,
+with one process and one thread, until the mean return of the last 20 training episodes counts as solved or the steps
+are used up, followed by greedy episodes. Runs that are already in the table are skipped. Usage::
 
     python benchmarks/bench_cells_learning.py --jobs 16                          # both tasks, every cell, three seeds
     python benchmarks/bench_cells_learning.py --cells lstm s5 --seeds 0 --more "--num-layers 2"
@@ -34,7 +33,7 @@ from results_file import append
 
 RESULTS = Path(__file__).parent / "results" / "cells_learning.csv"
 GREEDY = 200  # episodes
-# Gates that see the present input alone can't tell in one layer how old another is: these have their convolution.
+# In one layer, gates that depend only on the current input can't measure age: these cells have their convolution.
 CONVOLVED = ("mingru", "minlstm", "rglru")
 CELL_TEXTS = [f"{name}(conv_width=4)" if name in CONVOLVED else name for name in CELLS]
 _writing = Lock()
@@ -66,12 +65,12 @@ TASKS = {
 
 
 def main() -> None:
-    """Run what isn't in the table yet."""
+    """Run the combinations that are not in the table yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--cells", nargs="+", default=CELL_TEXTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--more", default="", help="options for every run")
+    parser.add_argument("--more", default="", help="additional options for every run")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--show", action="store_true", help="only show the table")
     chosen = parser.parse_args()
@@ -86,7 +85,7 @@ def main() -> None:
 
 
 def rows() -> list[dict[str, str]]:
-    """Return what is in the table."""
+    """Return the rows of the table."""
     if not RESULTS.exists():
         return []
     with RESULTS.open(newline="") as file:
@@ -100,7 +99,7 @@ def command(task: Task, cell: str, seed: int, more: str) -> str:
 
 
 def run(task: Task, cell: str, seed: int, more: str) -> None:
-    """Train, measure, and write a row; a run that fails is named and left out."""
+    """Train, measure and write a row; report and skip a run that fails."""
     text = command(task, cell, seed, more)
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name) / "run")
@@ -117,7 +116,7 @@ def run(task: Task, cell: str, seed: int, more: str) -> None:
 
 
 def measured(folder: RunFolder, solved: float) -> dict[str, object]:
-    """What came out."""
+    """Return the results of a run."""
     with folder.metrics.open(newline="") as file:
         metrics = [row for row in csv.DictReader(file) if int(row["episodes"]) >= 20]
     first = next((row for row in metrics if float(row["return_mean_20"]) >= solved), None)
@@ -133,7 +132,7 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
 
 
 def show() -> None:
-    """Print, for each task and cell, how many seeds solved it and the median of their steps."""
+    """Print, for each task and cell, the number of seeds that solved it and their median steps."""
     table: dict[str, dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows():
         table[row["task"]][row["cell"]].append(row)

@@ -1,13 +1,13 @@
-"""Over how long a memory each cell learns: RepeatPrevious with k up to 512, T-mazes of up to 1,000 steps.
+"""Length of memory that each cell learns: RepeatPrevious with k up to 512, T-mazes of up to 1,000 steps.
 
 Appends to results/cells_lengths.csv and draws docs/cells_lengths.png. Every row is one run of the ``recurl train``
-command that its ``command`` column holds, in a process of its own with environments and networks on the device, until
-the mean return of the last 20 training episodes is 0.95, the steps are used up or the limit is reached. Rows are whole
-episodes that begin with them, or hold one wherever it begins, and are learnt from as one sequence, so gradients reach
-back over the whole memory. Runs of 10 million steps follow one another in an order in which whatever is cut off leaves
-every cell at some lengths; those in the table aren't run again. Usage::
+command in its ``command`` column, in a separate process with environments and networks on the device, until the mean
+return of the last 20 training episodes is 0.95, the steps are used up or the limit is reached. Each row of a batch
+contains at least one whole episode and is learned from as one sequence, so gradients reach back over the whole memory.
+Runs of 10 million steps are ordered so that an interrupted benchmark covers every cell at some lengths; runs that are
+already in the table are skipped. Usage::
 
-    nvidia-cuda-mps-control -d                                         # jobs share the GPU, instead of taking turns
+    nvidia-cuda-mps-control -d                                         # jobs share the GPU concurrently
     python benchmarks/bench_cells_lengths.py --device cuda --jobs 8    # every task and cell, one seed
     python benchmarks/bench_cells_lengths.py --device cuda --jobs 8 --seeds 1 2 --tasks tmaze-100 repeat-previous-32
     python benchmarks/bench_cells_lengths.py --device cpu --tasks repeat-previous-4 --cells lru --csv /tmp/lengths.csv
@@ -46,22 +46,22 @@ TASKS = [
     *("repeat-previous-16", "tmaze-100", "repeat-previous-64", "tmaze-500", "repeat-previous-4", "tmaze-20"),
     *("repeat-previous-256", "tmaze-1000", "repeat-previous-512"),
 ]
-# Gates of minGRU see the present input alone: it has its convolution. LRU's moduli start from 0 to 1, or near 1.
+# minGRU's gates depend only on the current input, so it has its convolution. LRU's moduli start in 0 to 1, or near 1.
 CELLS = ["gru", "lstm", "mingru(conv_width=4)", "lru", "s5", "ffm", "lru(min_radius=0.9)"]
 _writing = Lock()
 Row = dict[str, str]
 
 
 def main() -> None:
-    """Run what isn't in the table yet."""
+    """Run the combinations that are not in the table yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="repeat-previous-K and tmaze-CORRIDOR")
     parser.add_argument("--cells", nargs="+", default=CELLS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
-    parser.add_argument("--more", default="", help="options for every run, such as '--compile'")
+    parser.add_argument("--more", default="", help="additional options for every run, such as '--compile'")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a run is ended")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a run is stopped")
     parser.add_argument("--csv", type=Path, default=RESULTS, help="the table")
     parser.add_argument("--out", type=Path, default=PICTURE, help="the figure")
     parser.add_argument("--show", action="store_true", help="only show the table and draw the figure")
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def rows(path: Path) -> list[Row]:
-    """Return the rows of a table, none where there is no file."""
+    """Return the rows of a table; none if the file is missing."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -91,7 +91,7 @@ def rows(path: Path) -> list[Row]:
 def command(task: str, cell: str, seed: int, device: str, more: str) -> str:
     """Return the command of a run."""
     family, length = split(task)
-    if family == "tmaze":  # an episode of corridor + 1 steps, wherever it begins, lies in a row
+    if family == "tmaze":  # a row contains a whole episode of corridor + 1 steps, wherever it begins
         steps = max(64, 2 ** math.ceil(math.log2(2 * length + 2)))
         options = f"--env recurl/TMaze-v0 --env-kwargs corridor_length={length} --gamma 0.5"
     else:  # an episode is a row
@@ -113,7 +113,7 @@ def split(task: str) -> tuple[str, int]:
 
 
 def run(task: str, cell: str, seed: int, text: str, hardware: dict[str, object], limit: float, table: Path) -> None:
-    """Train, measure, and write a row; a run that fails is named and left out."""
+    """Train, measure and write a row; report and skip a run that fails."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name) / "run")
@@ -140,7 +140,7 @@ def run(task: str, cell: str, seed: int, text: str, hardware: dict[str, object],
 
 
 def show(table: list[Row], picture: Path) -> None:
-    """Print, for each task and cell, how many seeds solved it and the median of their steps; draw the figure."""
+    """Print, for each task and cell, the number of seeds that solved it and their median steps; draw the figure."""
     points: dict[tuple[str, str], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in table:
         family, length = split(row["task"])
@@ -166,12 +166,12 @@ def best_return(runs: list[Row]) -> float:
 
 
 def shown(runs: list[Row]) -> float:
-    """Return the best return, or 0 where it is less: the walls of a long T-maze cost more than the turn gives."""
+    """Return the best return, at least 0: in a long T-maze, penalties for hitting walls exceed the reward."""
     return max(0.0, best_return(runs))
 
 
 def draw(points: dict[tuple[str, str], dict[int, list[Row]]], picture: Path) -> None:
-    """Draw the best return, and the steps to 0.95, over the length of the memory: one line a cell, filled if solved."""
+    """Draw the best return and the steps to 0.95 over the length of memory: one line per cell, filled if solved."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     families = [family for family in FAMILIES if any(family == key for key, _ in points)]
     panels = figure.subplots(2, len(families), sharex="col", sharey="row", squeeze=False)

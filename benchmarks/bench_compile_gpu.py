@@ -1,11 +1,12 @@
-"""Recurrent modules under torch.compile on a GPU, beside eager mode and torch.nn: results/compile_gpu.csv.
+"""Recurrent modules under torch.compile on a GPU, compared with eager mode and torch.nn: results/compile_gpu.csv.
 
-First checks each case: the compiled module is one graph, gives eager mode's features and gradients, and starts the same
-kernels of recurl, by name and number, but for the one that finds the slots of a batch, which the operators of forward
-and backward pass each start. No times are printed where one fails. Then milliseconds of forward and backward:
+First checks each case: the compiled module is one graph, gives eager mode's features and gradients, and launches the
+same kernels of recurl, by name and count, except for the one that finds the slots of a batch, which the operators of
+the forward and backward passes each launch. No times are printed if a check fails. Then milliseconds of forward and
+backward:
 
 * busy: GPU time without host gaps.
-* wall: one call after another, the GPU waited for.
+* wall: successive calls, waiting for the GPU after each.
 
 Usage::
 
@@ -32,12 +33,12 @@ from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "compile_gpu.csv"
 CASES = [Case(cell, *shape, 0.02) for shape in SHAPES[1:] for cell in ("lstm", "gru")]
-ERROR = 1e-5  # relative: pointwise operations around the layer may be rounded in another way
+ERROR = 1e-5  # relative: pointwise operations around the layer may be rounded differently
 WALKS = ("forward_kernel", "backward_kernel", "arrange_kernel", "restore_kernel", "sums_kernel", "previous_kernel")
 
 
 def compiled(problem: Problem) -> Step:
-    """The problem's step by a compiled module."""
+    """Return the problem's step with a compiled module."""
     module = torch.compile(problem.module, fullgraph=True, dynamic=False)
 
     def step() -> tuple[Tensor, ...]:
@@ -50,7 +51,7 @@ def compiled(problem: Problem) -> Step:
 
 
 def kernels_of(step: Step) -> Counter[str]:
-    """How often each of recurl's kernels runs in a step."""
+    """Count the launches of each of recurl's kernels in a step."""
     step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -60,7 +61,7 @@ def kernels_of(step: Step) -> Counter[str]:
 
 
 def check(case: Case, eager: Step, quick: Step) -> bool:
-    """Print what fails."""
+    """Check a case, and print failures."""
     worst = max(((a - b).norm() / b.norm()).item() for a, b in zip(quick(), eager(), strict=True))
     mine, theirs = kernels_of(quick), kernels_of(eager)
     results = {f"error {worst:.1e} <= {ERROR}": worst <= ERROR}
@@ -75,7 +76,7 @@ def main() -> None:
     """Check, time, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, default=RESULTS)
-    parser.add_argument("--commit", default="", help="what to write into the column 'commit', instead of git's word")
+    parser.add_argument("--commit", default="", help="value of the column 'commit'; read from git by default")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     compile_in_parallel()
@@ -83,7 +84,7 @@ def main() -> None:
     versions |= {package: importlib.metadata.version(package) for package in ("torch", "triton")}
     passed, rows = True, list[dict[str, Any]]()
     for case in CASES:
-        torch._dynamo.reset()  # which else gives up after so many sizes
+        torch._dynamo.reset()  # otherwise it stops compiling after a number of sizes
         problem = Problem(case)
         steps = {"compiled": compiled(problem), "eager": problem.step, "cudnn": cudnn(case, problem)}
         passed = check(case, steps["eager"], steps["compiled"]) and passed

@@ -1,8 +1,8 @@
-"""A PPO training step (forward, loss, backward, clipping, Adam) as one CUDA graph beside the same step run eagerly.
+"""A PPO training step (forward, loss, backward, clipping, Adam) as one CUDA graph, compared with the eager step.
 
-Both train copies of the same agent on the same batches. First the two are compared, in losses and in every parameter,
-after 8 steps on 4 batches with other resets and states each, and nothing is timed where they differ. Then medians of
-wall time, the GPU waited for. Appends to results/cuda_graph.csv. Usage::
+Both train copies of the same agent on the same batches. First the losses and all parameters are compared after 8 steps
+on 4 batches with different resets and states; nothing is timed if they differ. Then medians of wall time, including
+waiting for the GPU. Appends to results/cuda_graph.csv. Usage::
 
     python benchmarks/bench_cuda_graph.py
 """
@@ -97,7 +97,7 @@ def make_agent(config: PPOConfig) -> ActorCritic:
 
 
 def make_step(agent: ActorCritic, config: PPOConfig, *, graph: bool) -> tuple[Callable[[Entries], Tensor], ActorCritic]:
-    """The step of recurl's PPO on a copy of the agent."""
+    """Return the step of recurl's PPO on a copy of the agent."""
     agent = copy.deepcopy(agent)
     loss = ClipPPOLoss(agent.actor, agent.critic, loss_critic_type="l2", normalize_advantage=True)
     optimizer = GradientStep(agent.parameters(), learning_rate=1e-3, max_norm=0.5, eps=1e-5, capturable=graph)
@@ -111,7 +111,7 @@ def make_step(agent: ActorCritic, config: PPOConfig, *, graph: bool) -> tuple[Ca
 
 
 def make_batch(agent: ActorCritic, tokens: int, length: int) -> Entries:
-    """A minibatch of slices with resets, as PPO trains on."""
+    """Return a minibatch of slices with resets, as in PPO."""
     device = next(agent.parameters()).device
     is_init = torch.rand(tokens, 1, device=device) < 0.02
     is_init[::length] = True
@@ -137,7 +137,7 @@ def make_batch(agent: ActorCritic, tokens: int, length: int) -> Entries:
 
 
 def wall(call: Callable[[], object]) -> float:
-    """Milliseconds until the GPU is done."""
+    """Return the milliseconds until the GPU has finished."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     call()

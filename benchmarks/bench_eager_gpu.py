@@ -1,15 +1,15 @@
-"""A recurrent module in eager mode, forward and backward through a TensorDict, beside torch.nn: results/eager_gpu.csv.
+"""Forward and backward of a recurrent module on TensorDicts in eager mode, and of torch.nn: results/eager_gpu.csv.
 
-First checks: float32 products in tf32 against float64; the first call, which Triton launches, against later ones, which
-start what it compiled, bit for bit; the same with tensors that are not aligned; a captured CUDA graph on other inputs.
-Nothing is timed where one fails. Then milliseconds of each case:
+First checks: float32 products in tf32 against float64; bitwise equality of the first call, launched by Triton, and
+later ones, which launch the compiled kernels directly; unaligned tensors; a captured CUDA graph on other inputs.
+Nothing is timed if a check fails. Then milliseconds of each case:
 
 * busy: GPU time without host gaps.
-* wall: one call after another, the GPU waited for.
-* host: calls issued without waiting, where the GPU is quicker than the host; "one thread" with autograd's
+* wall: successive calls, waiting for the GPU after each.
+* host: calls issued without waiting, if the GPU is faster than the host; "one thread" with autograd's
   backward pass in the calling thread (``torch.autograd.set_multithreading_enabled(False)``).
 
-Runs with any version of recurl, so that two can be compared by ``--label``. Usage::
+Works with any version of recurl, so that versions can be compared with ``--label``. Usage::
 
     python benchmarks/bench_eager_gpu.py
 """
@@ -47,7 +47,7 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A module with H inputs and H units on B rows of T steps, which begin an episode with probability ``resets``."""
+    """A module with H inputs and H units on B rows of T steps; steps begin an episode with probability ``resets``."""
 
     cell: str
     hidden: int
@@ -79,14 +79,14 @@ class Problem:
         self.grad = normal(hidden)
 
     def step(self) -> tuple[Tensor, ...]:
-        """Features, and the gradients of the input and all weights."""
+        """Return features, and the gradients of the input and all weights."""
         data = TensorDict({"o": self.x, "is_init": self.is_init, **self.states}, self.shape)
         features = self.module(data)["f"]
         gradients = torch.autograd.grad(features, [self.x, *self.module.parameters()], self.grad)
         return features.detach(), *gradients  # a graph kept alive would tie later captures to this stream
 
     def exact(self) -> tuple[Tensor, ...]:
-        """The same in float64, step by step."""
+        """Return the same in float64, computed step by step."""
         weights = {name: value.double() for name, value in self.module.state_dict().items()}
         module = MODULES[self.case.cell](
             input_size=self.case.hidden, hidden_size=self.case.hidden, in_keys=self.module.in_keys[:-1],
@@ -100,7 +100,7 @@ class Problem:
         return features, *torch.autograd.grad(features, [x, *module.parameters()], self.grad.double())
 
     def unaligned(self) -> None:
-        """Move everything that a user gives by four bytes."""
+        """Shift all user-provided tensors by four bytes."""
 
         def moved(value: Tensor) -> Tensor:
             flat = value.new_empty(value.numel() + 1)[1:]
@@ -113,7 +113,7 @@ class Problem:
 
 
 def cudnn(case: Case, one: Problem) -> Step:
-    """torch.nn's layer over the same rows; it knows no resets."""
+    """Return the step of torch.nn's layer over the same rows, which does not support resets."""
     module = PEERS[case.cell](case.hidden, case.hidden, batch_first=True, device=DEVICE)
     return lambda: torch.autograd.grad(module(one.x)[0], [one.x, *module.parameters()], one.grad)
 
@@ -123,7 +123,7 @@ def equal(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
 
 
 def captured_agrees(problem: Problem) -> bool:
-    """A captured step, replayed on other inputs and resets, gives the bits of an eager one."""
+    """Return whether a captured step, replayed on other inputs and resets, is bitwise equal to an eager one."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -142,7 +142,7 @@ def captured_agrees(problem: Problem) -> bool:
 
 
 def check(case: Case) -> bool:
-    """Print what fails."""
+    """Check a case, and print failures."""
     problem = Problem(case)
     first, second, third = (problem.step() for _ in range(3))
     exact = problem.exact()
@@ -161,7 +161,7 @@ def check(case: Case) -> bool:
 
 
 def host(step: Step) -> float:
-    """Milliseconds in which the host issues a call; more where the GPU is slower."""
+    """Return the milliseconds in which the host issues a call; more if the GPU is slower."""
     for _ in range(5):
         step()
     times: list[float] = []
@@ -176,7 +176,7 @@ def host(step: Step) -> float:
 
 
 def measure(step: Step, small: bool) -> dict[str, float | str]:
-    """Times of one implementation in one case."""
+    """Return the times of one implementation in one case."""
     found: dict[str, float | str] = {"busy": busy(step)[0], "wall": wall(step, 40)}
     with torch.autograd.set_multithreading_enabled(False):
         found["wall_one_thread"] = wall(step, 40)
@@ -196,7 +196,7 @@ def rows_of(case: Case) -> list[dict[str, Any]]:
 
 
 def compile_in_parallel() -> None:
-    """Fill Triton's cache by one process for each size and cell."""
+    """Fill Triton's cache with one process for each size and cell."""
     command = [sys.executable, __file__, "--compile"]
     started = [subprocess.Popen([*command, cell, str(h), str(b), str(t)]) for cell in CELLS for h, b, t in SHAPES]
     for process in started:
@@ -207,8 +207,8 @@ def main() -> None:
     """Check, time, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, default=RESULTS)
-    parser.add_argument("--label", default="", help="what to write into the column 'label'")
-    parser.add_argument("--commit", default="", help="what to write into the column 'commit', instead of git's word")
+    parser.add_argument("--label", default="", help="value of the column 'label'")
+    parser.add_argument("--commit", default="", help="value of the column 'commit'; read from git by default")
     parser.add_argument("--compile", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True

@@ -1,17 +1,16 @@
-"""Training on a GPU from end to end: whole updates of recurrent PPO on masked CartPole, tasks stepped on the device.
+"""End-to-end training on a GPU: whole updates of recurrent PPO on masked CartPole, with tasks stepped on the device.
 
-Before anything is timed, batches of the captured collector are compared bit for bit with those of single launches,
-compiled and not.
-Then the medians of whole updates (collection, advantages, all epochs, statistics), with their split, and the same work
-in an all-JAX program (peers/jax_ppo.py, best of three unrollings of its scans), where JAX is installed. Appends to
+First, batches of the captured collector are compared bitwise with those of individual launches, compiled and not. Then
+medians of whole updates (collection, advantages, all epochs, statistics) and their parts, and the same work in an
+all-JAX program (peers/jax_ppo.py, best of three unrollings of its scans) if JAX is installed. Appends to
 results/gpu_training.csv. Usage::
 
     python benchmarks/bench_gpu_training.py                      # all cases
     python benchmarks/bench_gpu_training.py --only 0 1 --no-jax  # some
     python benchmarks/bench_gpu_training.py --solve 5            # time to a mean return of 475, five seeds
 
-Rows of ``--solve`` go to results/gpu_solved.csv. The first updates, in which programs are compiled and graphs recorded,
-count as set-up, and in the time of the training as one update of the median length each.
+Rows of ``--solve`` are written to results/gpu_solved.csv. The first updates, in which steps are compiled and graphs
+captured, count as setup; in the training time, each counts as an update of median duration.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "gpu_training.csv"
 SOLVED = Path(__file__).parent / "results" / "gpu_solved.csv"
-RECORDED = 4  # updates after which nothing is compiled or recorded any more
+RECORDED = 4  # updates after which nothing more is compiled or captured
 TARGET = 475.0
 LIMIT = 100  # updates
 JAX = Path(__file__).parent / "peers" / "jax_ppo.py"
@@ -119,7 +118,7 @@ def config_of(case: Case, cell: str, **changes: Any) -> PPOConfig:
 
 
 def check() -> None:
-    """Compare captured batches with single launches."""
+    """Compare captured batches with individual launches."""
     case = Case(256, 16, 64, 1, 1)
     for compiled in (False, True):
         batches = []
@@ -159,7 +158,7 @@ def measure(case: Case, cell: str, peer: Peer | None, options: argparse.Namespac
 
     for _ in range(options.updates):
         times["update"].append(wall(lambda: learner.learn(learner.collect())))
-    for _ in range(2 * options.updates):  # one after another, as the program of JAX is timed
+    for _ in range(2 * options.updates):  # successive updates, as in the timing of the JAX program
         times["collect"].append(wall(collect))
     for _ in range(options.updates):
         times["learn"].append(wall(lambda: learner.learn(batch)))
@@ -245,12 +244,12 @@ def wall(run: Callable[[], Any]) -> float:
 
 
 def jax_best(case: Case, unrolls: list[int]) -> Peer | None:
-    """Return the best figures of the all-JAX program, each of any unrolling, or None where JAX is missing."""
+    """Return the best results of the all-JAX program over unrollings, or None if JAX is missing."""
     found: list[Peer] = []
     for unroll in unrolls:
         command = [sys.executable, str(JAX), *map(str, case), "20", str(unroll)]
-        beside = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch holds memory too
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=beside)
+        variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch holds memory too
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
         figures = re.search(r"= ([\d.]+) M steps/s; collection ([\d.]+) ms", done.stdout)
         if figures is None:
             print(f"jax_ppo.py {case}: {done.stderr.strip().splitlines()[-1:]}", flush=True)

@@ -1,9 +1,9 @@
-"""GradientStep beside Adam(fused=True) with clip_grad_norm_, on the CPU; appends to results/gradient_step.csv.
+"""GradientStep compared with Adam(fused=True) and clip_grad_norm_ on the CPU; appends to results/gradient_step.csv.
 
-What is timed follows the loss: a backward pass that only hands over given gradients, clipping, Adam. Both hold the same
-parameters, those of a run's actor and critic; after 100 steps they are compared, and nothing is printed where they
-differ. The usual way takes a step also where the gradient isn't finite; ``GradientStep`` does not. The clock is CPU
-time of the process, one thread; both take turns, and the ratio is the median over turns. Usage::
+Only the part after the loss is timed: a backward pass that returns given gradients, clipping, and Adam. Both variants
+have the same parameters, those of a run's actor and critic. They are compared after 100 steps, and nothing is printed
+if they differ. Unlike ``GradientStep``, the usual variant also takes a step if the gradient isn't finite. Times are CPU
+time of the process, with one thread, measured in turn; the ratio is the median over turns. Usage::
 
     python benchmarks/bench_gradient_step.py --hidden 16 64 256
 """
@@ -33,7 +33,7 @@ TOLERANCE = 1e-6
 
 
 class Given(torch.autograd.Function):
-    """A loss whose gradients are given."""
+    """Loss with given gradients."""
 
     @staticmethod
     def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
@@ -43,12 +43,12 @@ class Given(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Hand over the gradients."""
+        """Return the given gradients."""
         return None, *(gradient.clone() for gradient in ctx.gradients)
 
 
 def main() -> None:
-    """Measure every size that is asked for."""
+    """Measure every requested size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--rounds", type=int, default=200)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measure(hidden: int, options: argparse.Namespace) -> None:
-    """Check, time and write down one size."""
+    """Check, time and record one size."""
     torch.manual_seed(0)
     config = PPOConfig(env="none", hidden_size=hidden)
     observation = specs.Composite({"observation": specs.Unbounded(8, 4)}, shape=(8,))
@@ -81,14 +81,14 @@ def measure(hidden: int, options: argparse.Namespace) -> None:
 
 
 def ours(network: nn.Module, gradients: list[Tensor]) -> Callable[[], Any]:
-    """The step of the trainers."""
+    """Return the step used by the trainers."""
     parameters = list(network.parameters())
     step = GradientStep(parameters, learning_rate=RATE, max_norm=NORM, eps=EPS)
     return lambda: step(Given.apply(gradients, *parameters))
 
 
 def usual(network: nn.Module, gradients: list[Tensor]) -> Callable[[], Any]:
-    """The same with torch's public parts."""
+    """Return the same step with torch's public API."""
     parameters = list(network.parameters())
     adam = torch.optim.Adam(parameters, lr=RATE, eps=EPS, fused=True)
 
@@ -102,7 +102,7 @@ def usual(network: nn.Module, gradients: list[Tensor]) -> Callable[[], Any]:
 
 
 def timed(call: Callable[[], Any], calls: int) -> float:
-    """Microseconds of one call."""
+    """Return the microseconds of one call."""
     start = time.process_time()
     for _ in range(calls):
         call()
@@ -110,7 +110,7 @@ def timed(call: Callable[[], Any], calls: int) -> float:
 
 
 def write(case: dict[str, int], medians: list[float], ratio: float) -> None:
-    """Append one row to the results and show it."""
+    """Append a row to the results and print it."""
     named = dict(zip(("gradient_step_us", "adam_and_clip_us"), (f"{value:.1f}" for value in medians), strict=True))
     row = {**machine(), **case, **named, "ratio": f"{ratio:.2f}"}
     append(RESULTS, row)

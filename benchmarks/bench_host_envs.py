@@ -1,11 +1,11 @@
-"""Environments on the host, learner on the GPU: recurrent PPO on environments whose step takes 100 us of a core.
+"""Environments on the host, learner on the GPU: recurrent PPO on environments with 100 us of CPU time per step.
 
-Frames per second of whole updates (acting and learning included) with workers, with two groups of environments in turn
-(``--env-groups 2``), with the policy of a step and updates as CUDA graphs or learning beside collection
-(``--overlap``), against one process that steps the same environments one after another with random actions. Before
-anything is timed, collected actions are replayed in that process: observations must be the same bits; two groups must
-give what each gives alone, and a thread and a captured policy what this thread gives without. SB3-Contrib's
-RecurrentPPO stands beside, where it is installed. Appends to results/host_envs.csv. Usage::
+Frames per second of whole updates (acting and learning) with workers, with two groups of environments in turn
+(``--env-groups 2``), with CUDA graphs of the policy step and the updates, or with learning that overlaps collection
+(``--overlap``). The reference is one process that steps the same environments one after another with random actions.
+First, collected actions are replayed in that process, with bitwise equal observations; two groups must equal each group
+alone, and a thread and a captured policy must equal this thread without them. SB3-Contrib's RecurrentPPO is included if
+it is installed. Appends to results/host_envs.csv. Usage::
 
     python benchmarks/bench_host_envs.py                                                   # 16 cores and a GPU
     python benchmarks/bench_host_envs.py --device cpu --workers 2 --num-envs 8 --steps 32  # a dry run
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=512)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--updates", type=int, default=10, help="updates that are timed")
+    parser.add_argument("--updates", type=int, default=10, help="number of timed updates")
     parser.add_argument("--only", nargs="*", help=f"of {', '.join(VARIANTS)} and {SB3}")
     parser.add_argument("--csv", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def spinning(num_envs: int, microseconds: float = 0.0, device: str = "cpu") -> GymEnv:
-    """Return environments as those of the runs, but as slow as is wanted."""
+    """Return environments like those of the runs, with a given step time."""
     return GymEnv(
         ENV, num_envs, vectorization_mode="sync", wrappers=[partial(Spin, microseconds=microseconds)],
         categorical_action_encoding=True, device=device,
@@ -87,9 +87,9 @@ def spinning(num_envs: int, microseconds: float = 0.0, device: str = "cpu") -> G
 
 
 def check(options: argparse.Namespace) -> None:
-    """Replay collected actions in this process, and compare two groups with each alone.
+    """Replay collected actions in this process, and compare two groups with each group alone.
 
-    All checks step the same workers, which take seconds to begin.
+    All checks step the same workers, which take seconds to start.
     """
     rows, steps, device = 8, 64, options.device
     learner = PPO(config_of(options, "workers", num_envs=rows, env_workers=0, device="cpu"))
@@ -114,20 +114,20 @@ def check(options: argparse.Namespace) -> None:
     for first in (0, rows // 2):
         alone = collected(spinning(rows // 2, device=device), kind, 5 + first)
         ours = [batch[first : first + rows // 2] for batch in both]
-        same("A group collected beside another differs from the same rows in one process.", ours, alone)
+        same("A group collected with another one differs from the same rows in one process.", ours, alone)
     check_thread(groups, policy, rows * steps, device)
     print("batches hold: actions replayed in one process; groups alone and in turn; a thread; a captured policy (CUDA)")
 
 
 def same(problem: str, *batches: list[Any]) -> None:
-    """Exit where two lists of batches differ."""
+    """Exit if two lists of batches differ."""
     for wanted, got in zip(*batches, strict=True):
         if not bool((wanted == got).all()):
             sys.exit(problem)
 
 
 def check_thread(env: Any, policy: Any, frames: int, device: str) -> None:
-    """Compare batches of a thread, one update old, with those of this thread; then close the environments."""
+    """Compare batches of a collector thread, one update old, with those of this thread; close the environments."""
 
     def change(update: int) -> None:
         with torch.no_grad():
@@ -152,7 +152,7 @@ def check_thread(env: Any, policy: Any, frames: int, device: str) -> None:
 
 
 def replay(batches: list[Any], rows: int) -> None:
-    """Take the collected actions in environments of this process; all they return must be the same."""
+    """Replay the collected actions in environments of this process, and compare all results."""
     env = spinning(rows)
     root = env.reset(seed=5)
     for batch in batches:
@@ -237,7 +237,7 @@ def one_spinning() -> Spin:
 
 
 def measure_sb3(alone: float, name: str, options: argparse.Namespace) -> None:
-    """Time SB3-Contrib's RecurrentPPO, which has a process for each environment, so as many environments as workers."""
+    """Time SB3-Contrib's RecurrentPPO, with one environment per worker, as each environment has a process."""
     recurrent_ppo = importlib.import_module("sb3_contrib").RecurrentPPO
     processes = importlib.import_module("stable_baselines3.common.vec_env").SubprocVecEnv
     frames = options.workers * options.steps

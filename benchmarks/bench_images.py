@@ -1,9 +1,9 @@
-"""Recurrent PPO on images beside SB3-Contrib, frames per second: appends to results/images.csv.
+"""Recurrent PPO on images, compared with SB3-Contrib in frames per second: appends to results/images.csv.
 
-The same network on both sides: Nature DQN's convolutions on four frames of 84x84, 512 features, an LSTM of 256 that
-actor and critic share (``sb3`` gives the critic its own, its default), two heads; 8 environments x 128 steps, 4 epochs
-x 4 minibatches, one thread. The environment costs next to nothing. How the two take turns: bench_ppo.py; how to install
-the peer: peers/README.md. Usage::
+Both use the same network: Nature DQN's convolutions on four frames of 84x84, 512 features, an LSTM of size 256 shared
+by actor and critic (``sb3`` gives the critic its own, its default), and two heads; 8 environments x 128 steps, 4 epochs
+x 4 minibatches, one thread. The cost of the environment is negligible. The procedure is that of bench_ppo.py;
+peers/README.md describes the installation of the peer. Usage::
 
     python benchmarks/bench_images.py --python peers=~/peers/bin/python
 """
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "images.csv"
 
 
 def main() -> None:
-    """Measure, and print frames per second."""
+    """Measure and print frames per second."""
     options = parse()
     check_tests("networks")
     for rows in options.num_envs:
@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--systems", nargs="+", choices=("recurl", "sb3", "sb3-shared"), default=["recurl", "sb3-shared"]
     )
-    parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH", help="interpreter of peers")
+    parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH", help="Python interpreter of peers")
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
     parser.add_argument("--steps", type=int, default=1024, help="environment steps of a round; of recurl 4 x")
     parser.add_argument("--warmup", type=int, default=1024, help="environment steps before")

@@ -1,15 +1,15 @@
-"""Does memory get learnt, how fast, and does it fail without: trains the tasks and appends to results/learning.csv.
+"""Learning of memory tasks, with and without memory: trains the tasks and appends to results/learning.csv.
 
-Every row is one run of the ``recurl train`` command that its ``command`` column holds, in a process of its own,
-then 1,000 fresh greedy episodes. Usage::
+Every row is one run of the ``recurl train`` command in its ``command`` column, in a separate process, followed by 1,000
+new greedy episodes. Usage::
 
     python benchmarks/bench_learning.py                  # everything, hours of CPU time
     python benchmarks/bench_learning.py --only tmaze     # the experiments whose name contains a word
     python benchmarks/bench_learning.py --seeds 0 1      # fewer or other seeds
     python benchmarks/bench_learning.py --only sac td3 --jobs 16 --limit 1500  # 16 at once, each at most 25 minutes
 
-A run that reaches the limit is ended and evaluated as it is then; its steps are in the row. What the file has of this
-commit isn't run again.
+A run that reaches the limit is stopped and evaluated in its current state; its steps are in the row. Runs of this
+commit that are already in the file are skipped.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ REPEAT = "--gamma 0.3 --learning-rate 3e-3"
 
 @dataclass(frozen=True)
 class Experiment:
-    """One command, to be run with several cells and seeds."""
+    """One command, run with several cells and seeds."""
 
     name: str
     options: str
     cells: tuple[str, ...]
     seeds: tuple[int, ...]
     solved: float
-    """Mean return of the last 20 training episodes (of which exploration costs a part) that counts as solved."""
+    """Mean return of the last 20 training episodes (reduced by exploration) that counts as solved."""
     algorithm: str = "ppo"
-    """What ``recurl train`` is to run."""
+    """Algorithm of ``recurl train``."""
 
 
 EXPERIMENTS = (
@@ -130,7 +130,7 @@ EXPERIMENTS = (
         Experiment(f"{name}-{algorithm}", options, ("gru", "lstm"), (0, 1, 2), solved, algorithm)
         for algorithm in ("r2d2", "sac")
         for name, options, solved in (
-            # Slices of whole episodes: 50 steps there, and as many that lead nowhere.
+            # Slices of whole episodes: 50 steps along the corridor, and as many wasted ones.
             (
                 "tmaze-50",
                 "--env recurl/TMaze-v0 --env-kwargs corridor_length=50 --total-steps 300000 --slice-length 204",
@@ -169,7 +169,7 @@ EXPERIMENTS = (
             ("repeat-previous-4", "dqn", f"--env recurl/RepeatPrevious-v0 --total-steps 120000 {REPEAT}"),
             ("repeat-previous-4", "r2d2", f"--env recurl/RepeatPrevious-v0 --total-steps 120000 {REPEAT}"),
             ("tmaze-20", "dqn", "--env recurl/TMaze-v0 --total-steps 80000"),
-            # Slices of whole episodes: with shorter ones, long walks have many more places to start than good ones.
+            # Slices of whole episodes: shorter slices would mostly be drawn from long, unsuccessful episodes.
             ("tmaze-20", "r2d2", "--env recurl/TMaze-v0 --total-steps 80000 --slice-length 84"),
         )
     ),
@@ -183,8 +183,8 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", help="instead of each experiment's own")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of each experiment's own")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, one thread each")
-    parser.add_argument("--limit", type=float, default=None, help="seconds after which a run is ended")
-    parser.add_argument("--tested", action="store_true", help="the tests have passed: don't run them first")
+    parser.add_argument("--limit", type=float, default=None, help="seconds after which a run is stopped")
+    parser.add_argument("--tested", action="store_true", help="skip the tests, which have passed already")
     chosen = parser.parse_args()
     if not chosen.tested:
         check_tests()
@@ -204,7 +204,7 @@ def main() -> None:
 
 
 def measured_commands() -> set[str]:
-    """Return the commands that the results have of this commit."""
+    """Return the commands whose results of this commit exist."""
     if not RESULTS.exists():
         return set()
     present = commit()
@@ -218,7 +218,7 @@ def shown_command(experiment: Experiment, cell: str, seed: int) -> str:
 
 
 def check_tests() -> None:
-    """Refuse to measure what is broken."""
+    """Exit if the tests fail."""
     tests = Path(__file__).parents[1] / "tests" / "trainers"
     if subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False).returncode:
         sys.exit("The tests of the trainers fail: no numbers before they pass.")
@@ -244,7 +244,7 @@ def run(experiment: Experiment, cell: str, seed: int, limit: float | None) -> di
 
 
 def train(command: list[str], limit: float | None) -> None:
-    """Run a command, which may import what is beside this file; end it after ``limit`` seconds, as Ctrl-C would."""
+    """Run a command, which may import modules from this folder; interrupt it after ``limit`` seconds."""
     process = subprocess.Popen(
         command,
         cwd=Path(__file__).parent,
@@ -264,7 +264,7 @@ def train(command: list[str], limit: float | None) -> None:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers depend on besides the options."""
+    """Return the factors other than the options that results depend on."""
     return {
         "commit": commit(),
         "device": f"{platform.machine()} CPU",
@@ -275,7 +275,7 @@ def machine() -> dict[str, object]:
 
 
 def measured(folder: RunFolder, solved: float) -> dict[str, object]:
-    """What came out: training until solved, and the greedy return of the final policy."""
+    """Return the results: training until solved, and the greedy return of the final policy."""
     with folder.metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))
     returns = [float(row["return_mean_20"]) for row in rows if int(row["episodes"]) >= 20]
@@ -298,7 +298,7 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
 
 
 def reported(ended: Future[dict[str, object]]) -> bool:
-    """Add the row of a run to the results and show it; return False where the run failed."""
+    """Add the row of a run to the results and print it; return False if the run failed."""
     error = ended.exception()
     if error is not None:
         print("".join(traceback.format_exception(error)), flush=True)

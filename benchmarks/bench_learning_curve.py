@@ -1,6 +1,6 @@
-"""The learning curves of the landing page: trains masked CartPole with and without memory.
+"""Learning curves for the landing page: masked CartPole with and without memory.
 
-Writes results/learning_curve.csv: of every run, the mean return of the last 20 training episodes, every eighth update.
+Writes results/learning_curve.csv: for every run, the mean return of the last 20 training episodes, every eighth update.
 Usage: ``python benchmarks/bench_learning_curve.py`` (about three minutes of CPU time), then ``benchmarks/plots.py``.
 """
 

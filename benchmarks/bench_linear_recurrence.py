@@ -1,9 +1,9 @@
-"""Linear recurrences, forward and backward: checked first, then timed; appends to results/linear_recurrence.csv.
+"""Checks and timings of linear recurrences, forward and backward; appends to results/linear_recurrence.csv.
 
-On a GPU: results and gradients against a scan in float64, the same bits twice, NaN in one segment, a replayed CUDA
-graph; then milliseconds of a replayed graph (forward, backward, the gradients of a and b) beside the memory floor of
-the form at the device's bandwidth, and peers where they are installed. On a CPU: the share of the bandwidth of a copy,
-and the loop in ATen. Nothing is timed where a check fails. Usage::
+On a GPU, checks compare results and gradients with a scan in float64, and test determinism, NaN in one segment and a
+replayed CUDA graph. Then milliseconds of a replayed graph (forward, backward, the gradients of a and b) are compared
+with the lower bound from the device's memory bandwidth, and with peers if they are installed. On a CPU, the fraction of
+the bandwidth of a copy, and the loop in ATen. Nothing is timed if a check fails. Usage::
 
     python benchmarks/bench_linear_recurrence.py                     # a GPU, less than three minutes
     python benchmarks/bench_linear_recurrence.py --sweep --forms real bf16 --csv chunks.csv
@@ -38,7 +38,7 @@ from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "linear_recurrence.csv"
 WIDTH, SHAPES, RESETS = 256, [(64, 2048), (4096, 32), (1, 131_072)], [0.0, 0.02]
-BANDWIDTHS = {"H200": 4.3e12, "H100": 3.0e12}  # bytes per second that copies reach
+BANDWIDTHS = {"H200": 4.3e12, "H100": 3.0e12}  # achieved bandwidth of copies, bytes per second
 FORMS = {
     "real": (torch.float32, False),
     "real constant": (torch.float32, True),
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def floor(self) -> int:
-        """Bytes that must be moved: a, b in, h out; a, h, its gradient in, the gradients of a and b out."""
+        """Return the minimum bytes moved: a, b in, h out; a, h, its gradient in, the gradients of a and b out."""
         return (8 if self.inputs.a.ndim > 1 else 5) * self.grad.nbytes
 
 
@@ -91,7 +91,7 @@ def error_of(found: Tensor, exact: Tensor) -> float:
 
 
 def checks(kernels: LinearKernels, device: str, forms: list[str]) -> Iterator[tuple[str, bool, str]]:
-    """What is checked, whether it passed, and its numbers."""
+    """Yield the name, the outcome and the numbers of each check."""
     cases = [((64, 512), 0.02, 0.1), ((1, 100_000), 0.0, 1e-5)]
     for form in forms:
         for shape, resets, slowness in cases if device == "cuda" else cases[:1]:
@@ -145,7 +145,7 @@ def captured(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 
 
 def milliseconds(function: Callable[[], Any], device: str, repeat: int = 15) -> float:
-    """Median of calls, one after another."""
+    """Return the median over successive calls."""
     times = []
     for _ in range(repeat + 2):
         if device == "cuda":
@@ -209,7 +209,7 @@ def peer(name: str, make: Callable[..., Callable[[], Any]], shape: tuple[int, in
     floor = 1e3 * case.floor / bandwidth
     try:
         took = milliseconds(make(a, b, grad), "cuda", repeat=5)
-    except Exception as error:  # noqa: BLE001 - whatever a peer raises is printed
+    except Exception as error:  # noqa: BLE001 - any error of a peer is printed
         print(f"{name}, {shape}: {type(error).__name__} {str(error)[:120]!r}", flush=True)
         return
     print(f"{name}, {shape[0]} x {shape[1]}: {took:.3f} ms, {took / floor:.1f} x floor", flush=True)
@@ -226,7 +226,7 @@ def write(name: str, form: str, shape: tuple[int, int], resets: float, took: flo
     })  # fmt: skip
 
 
-WAYS = [  # steps, rows, bytes of the numbers of a row, registers, whether a chunk is kept; the most promising first
+WAYS = [  # steps, rows, bytes per row, registers, whether a chunk is kept; most promising first
     (8, 16, 64, 64, False), (16, 16, 64, 168, True), (16, 16, 64, 128, True), (8, 16, 64, 96, True),
     (8, 16, 64, 80, False), (16, 8, 128, 128, True), (16, 16, 64, 80, False), (8, 16, 64, 56, False),
     (16, 8, 128, 168, True), (8, 16, 64, 128, True), (8, 16, 128, 128, True), (16, 16, 64, None, True),
@@ -235,7 +235,7 @@ SWEPT = [((64, 2048), 0.0), ((4096, 32), 0.02), ((1, 131_072), 0.0)]
 
 
 def bytes_of(direction: str, case: Case) -> int:
-    """The part of the floor that one pass has."""
+    """Return the minimum bytes moved by one pass."""
     varying = case.inputs.a.ndim > 1
     return case.grad.nbytes * {"forward": 2 + varying, "backward": 3 + 2 * varying}[direction]
 
@@ -248,10 +248,10 @@ def one_pass(direction: str, chunk: Chunk, case: Case, h: Tensor) -> Callable[[]
 
 
 def tried(direction: str, form: str, chunk: Chunk) -> str:
-    """Compile a chunk's kernel, in a process of its own, and check it; what is wrong with it, or nothing."""
+    """Compile a chunk's kernel, in a separate process, and check it; return a description of the error, if any."""
     try:
         return compared(direction, form, chunk)
-    except Exception as error:  # noqa: BLE001 - too large a chunk
+    except Exception as error:  # noqa: BLE001 - the chunk is too large
         return f"{type(error).__name__} {str(error)[:80]!r}"
 
 
@@ -276,13 +276,13 @@ def compared(direction: str, form: str, chunk: Chunk) -> str:
 
 
 def ways(form: str) -> list[Chunk]:
-    """How to cut a form's stream; a number of fewer than four bytes takes four on the chip."""
+    """Return the candidate chunks of a form; numbers of fewer than four bytes take four on chip."""
     size = max(4, FORMS[form][0].itemsize)
     return [Chunk(steps, rows, width // size, registers, keep) for steps, rows, width, registers, keep in WAYS]
 
 
 def sweep(args: argparse.Namespace) -> None:
-    """Compile and check chunks at once, then time each; print those of the least time, all go to a table."""
+    """Compile and check chunks in parallel, then time each; print the fastest, and write all to a table."""
     began, bandwidth = time.monotonic(), nominal_bandwidth("cuda")
     passes = [(direction, form) for form in args.forms for direction in args.directions]
     todo = [(direction, form, ways(form)[k]) for k in range(len(WAYS)) for direction, form in passes]
@@ -319,7 +319,7 @@ def sweep(args: argparse.Namespace) -> None:
 
 
 def on_cpu(args: argparse.Namespace) -> None:
-    """The share of the bandwidth of copies before and after, as it changes by the minute; the loop in ATen."""
+    """Compare with the bandwidth of copies before and after, as it varies over minutes, and with the loop in ATen."""
     for form in args.forms:
         for shape in [(16, 2048), (1024, 32), (1, 32_768)]:
             for resets in RESETS:
@@ -337,7 +337,7 @@ def on_cpu(args: argparse.Namespace) -> None:
 
 
 def keep_memory() -> None:
-    """Have malloc give no memory back, as in a process that has run for a while: fresh pages cost more than a copy."""
+    """Keep malloc from returning memory, as in a long-running process: new pages cost more than a copy."""
     libc = ctypes.CDLL(None)
     for option, value in ((-4, 0), (-1, 2**31 - 1)):  # M_MMAP_MAX, M_TRIM_THRESHOLD
         libc.mallopt(option, value)
@@ -349,11 +349,11 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
-    parser.add_argument("--sweep", action="store_true", help="check and time many ways to cut a stream instead")
-    parser.add_argument("--csv", type=Path, help="where a sweep's table goes")
-    parser.add_argument("--workers", type=int, default=14, help="processes that compile for a sweep")
-    parser.add_argument("--best", type=int, default=6, help="lines of a sweep that are printed per pass")
-    parser.add_argument("--seconds", type=float, default=110, help="a sweep times nothing more after that")
+    parser.add_argument("--sweep", action="store_true", help="check and time many chunk sizes instead")
+    parser.add_argument("--csv", type=Path, help="file for a sweep's table")
+    parser.add_argument("--workers", type=int, default=14, help="number of compiling processes for a sweep")
+    parser.add_argument("--best", type=int, default=6, help="number of printed lines of a sweep per pass")
+    parser.add_argument("--seconds", type=float, default=110, help="time after which a sweep stops timing")
     parser.add_argument("--directions", nargs="+", choices=("forward", "backward"), default=["forward", "backward"])
     args = parser.parse_args()
     if args.sweep:

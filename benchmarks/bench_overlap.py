@@ -1,7 +1,7 @@
 """Wall time of ``recurl train ppo`` with and without ``--overlap``; appends to results/overlap.csv.
 
 Masked CartPole with the default sizes (8 environments x 128 steps, LSTM 64, 4 epochs x 4 minibatches). The two learners
-take turns. Overlapping needs two free cores: on a busy machine it shows nothing. Usage::
+are measured in turn. Overlapping needs two free cores; on a busy machine it has no effect. Usage::
 
     python benchmarks/bench_overlap.py            # half a minute
 """
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parent / "results" / "overlap.csv"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--updates", type=int, default=15, help="updates of a round")
+    parser.add_argument("--updates", type=int, default=15, help="updates per round")
     parser.add_argument("--num-envs", type=int, default=8)
     options = parser.parse_args()
     learners = {overlap: learner(overlap, options.num_envs) for overlap in (False, True)}

@@ -1,10 +1,10 @@
-"""Recurrent PPO from end to end beside other libraries: appends to results/ppo.csv and draws docs/ppo_speed.png.
+"""End-to-end recurrent PPO compared with other libraries: appends to results/ppo.csv and draws docs/ppo_speed.png.
 
-Every system collects and learns in a process of its own, with the same environment physics, sizes and numbers (8
-environments x 128 steps, LSTM 64, 4 epochs x 4 minibatches, one thread); peers/README.md says how, and how to install
-the peers. All are started and warmed up first; then they take turns, a second or so each, so that a slow spell of the
-machine hits all of them. What counts is the CPU time of the process per environment step; ratios are medians of the
-ratios within a round. A system that can't run is named with its reason and left out. Usage::
+Every system collects and learns in a separate process, with the same environment physics and sizes (8 environments x
+128 steps, LSTM 64, 4 epochs x 4 minibatches, one thread); see peers/README.md for details and the installation of the
+peers. All are started and warmed up first, and then measured in turn, about a second each, so that variations of the
+machine's speed affect all of them. The measure is CPU time of the process per environment step; ratios are medians of
+the ratios within a round. A system that can't run is reported with the reason and skipped. Usage::
 
     python benchmarks/bench_ppo.py                               # masked CartPole
     python benchmarks/bench_ppo.py --python pufferlib=/tmp/p/bin/python peers=/tmp/q/bin/python
@@ -49,17 +49,17 @@ PICTURE = HERE.parent / "docs" / "ppo_speed.png"
 
 @dataclass(frozen=True)
 class System:
-    """A script in peers/, and the interpreter that has what it needs."""
+    """A script in peers/, and an interpreter with its dependencies."""
 
     script: str
     variant: str = "default"
     python: str = "peers"
     faster: int = 1
-    """How many times more steps a round has."""
+    """Factor for the number of steps per round."""
 
 
 BEFORE = "recurl-before"
-"""Another commit of recurl, measured only where an interpreter that imports it is given."""
+"""Another commit of recurl, measured only if an interpreter that imports it is given."""
 SYSTEMS = {
     "recurl": System("run_recurl.py", python="recurl", faster=4),
     BEFORE: System("run_recurl.py", python="before", faster=4),
@@ -73,7 +73,7 @@ SYSTEMS = {
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the requested measurements."""
     options = parse()
     if options.profile:
         for rows in options.num_envs:
@@ -95,7 +95,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=("cartpole", "pendulum", "r2d2"), default="cartpole")
-    parser.add_argument("--num-envs", type=int, nargs="+", help="8 by default, of r2d2 16")
+    parser.add_argument("--num-envs", type=int, nargs="+", help="8 by default, 16 for r2d2")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=[s for s in SYSTEMS if s != BEFORE])
     parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH", help="interpreters of peers, pufferlib")
     parser.add_argument("--before", default="", help="the commit of recurl-before")
@@ -104,7 +104,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2048, help="environment steps before")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--hidden-size", type=int, default=64)
-    parser.add_argument("--solve", type=int, default=0, help="train until solved, at most so many steps")
+    parser.add_argument("--solve", type=int, default=0, help="train until solved, for at most this many steps")
     parser.add_argument("--profile", action="store_true", help="recurl's stages")
     parser.add_argument("--top", type=int, default=0, help="lines of code to show for each stage of a profile")
     options = parser.parse_args()
@@ -116,14 +116,14 @@ def parse() -> argparse.Namespace:
 
 
 def check_tests(place: str = "algorithms/test_ppo.py") -> None:
-    """Refuse to measure what is broken, by its tests in tests/trainers."""
+    """Exit if the tests at this place in tests/trainers fail."""
     tests = HERE.parent / "tests" / "trainers" / place
     if subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False).returncode:
         sys.exit(f"The tests in {tests} fail: no numbers before they pass.")
 
 
 def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) -> list[str]:
-    """The command line that starts one system."""
+    """Return the command line that starts one system."""
     system = SYSTEMS[name]
     python = options.python.get(system.python, sys.executable)
     values = {
@@ -140,11 +140,11 @@ def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) ->
 
 
 class Peer:
-    """A system in a process of its own, which does what it is told and waits in between."""
+    """A system in a separate process, which executes requests and waits in between."""
 
     def __init__(self, name: str, rows: int, options: argparse.Namespace, seed: int = 0) -> None:
         self.name, self.faster = name, SYSTEMS[name].faster
-        self._folder = tempfile.TemporaryDirectory()  # some leave things where they are started
+        self._folder = tempfile.TemporaryDirectory()  # some leave files in the working directory
         self._errors = Path(self._folder.name, "errors.txt")
         threads = str(options.threads)
         with self._errors.open("w") as errors:
@@ -159,7 +159,7 @@ class Peer:
             )
 
     def answer(self) -> dict[str, Any] | None:
-        """Wait for its next line; None where it has ended, and why is printed."""
+        """Wait for the next line of output; if the process has ended, print the reason and return None."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -176,12 +176,12 @@ class Peer:
         return self.answer()
 
     def end(self) -> None:
-        """Tell it that there is no more to do."""
+        """Ask the process to exit."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def close(self) -> None:
-        """Wait for its end."""
+        """Wait for the process to exit."""
         self.end()
         self._process.wait()
         self._folder.cleanup()
@@ -222,7 +222,7 @@ def speed(rows: int, options: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def summary(times: dict[tuple[str, str, str], list[float]], name: str, what: str) -> dict[str, object]:
-    """Medians over the rounds, and of the ratios to recurl within each."""
+    """Return medians over the rounds, and of the ratios to recurl within each round."""
     cpu, own = times[name, what, "cpu"], times.get(("recurl", what, "cpu"), [])
     ratios = [mine / theirs for mine, theirs in zip(own, cpu, strict=False)]
     return {
@@ -252,7 +252,7 @@ def solve(rows: int, options: argparse.Namespace) -> Iterator[dict[str, object]]
 
 
 def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict[str, object]:
-    """What the numbers depend on."""
+    """Return the factors that results depend on."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": options.before if name == BEFORE else commit(),
@@ -266,7 +266,7 @@ def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict
 
 
 def report(path: Path, row: dict[str, object]) -> None:
-    """Add a row to the results and show it."""
+    """Add a row to the results and print it."""
     append(path, row)
     print(json.dumps(row), flush=True)
 
@@ -284,7 +284,7 @@ def newest() -> list[dict[str, str]]:
 
 
 def drawn(rows: list[dict[str, str]]) -> str:
-    """Return the numbers of a picture as text, which is kept in the file of the picture."""
+    """Return the values of a figure as text, which is stored in the figure's file."""
     return "; ".join(f"{row['system']} {row['train_us']} {row['collect_us']} {row['commit']}" for row in rows)
 
 

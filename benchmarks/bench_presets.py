@@ -1,7 +1,7 @@
-"""Does a preset learn, how far and how fast: trains each with several seeds and writes results/presets.csv.
+"""Learning results of presets: trains each with several seeds and writes results/presets.csv.
 
-Every row is one run of ``recurl train --preset NAME --seed SEED`` in a process of its own, one thread each. What is in
-the file already isn't run again; a run that was interrupted goes on. Usage::
+Every row is one run of ``recurl train --preset NAME --seed SEED`` in a separate process with one thread. Runs that are
+already in the file are skipped; interrupted runs are resumed. Usage::
 
     python benchmarks/bench_presets.py --jobs 16 --seeds 3      # all presets whose packages are installed
     python benchmarks/bench_presets.py --only tmaze masked      # those whose name contains one of the words
@@ -53,13 +53,13 @@ FIELDS = (
 
 
 def main() -> None:
-    """Measure what isn't measured yet."""
+    """Run the missing measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], help="presets whose name contains one of these")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each, from 0")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--runs", type=Path, default=Path("runs/presets"), help="where the runs go")
-    parser.add_argument("--list", action="store_true", help="print what was measured")
+    parser.add_argument("--runs", type=Path, default=Path("runs/presets"), help="folder of the runs")
+    parser.add_argument("--list", action="store_true", help="print the results")
     chosen = parser.parse_args()
     if chosen.list:
         print(table())
@@ -85,7 +85,7 @@ def usable(name: str) -> bool:
 
 
 def measure(name: str, seed: int, place: Path) -> str | None:
-    """Train, or go on, and write the row; return the name of a run that failed."""
+    """Train, or resume, and write the row; return the name of the run if it failed."""
     folder = RunFolder(place / f"{name}-seed{seed}")
     place.mkdir(parents=True, exist_ok=True)
     words = ["--preset", name, "--seed", str(seed), "--threads", "1", "--logger", "none", "--overwrite"]
@@ -103,7 +103,7 @@ def measure(name: str, seed: int, place: Path) -> str | None:
 
 
 def measured(name: str, seed: int, folder: RunFolder) -> dict[str, object]:
-    """What came out: time, returns, and the curve of the evaluations as ``steps:return`` points."""
+    """Return the results: time, returns, and the curve of evaluations as ``steps:return`` points."""
     config = folder.read_config()
     last = read_metrics(folder.metrics)[1][-1]
     points = [
@@ -132,7 +132,7 @@ def measured(name: str, seed: int, folder: RunFolder) -> dict[str, object]:
 
 
 def append(row: dict[str, object]) -> None:
-    """Add a row to the results; other processes may do so too."""
+    """Add a row to the results, possibly concurrently with other processes."""
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("a", newline="") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -144,7 +144,7 @@ def append(row: dict[str, object]) -> None:
 
 
 def rows() -> list[dict[str, str]]:
-    """Return what was measured."""
+    """Return the rows of the results."""
     if not RESULTS.exists():
         return []
     with RESULTS.open(newline="") as file:
@@ -152,7 +152,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def table() -> str:
-    """Return a Markdown table of what was measured, one row per preset."""
+    """Return a Markdown table of the results, one row per preset."""
     lines = ["| preset | environment | cell | steps | seconds | greedy return, each seed | mean |", "|" + "---|" * 7]
     found = rows()
     for name in sorted({row["preset"] for row in found}):

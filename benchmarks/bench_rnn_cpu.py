@@ -1,10 +1,10 @@
 """Forward and backward of recurrent modules on the CPU against torchrl's and torch.nn; appends to results/rnn_cpu.csv.
 
-Every implementation holds the same Parameters and gets the same batch: rows of 512 tokens with random resets, cut into
-segments of a given mean length ("512": no resets, equal rows; "512-ragged": rows of 2048 tokens, with resets). What is
-timed: one pass of the module over the batch and the gradients of x and of every weight. Before, all features and
-gradients are compared with a float64 step loop, and nothing is printed where they differ. With one thread the clock is
-CPU time of the process, else wall time; implementations take turns. torch.nn runs equal rows only. torchrl is the extra
+Every implementation has the same Parameters and gets the same batch: rows of 512 tokens with random resets, cut into
+segments of a given mean length ("512": no resets, equal rows; "512-ragged": rows of 2048 tokens, with resets). Timed
+are one pass of the module over the batch and the gradients of x and of every weight. First, all features and gradients
+are compared with a float64 step loop, and nothing is printed if they differ. Times are CPU time of the process with one
+thread, else wall time; implementations are measured in turn. torch.nn runs equal rows only. torchrl is in the extra
 ``peers``; without it, ratios to its ``pad`` stay empty. Usage::
 
     python benchmarks/bench_rnn_cpu.py                                    # the whole table, about 15 minutes
@@ -50,7 +50,7 @@ Run = Callable[[Tensor], Tensor]
 
 
 def main() -> None:
-    """Measure every combination that is asked for."""
+    """Measure every requested combination."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", default=["lstm", "gru"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 128, 256])
@@ -68,14 +68,14 @@ def main() -> None:
 
 
 def check_tests() -> None:
-    """Refuse to measure what is broken."""
+    """Exit if the tests fail."""
     tests = Path(__file__).parents[1] / "tests" / "recurrence" / "test_cpu.py"
     if subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False).returncode:
         sys.exit("The tests of the cpu backend fail: no numbers before they pass.")
 
 
 def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Namespace) -> None:
-    """Check, time and write down all implementations of one case."""
+    """Check, time and record all implementations of one case."""
     torch.manual_seed(0)
     net = NETS[cell](hidden, hidden, batch_first=True)
     batch = make_batch(cell, hidden, tokens, mean)
@@ -105,7 +105,7 @@ def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Na
 
 
 def make_batch(cell: str, hidden: int, tokens: int, mean: str) -> TensorDict:
-    """Rows with resets at random places and a stored state at every token."""
+    """Return rows with random resets and a stored state at every token."""
     generator = torch.Generator().manual_seed(1)
     row = 4 * ROW if mean == RAGGED else ROW
     shape = (tokens // row, row)
@@ -120,7 +120,7 @@ def make_batch(cell: str, hidden: int, tokens: int, mean: str) -> TensorDict:
 
 
 def module_of(modules: Any, net: nn.Module, batch: TensorDict, backend: str) -> Any:
-    """A recurrent module of recurl or torchrl around ``net``."""
+    """Return a recurrent module of recurl or torchrl around ``net``."""
     cell = "lstm" if isinstance(net, nn.LSTM) else "gru"
     states = [key for key in ("h", "c") if key in batch]
     return {"lstm": modules.LSTMModule, "gru": modules.GRUModule}[cell](
@@ -132,7 +132,7 @@ def module_of(modules: Any, net: nn.Module, batch: TensorDict, backend: str) -> 
 
 
 def module_run(modules: Any, net: nn.Module, batch: TensorDict, backend: str) -> Run:
-    """Such a module on whole sequences."""
+    """Return the pass of such a module over whole sequences."""
     module = module_of(modules, net, batch, backend)
 
     def run(x: Tensor) -> Tensor:
@@ -143,20 +143,20 @@ def module_run(modules: Any, net: nn.Module, batch: TensorDict, backend: str) ->
 
 
 def torch_run(net: nn.Module, batch: TensorDict) -> Run:
-    """torch.nn on equal rows."""
+    """Return the pass of torch.nn over equal rows."""
     states = [batch[key][:, 0].transpose(0, 1).contiguous() for key in ("h", "c") if key in batch]
     return lambda x: net(x, tuple(states) if len(states) == 2 else states[0])[0]
 
 
 def gradients(run: Run, net: nn.Module, batch: TensorDict, cotangent: Tensor) -> list[Tensor]:
-    """Features, and gradients of x and of all weights: what is timed."""
+    """Return features, and gradients of x and all weights; this is the timed function."""
     x = batch["x"].to(net.weight_ih_l0.dtype).requires_grad_()
     y = run(x)
     return [y.detach(), *torch.autograd.grad(y, [x, *net.parameters()], cotangent.to(y.dtype))]
 
 
 def peer() -> Any:
-    """``torchrl.modules``, or None."""
+    """Return ``torchrl.modules``, or None."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -166,7 +166,7 @@ def peer() -> Any:
 
 
 def write(times: dict[str, list[float]], case: dict[str, object], options: argparse.Namespace) -> None:
-    """Append one row per implementation to the results and show it."""
+    """Append one row per implementation to the results and print it."""
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, median in medians.items():
         ratios = {
@@ -187,7 +187,7 @@ def write(times: dict[str, list[float]], case: dict[str, object], options: argpa
 
 
 def machine() -> dict[str, object]:
-    """What the numbers depend on besides the options."""
+    """Return the factors other than the options that results depend on."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),

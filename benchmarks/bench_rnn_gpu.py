@@ -1,8 +1,8 @@
-"""Recurrent layers on a GPU beside cuDNN (torch.nn) and TorchRL: results/rnn_gpu_h200.csv and docs/rnn_gpu.png.
+"""Recurrent layers on a GPU vs. cuDNN (torch.nn) and TorchRL: results/rnn_gpu_h200.csv and docs/rnn_gpu.png.
 
 Each row is one layer, forward and backward with all weight gradients, float32 storage: milliseconds of GPU time without
-host gaps (busy), wall time, wall time of a captured CUDA graph, and peak memory beside inputs and weights. TorchRL is
-timed where it is installed; its Triton kernels up to H = 128, since their tuning takes minutes above.
+host gaps (busy), wall time, wall time of a captured CUDA graph, and peak memory besides inputs and weights. TorchRL is
+timed if it is installed; its Triton kernels only up to H = 128, as their tuning takes minutes above that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Step = Callable[[], object]
 
 
 def busy(function: Step, repeat: int = 5) -> tuple[float, dict[str, float]]:
-    """Milliseconds of GPU time per call, and of each walk."""
+    """Return milliseconds of GPU time per call, and of each pass."""
     for _ in range(2):
         function()
     torch.cuda.synchronize()
@@ -53,7 +53,7 @@ def busy(function: Step, repeat: int = 5) -> tuple[float, dict[str, float]]:
 
 
 def wall(function: Step, repeat: int = 20) -> float:
-    """Median milliseconds of one call after another."""
+    """Return the median milliseconds of successive calls."""
     for _ in range(3):
         function()
     times = []
@@ -68,7 +68,7 @@ def wall(function: Step, repeat: int = 20) -> float:
 
 
 def peak(function: Step) -> float:
-    """MB at the peak of a call, beside what was allocated before it."""
+    """Return the peak memory of a call in MB, minus the memory allocated before it."""
     function()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -78,7 +78,7 @@ def peak(function: Step) -> float:
 
 
 def graphed(function: Step) -> float:
-    """Milliseconds of wall time of a captured call."""
+    """Return milliseconds of wall time of a captured call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -92,7 +92,7 @@ def graphed(function: Step) -> float:
 
 
 def cudnn(layer: Layer, problem: Problem, dtype: torch.dtype) -> Step:
-    """torch.nn's layer over whole rows: it knows no resets."""
+    """Return the step of torch.nn's layer over whole rows, as it does not support resets."""
     kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[problem.cell]
     module = kind(layer.hidden, layer.hidden, batch_first=True, device=DEVICE, dtype=dtype)
     x = layer.x.detach().view(problem.rows, -1, layer.hidden).to(dtype).requires_grad_()
@@ -101,9 +101,9 @@ def cudnn(layer: Layer, problem: Problem, dtype: torch.dtype) -> Step:
 
 
 def torchrl(layer: Layer, problem: Problem, backend: str) -> Step:
-    """TorchRL's module with zero states, as it is used."""
-    from tensordict import TensorDict  # noqa: PLC0415 - not everywhere installed
-    from torchrl.modules import GRUModule, LSTMModule  # noqa: PLC0415 - not everywhere installed
+    """Return the step of TorchRL's module with zero states, as it is commonly used."""
+    from tensordict import TensorDict  # noqa: PLC0415 - an optional dependency
+    from torchrl.modules import GRUModule, LSTMModule  # noqa: PLC0415 - an optional dependency
 
     kind = {"lstm": LSTMModule, "gru": GRUModule}[problem.cell]
     keys = ["h", "c"] if problem.cell == "lstm" else ["h"]
@@ -125,7 +125,7 @@ def torchrl(layer: Layer, problem: Problem, backend: str) -> Step:
 
 
 def steps_of(layer: Layer, problem: Problem, names: list[str]) -> Iterator[tuple[str, Callable[[], Step]]]:
-    """What is timed, by name, each to be made first."""
+    """Yield the name and a factory of each timed step."""
     for name in names:
         if name in PRECISIONS:
             yield name, partial(partial, layer.step, "triton", options_of(name))
@@ -136,7 +136,7 @@ def steps_of(layer: Layer, problem: Problem, names: list[str]) -> Iterator[tuple
 
 
 def time_one(problem: Problem, name: str, make: Callable[[], Step], own: bool) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     step = make()
     total, walks = busy(step, 5 if own else 2)
     row = {"cell": problem.cell, "H": problem.hidden, "B": problem.rows, "T": problem.length}
@@ -160,7 +160,7 @@ def time_all(names: list[str], write: Callable[[list[dict[str, Any]]], None]) ->
 
 
 def compile_part(names: list[str], first: int, step: int) -> None:
-    """Run every ``step``-th case once, so that its kernels are compiled: for several processes at once."""
+    """Run every ``step``-th case once to compile its kernels, for parallel compilation in several processes."""
     for problem in CASES[first::step]:
         layer = Layer(problem)
         for name in names:
@@ -169,7 +169,7 @@ def compile_part(names: list[str], first: int, step: int) -> None:
 
 
 def best_of_peers(table: list[dict[str, str]], row: dict[str, str]) -> tuple[str, float]:
-    """The quickest other implementation that computes the same thing."""
+    """Return the fastest other implementation with the same results."""
     same = [other for other in table if all(other[key] == row[key] for key in ("cell", "H", "B", "T", "resets"))]
     peers = [
         (other["what"], float(other["busy"])) for other in same if other["what"] not in ("tf32", "bf16", "cudnn-bf16")
@@ -178,7 +178,7 @@ def best_of_peers(table: list[dict[str, str]], row: dict[str, str]) -> tuple[str
 
 
 def summary(table: list[dict[str, str]]) -> Iterator[str]:
-    """The rows of tf32 beside their best peer, as a Markdown table."""
+    """Yield the rows of tf32 and their best peers, as a Markdown table."""
     yield "| layer, batch | resets | recurl | best peer | ratio |"
     yield "|---|---|---|---|---|"
     for row in table:
@@ -192,8 +192,8 @@ def summary(table: list[dict[str, str]]) -> Iterator[str]:
 
 
 def draw(table: list[dict[str, str]]) -> None:
-    """GPU time of every implementation, one group of bars per case."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - not everywhere installed
+    """Draw the GPU time of every implementation, one group of bars per case."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
 
     names = {
         "tf32": "recurl",

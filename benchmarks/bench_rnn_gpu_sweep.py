@@ -1,8 +1,8 @@
-"""Recurrent layers of every size on a GPU beside cuDNN: results/rnn_gpu_sweep.csv and docs/rnn_gpu_sweep.png.
+"""Recurrent layers of many sizes on a GPU vs. cuDNN: results/rnn_gpu_sweep.csv and docs/rnn_gpu_sweep.png.
 
 Each row is one layer, forward and backward with all weight gradients, float32 storage, 16,384 to 65,536 tokens:
-milliseconds of GPU time without host gaps (busy) and wall time of a call in eager mode. A table can be made in parts:
-what the CSV holds for the commit is not timed again. cuDNN knows no resets. Usage::
+milliseconds of GPU time without host gaps (busy) and wall time of a call in eager mode. A table can be created in
+parts: cases of the commit that are already in the CSV are skipped. cuDNN does not support resets. Usage::
 
     python benchmarks/bench_rnn_gpu_sweep.py --commit abc123 --seconds 300
 """
@@ -35,11 +35,11 @@ SHAPES = ["64x512", "512x64", "16x1024", "4096x16", "100x200", "256x128"]
 KEY = ("cell", "H", "B", "T", "resets", "what")
 NAMES = {"tf32": "tf32", "ieee": "ieee", "bf16": "bf16", "cudnn": "tf32", "cudnn-float32": "ieee", "cudnn-bf16": "bf16"}
 PEERS = [("tf32", "cudnn"), ("ieee", "cudnn-float32"), ("ieee", "cudnn"), ("bf16", "cudnn-bf16")]
-LEAST, GROWTH = 0.95, 1.3  # of cuDNN's speed everywhere; of the time of the size before
+LEAST, GROWTH = 0.95, 1.3  # minimum relative to cuDNN's speed; maximum relative to the time of the previous size
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[Problem]:
-    """The grid, shape by shape."""
+    """Yield the grid of cases, shape by shape."""
     for shape, resets, hidden, cell in itertools.product(
         arguments.shapes, arguments.resets, arguments.sizes, arguments.cells
     ):
@@ -53,7 +53,7 @@ def key_of(problem: Problem, what: str) -> tuple[str, ...]:
 
 
 def time_one(layer: Layer, problem: Problem, what: str) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     allowed = NAMES[what] != "ieee"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     if what.startswith("cudnn"):
@@ -68,7 +68,7 @@ def time_one(layer: Layer, problem: Problem, what: str) -> dict[str, Any]:
 
 
 def compiled(arguments: argparse.Namespace) -> None:
-    """Run every case of this process's part once, so that its kernels are compiled."""
+    """Run every case of this process's part once, to compile its kernels."""
     first, step = arguments.part
     problems = {(p.cell, p.hidden, p.rows): p for p in cases(arguments)}
     for problem in list(problems.values())[first::step]:
@@ -79,7 +79,7 @@ def compiled(arguments: argparse.Namespace) -> None:
 
 
 def compile_all(jobs: int) -> None:
-    """Compile in ``jobs`` processes at once."""
+    """Compile in ``jobs`` parallel processes."""
     command = [sys.executable, *sys.argv]
     running = [subprocess.Popen([*command, "--part", str(k), str(jobs)]) for k in range(jobs)]
     for process in running:
@@ -87,7 +87,7 @@ def compile_all(jobs: int) -> None:
 
 
 def sweep(arguments: argparse.Namespace, versions: dict[str, str]) -> None:
-    """Time what the CSV lacks, and append it row by row."""
+    """Time the cases that are missing in the CSV, and append them row by row."""
     path, until = arguments.csv, time.monotonic() + arguments.seconds
     done = {tuple(row[name] for name in KEY) for row in table_of(path) if row["commit"] == versions["commit"]}
     fields = [*KEY, "busy", "wall", "forward", "backward", *versions]
@@ -112,7 +112,7 @@ def sweep(arguments: argparse.Namespace, versions: dict[str, str]) -> None:
 
 
 def table_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV, none where there is no file."""
+    """Return the rows of a CSV; none if the file is missing."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -120,12 +120,12 @@ def table_of(path: Path) -> list[dict[str, str]]:
 
 
 def latest(table: list[dict[str, str]]) -> dict[tuple[str, ...], dict[str, str]]:
-    """The last row of each case."""
+    """Return the last row of each case."""
     return {tuple(row[name] for name in KEY): row for row in table}
 
 
 def ratios(rows: dict[tuple[str, ...], dict[str, str]], what: str, peer: str) -> dict[tuple[str, ...], float]:
-    """How many times as fast as ``peer`` (without resets) each case is."""
+    """Return the speedup of each case relative to ``peer`` (without resets)."""
     found: dict[tuple[str, ...], float] = {}
     for key, row in rows.items():
         other = rows.get((*key[:4], "0.0", peer))
@@ -135,7 +135,7 @@ def ratios(rows: dict[tuple[str, ...], dict[str, str]], what: str, peer: str) ->
 
 
 def steps_up(rows: dict[tuple[str, ...], dict[str, str]], what: str) -> dict[tuple[str, ...], float]:
-    """The time of each size over what the size before it allows, :data:`GROWTH` times and its growth in work."""
+    """Return the time of each size relative to the previous one, its growth in work and :data:`GROWTH`."""
     found: dict[tuple[str, ...], float] = {}
     for before, after in itertools.pairwise(SIZES):
         for key, row in rows.items():
@@ -147,7 +147,7 @@ def steps_up(rows: dict[tuple[str, ...], dict[str, str]], what: str) -> dict[tup
 
 
 def summary(rows: dict[tuple[str, ...], dict[str, str]]) -> Iterator[str]:
-    """Against the aims: the worst cases first."""
+    """Yield a comparison with the goals, worst cases first."""
     for what, peer in PEERS:
         against = ratios(rows, what, peer)
         if against:
@@ -164,8 +164,8 @@ def summary(rows: dict[tuple[str, ...], dict[str, str]]) -> Iterator[str]:
 
 
 def draw(rows: dict[tuple[str, ...], dict[str, str]]) -> None:
-    """Maps of the ratios: sizes across, batches down."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - not everywhere installed
+    """Draw maps of the ratios: sizes across, batches down."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
 
     figure = Figure(figsize=(18, 6), layout="constrained")
     axes = figure.subplots(2, 2)
@@ -182,7 +182,7 @@ def draw(rows: dict[tuple[str, ...], dict[str, str]]) -> None:
 
 
 def draw_map(axes: Any, grid: list[list[float | None]], labels: list[str]) -> None:
-    """One map, from half as fast (red) to four times as fast (green)."""
+    """Draw one map, from half as fast (red) to four times as fast (green)."""
     values = [[float("nan") if value is None else min(max(value, 0.25), 4.0) for value in line] for line in grid]
     axes.imshow(values, cmap="RdYlGn", norm="log", vmin=0.25, vmax=4.0, aspect="auto")
     for row, line in enumerate(grid):
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=RESULTS)
     parser.add_argument("--commit", default="", help="what to write into the column 'commit'")
     parser.add_argument("--seconds", type=float, default=1e9, help="when to stop")
-    parser.add_argument("--jobs", type=int, default=0, help="compile first, in so many processes")
+    parser.add_argument("--jobs", type=int, default=0, help="compile first, in this many processes")
     parser.add_argument("--part", type=int, nargs=2, help="K N: time nothing, compile for every N-th case from K")
     parser.add_argument("--draw", action="store_true", help="time nothing: verdicts and figure from the CSV")
     arguments = parser.parse_args()

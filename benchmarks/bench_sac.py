@@ -1,9 +1,9 @@
-"""What a gradient step of recurrent SAC costs, beside TorchRL's SACLoss and SB3's memoryless SAC.
+"""Time of a gradient step of recurrent SAC, compared with TorchRL's SACLoss and SB3's memoryless SAC.
 
 GRU 64, 2,048 tokens (64 slices of 32 steps, one end of an episode in each), one thread: losses of actor, critics and
-temperature, their gradients and Adam, on the same data; CPU time of the process. TorchRL runs its own GRUModules; where
-they fail, the error is in the table, with the times without vmap. SB3 takes 2,048 single transitions. All run in turn,
-so that they see the same machine; appends to results/sac.csv. Usage::
+temperature, their gradients and Adam, on the same data; CPU time of the process. TorchRL runs its own GRUModules; if
+they fail, the error is in the table, with the times without vmap. SB3 takes 2,048 single transitions. All are measured
+in turn, under the same conditions; appends to results/sac.csv. Usage::
 
     python benchmarks/bench_sac.py               # a minute
     python benchmarks/bench_sac.py --repeats 50
@@ -35,7 +35,7 @@ ROWS, STEPS, OBS, ACTIONS, HIDDEN = 64, 32, 3, 1, 64
 
 
 def main() -> None:
-    """Measure every case, all in turn."""
+    """Measure all cases in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
     repeats = parser.parse_args().repeats
@@ -56,7 +56,7 @@ def main() -> None:
         try:
             steps[name] = make()
             steps[name]()
-        except Exception as error:  # noqa: BLE001 - another library's, which is what is to be shown
+        except Exception as error:  # noqa: BLE001 - the error of another library is reported
             errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             steps.pop(name, None)
     times = {name: list[float]() for name in steps}
@@ -74,14 +74,14 @@ def main() -> None:
 
 
 def check_tests() -> None:
-    """Refuse to measure what is broken."""
+    """Exit if the tests fail."""
     tests = Path(__file__).parents[1] / "tests" / "objectives" / "test_sac.py"
     if subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False).returncode:
         sys.exit("The tests of SAC fail: no numbers before they pass.")
 
 
 def data() -> TensorDict:
-    """A batch of slices, ``[B, T]``, in the middle of each of which an episode ends."""
+    """Return a batch of slices, ``[B, T]``, each with the end of an episode in the middle."""
     shape = (ROWS, STEPS)
     ends = torch.zeros(*shape, 1, dtype=torch.bool)
     ends[:, STEPS // 2] = True
@@ -99,7 +99,7 @@ def data() -> TensorDict:
 
 
 def sequences(library: str, *, shared: bool, **more: Any) -> Callable[[], Any]:
-    """Return a gradient step on sequences, by the modules of a library."""
+    """Return a gradient step on sequences, with the modules of a library."""
     modules, objectives = (importlib.import_module(f"{library}.{part}") for part in ("modules", "objectives"))
     fast = {"recurrent_backend": "fastest"} if library == "recurl" else {}
 

@@ -1,12 +1,12 @@
-"""Learning from replay on a GPU without the host: SAC and R2D2 with slices drawn on the device, captured and not.
+"""Learning from replay on a GPU without the host: SAC and R2D2 with slices drawn on the device, captured or not.
 
-First captured updates must give the weights and rows of updates that are launched one operation after another, bit for
-bit (those that are timed also compiled), and a captured update is looked at for waits (``set_sync_debug_mode``). Then
-whole updates are timed as ``recurl train`` makes them, with slices drawn on the host, on the device, on the device in a
-CUDA graph, and in a graph of compiled programs. Appends to results/sac_gpu.csv. Usage::
+First, weights and rows of captured updates must be bitwise equal to those of individual launches (also compiled for the
+timed ones), and a captured update is checked for synchronizations (``set_sync_debug_mode``). Then whole updates are
+timed as ``recurl train`` runs them, with slices drawn on the host, on the device, on the device in a CUDA graph, and in
+a graph of compiled steps. Appends to results/sac_gpu.csv. Usage::
 
     python benchmarks/bench_sac_gpu.py
-    python benchmarks/bench_sac_gpu.py --check        # nothing is timed
+    python benchmarks/bench_sac_gpu.py --check        # without timings
     python benchmarks/bench_sac_gpu.py --updates 50 --algorithms sac
 """
 
@@ -38,15 +38,15 @@ MODES = {
     "graph": {"cuda_graph": True},
     "graph, compiled": {"cuda_graph": True, "compile": True},
 }
-CHECKED = {  # with these options, and compiled too or not
+CHECKED = {  # with these options; whether also compiled
     "dqn": ({**SMALL, "target_interval": 16, "drawn_by": "trajectory"}, False),
     "r2d2": (FULL, True),
     "sac": ({**FULL, "burn_in": 4}, True),
     "sac, choices": ({**SMALL, "env": OTHER, "prioritized": True}, False),
     "td3": ({**SMALL, "prioritized": True, "gradient_steps": 3}, False),
 }
-UPDATES = 14  # that are compared
-WARM_UP = 5  # updates in which programs are compiled and graphs recorded
+UPDATES = 14  # number of compared updates
+WARM_UP = 5  # updates in which steps are compiled and graphs captured
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="*", default=["sac", "r2d2"])
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--check", action="store_true", help="compare only")
-    parser.add_argument("--no-compile", action="store_true", help="leave compiled programs out")
+    parser.add_argument("--no-compile", action="store_true", help="skip compiled steps")
     parser.add_argument("--csv", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # as recurl train does on a GPU
@@ -75,14 +75,14 @@ def main() -> None:
 
 
 def learner_of(kind: str, changes: dict[str, Any]) -> Any:
-    """A learner on the GPU."""
+    """Return a learner on the GPU."""
     kind = kind.partition(",")[0]
     options = {"env": ENVS.get(kind, OTHER), "cell": "gru", "device": "cuda", "total_steps": 10**9, **changes}
     return ALGORITHMS[kind].learner(ALGORITHMS[kind].config(**options))
 
 
 def check(name: str, options: dict[str, Any]) -> None:
-    """Compare captured updates with launched ones, and look for waits."""
+    """Compare captured updates with individual launches, and check for synchronizations."""
     (rows, weights), (captured_rows, captured_weights) = (
         run(name, options, captured=captured) for captured in (False, True)
     )
@@ -96,7 +96,7 @@ def check(name: str, options: dict[str, Any]) -> None:
 def run(name: str, options: dict[str, Any], *, captured: bool) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
     """Return the rows and the weights of some updates."""
     learner = learner_of(name, {**options, "drawn_on": "device", "cuda_graph": captured})
-    if not captured:  # the same optimiser, whose numbers are on the GPU
+    if not captured:  # the same optimizer, with its state on the GPU
         for part in learner.parts().values():
             if isinstance(part, GradientStep):
                 make_capturable(part)
@@ -109,7 +109,7 @@ def run(name: str, options: dict[str, Any], *, captured: bool) -> tuple[list[dic
 
 
 def make_capturable(step: GradientStep) -> None:
-    """Let the optimiser keep its step size on the GPU, as in a graph."""
+    """Let the optimizer keep its step size on the GPU, as in a graph."""
     step._device = step._parameters[0].device
     for group in step.optimizer.param_groups:
         group["capturable"] = True
@@ -117,7 +117,7 @@ def make_capturable(step: GradientStep) -> None:
 
 
 def look_for_waits(name: str, learner: Any) -> None:
-    """Say where a captured update waits for the GPU before its numbers are read."""
+    """Report where a captured update waits for the GPU before its metrics are read."""
     batch = learner.collect()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -130,7 +130,7 @@ def look_for_waits(name: str, learner: Any) -> None:
 
 
 def measure(kind: str, mode: str, options: argparse.Namespace) -> None:
-    """Time whole updates, and learning alone."""
+    """Time whole updates, and learning only."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -145,7 +145,7 @@ def measure(kind: str, mode: str, options: argparse.Namespace) -> None:
     learning = list[float]()
     torch.cuda.synchronize()
     begin, read = time.perf_counter(), None
-    for _ in range(options.updates):  # one update ahead of the GPU, as a run is
+    for _ in range(options.updates):  # one update ahead of the GPU, as in a run
         launched = learner.learn_later(learner.collect())
         if read is not None:
             read()
@@ -162,7 +162,7 @@ def measure(kind: str, mode: str, options: argparse.Namespace) -> None:
         torch.cuda.synchronize()
         learning.append(time.perf_counter() - begin)
     learner.close()
-    learnt = statistics.median(learning)
+    learned = statistics.median(learning)
     row = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
@@ -178,8 +178,8 @@ def measure(kind: str, mode: str, options: argparse.Namespace) -> None:
         "gradient_steps": config.gradient_steps,
         "tokens": config.slices * config.slice_length,
         "update_ms": round(seconds * 1e3, 3),
-        "learning_ms": round(learnt * 1e3, 3),
-        "gradient_steps_per_s": round(config.gradient_steps / learnt, 1),
+        "learning_ms": round(learned * 1e3, 3),
+        "gradient_steps_per_s": round(config.gradient_steps / learned, 1),
         "env_steps_per_s": round(config.frames_per_batch / seconds),
         "set_up_s": round(set_up, 1),
         "peak_GB": round(torch.cuda.max_memory_allocated() / 1e9, 3),

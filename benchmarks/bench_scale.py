@@ -1,11 +1,11 @@
-"""Weak scaling of actors of Ray on this machine, and their overhead; appends to results/scale_ray.csv.
+"""Weak scaling of Ray actors on this machine, and their overhead; appends to results/scale_ray.csv.
 
-Environments sleep 25 ms per step of a vector and actions are random, so that actors need little of the CPU: N actors
-should make N times the steps of one. Each collects parts of its own (``sync=False``). Start-up is left out, CPU time
-is that of the actors alone. The overhead of a batch is what a collector of two workers takes for an environment that
-doesn't sleep, less what one ``Collector`` takes for the steps of one worker. Then whole updates of recurrent PPO with
-the same environments, whose batches have a second of sleep: with actors that wait for the learner, with actors that are
-an update ahead, and of RLlib, if its interpreter is given (``peers/rllib_actors.py``). Usage::
+Environments sleep 25 ms per vector step and actions are random, so that actors need little CPU time: N actors should
+make N times the steps of one. Each actor collects its own batches (``sync=False``). Startup is excluded, and CPU time
+is that of the actors only. The overhead of a batch is the time of a collector with two workers for an environment that
+doesn't sleep, minus the time of one ``Collector`` for the steps of one worker. Then whole updates of recurrent PPO with
+the same environments, whose batches sleep for a second: with actors that wait for the learner, with actors that are an
+update ahead, and with RLlib, if its interpreter is given (``peers/rllib_actors.py``). Usage::
 
     python benchmarks/bench_scale.py                 # a quarter of an hour, most of it imports of torch in the actors
     python benchmarks/bench_scale.py --actors 1 2 --batches 4 --repeats 20 --dry   # tries it out, writes nothing
@@ -43,7 +43,7 @@ def sleeping(seconds: float = SECONDS, num_envs: int = ROWS) -> GymWrapper:
 
 
 def cpu_seconds(processes: list[int]) -> float:
-    """CPU time that processes have taken."""
+    """Return the CPU time used by processes."""
     ticks = 0
     for process in processes:
         words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -52,7 +52,7 @@ def cpu_seconds(processes: list[int]) -> float:
 
 
 def scaling(actors: int, batches: int) -> dict[str, float]:
-    """Steps of vectors per second of so many actors, and the CPU milliseconds of a step."""
+    """Return the vector steps per second with this many actors, and the CPU milliseconds per step."""
     create = functools.partial(sleeping, SECONDS)
     with RayCollector(create, num_collectors=actors, frames_per_batch=ROWS * STEPS, sync=False) as collector:
         for _ in range(2 * actors):
@@ -67,7 +67,7 @@ def scaling(actors: int, batches: int) -> dict[str, float]:
 
 
 def overhead(repeats: int) -> dict[str, float]:
-    """Milliseconds per batch of two workers beyond those of the steps."""
+    """Return the milliseconds per batch of two workers in addition to the steps."""
     create = functools.partial(sleeping, 0.0)
     frames = 2 * ROWS * STEPS
     collectors: dict[str, Any] = {
@@ -89,7 +89,7 @@ def overhead(repeats: int) -> dict[str, float]:
 
 
 def ppo(actors: int, batches: int, max_lag: int) -> dict[str, float]:
-    """Steps of vectors per second of whole updates, one pass over each batch."""
+    """Return vector steps per second of whole updates, with one pass over each batch."""
     config = PPOConfig(
         env=sleeping,
         num_envs=ROWS * actors,
@@ -114,7 +114,7 @@ def ppo(actors: int, batches: int, max_lag: int) -> dict[str, float]:
 
 
 def rllib(python: str, actors: list[int], batches: int) -> list[dict[str, float]]:
-    """Do the same with RLlib."""
+    """Return the same for RLlib."""
     folder = Path(__file__).parent / "peers"
     words = [python, "rllib_actors.py", "--batches", str(batches), "--hidden-size", str(HIDDEN)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -136,10 +136,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, nargs="*", default=[1, 4, 16, 32])
     parser.add_argument("--batches", type=int, default=20, help="batches of each actor, a second each")
-    parser.add_argument("--repeats", type=int, default=200, help="batches of the overhead; 0 leaves it out")
+    parser.add_argument("--repeats", type=int, default=200, help="batches of the overhead measurement; 0 skips it")
     parser.add_argument("--ppo", type=int, nargs="*", default=[1, 4, 16], help="actors of the runs of PPO")
-    parser.add_argument("--rllib", help="an interpreter that has RLlib")
-    parser.add_argument("--csv", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--rllib", help="a Python interpreter with RLlib installed")
+    parser.add_argument("--csv", type=Path, default=RESULTS, help="results file")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 class Table:
-    """The results, which are printed and added to a file.
+    """Table of results, which are printed and added to a file.
 
     Args:
         file: the file, if there is one.

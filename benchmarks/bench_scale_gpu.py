@@ -1,12 +1,12 @@
-"""Learners over several ranks: whole updates of recurrent PPO, tasks stepped on each device, a fixed batch per rank.
+"""Weak scaling of learners over ranks: whole updates of recurrent PPO, with tasks on the devices.
 
-First the equality: batches that the ranks collected are learnt from once more by one process, which has all of them,
-and the weights compared. Then whole updates as runs make them (collection, statistics, checks, all epochs; the host one
-update ahead of a GPU) on one rank and on several: medians of five rounds, their ratio, and the time of the all-reduce
-of the gradients, launched one by one and in a CUDA graph. Ranks on the CPU have a thread each. Appends to
-results/scale_gpu.csv, or scale_cpu.csv. Usage::
+The batch per rank is fixed. First, equality is checked: one process learns from the batches collected by all ranks, and
+the weights are compared. Then whole updates are timed as in a run (collection, statistics, checks, all epochs; the host
+one update ahead of a GPU) on one rank and on several: medians of five rounds, their ratio, and the time of the
+all-reduce of the gradients, launched individually and in a CUDA graph. Ranks on the CPU have one thread each. Appends
+to results/scale_gpu.csv, or scale_cpu.csv. Usage::
 
-    python benchmarks/bench_scale_gpu.py                    # one GPU, and all that there are
+    python benchmarks/bench_scale_gpu.py                    # one GPU, and all GPUs
     python benchmarks/bench_scale_gpu.py --ranks 2 --updates 20
     python benchmarks/bench_scale_gpu.py --device cpu --envs 32 --ranks 2 4 8 16 --updates 10
 """
@@ -42,16 +42,16 @@ ROUNDS = 5
 
 
 def main() -> None:
-    """Check, measure, and print; or do a part of that as one of the ranks."""
+    """Check, measure and print; or, as one of the ranks, run its part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", help="numbers of ranks; as many as there are GPUs by default")
+    parser.add_argument("--ranks", type=int, nargs="+", help="numbers of ranks; the number of GPUs by default")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--cell", default="lstm")
-    parser.add_argument("--envs", type=int, default=4096, help="of each rank")
+    parser.add_argument("--envs", type=int, default=4096, help="environments per rank")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--csv", type=Path, help="where results go")
+    parser.add_argument("--csv", type=Path, help="results file")
     parser.add_argument("--part", choices=("collect", "learn", "measure"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--whole", type=int, default=1, help=argparse.SUPPRESS)
@@ -84,7 +84,7 @@ def device_name(device: str) -> str:
 
 
 def run(ranks: int, *more: str) -> None:
-    """Run this file on so many ranks, with the options of this process."""
+    """Run this file on this many ranks, with the options of this process."""
     words = [str(Path(__file__).resolve()), *sys.argv[1:], *more]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -97,7 +97,7 @@ def run(ranks: int, *more: str) -> None:
 
 
 def check(ranks: int) -> None:
-    """Compare the weights of several ranks with those of one process that learns from all their batches."""
+    """Compare the weights of several ranks with those of one process that learns from all of their batches."""
     with tempfile.TemporaryDirectory() as folder:
         run(ranks, "--part", "collect", "--folder", folder)
         run(1, "--part", "learn", "--folder", folder, "--whole", str(ranks))
@@ -136,7 +136,7 @@ def weights_of(learner: PPO) -> dict[str, torch.Tensor]:
 
 
 def collect_part(options: argparse.Namespace) -> None:
-    """Train on small batches, which every rank writes to a file."""
+    """Train on small batches, which each rank writes to a file."""
     learner = learner_of(options, envs=32, steps=16)
     if rank() == 0:
         torch.save(weights_of(learner), options.folder / "begun.pt")
@@ -163,7 +163,7 @@ def learn_part(options: argparse.Namespace) -> None:
     learner.close()
 
 
-# -- time
+# -- timing
 
 
 def measure(ranks: int) -> dict[str, float]:
@@ -174,7 +174,7 @@ def measure(ranks: int) -> dict[str, float]:
 
 
 def measure_part(options: argparse.Namespace) -> None:
-    """Time updates as a run makes them: the host begins one before the GPU has ended the one before."""
+    """Time updates as in a run: the host begins an update before the GPU has finished the previous one."""
     run = Run(learner_of(options, envs=options.envs, steps=options.steps), ahead=options.device == "cuda")
     run.make(WARM_UP)
     seconds = [wall(lambda: run.make(options.updates), options.device) / options.updates for _ in range(ROUNDS)]
@@ -212,7 +212,7 @@ def per_call(call: Callable[[], Any], device: str, number: int = 100) -> float:
 
 
 def captured(call: Callable[[], Any], number: int = 100) -> float:
-    """Return the time of a call among ``number`` that are recorded in one CUDA graph."""
+    """Return the time per call of ``number`` calls captured in one CUDA graph."""
     if world_size() == 1:
         return 0.0
     graph = torch.cuda.CUDAGraph()

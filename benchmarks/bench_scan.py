@@ -1,8 +1,8 @@
 """The scan backend under torch.compile against torchrl's own eager scan on the CPU; appends to results/scan.csv.
 
-Batches, checks and clock are those of ``bench_rnn_cpu.py``: one pass of the module and the gradients of x and of every
-weight, same Parameters, one thread, CPU time of the process, implementations in turns. Compilation comes before and is
-not counted. torchrl is the extra ``peers`` and needs hoptorch for its scan; without them there are no ratios. Usage::
+Batches, checks and timing are those of ``bench_rnn_cpu.py``: one pass of the module and the gradients of x and of every
+weight, same Parameters, one thread, CPU time of the process, implementations in turn. Compilation is not included.
+torchrl is in the extra ``peers`` and needs hoptorch for its scan; without them there are no ratios. Usage::
 
     python benchmarks/bench_scan.py                                       # the whole table, about 15 minutes
     python benchmarks/bench_scan.py --cells gru --hidden 64 --mean 20
@@ -32,7 +32,7 @@ COMPILED, EAGER, PEER = "scan compiled", "scan eager", "torchrl scan eager"
 
 
 def main() -> None:
-    """Measure every combination that is asked for."""
+    """Measure every requested combination."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", default=["lstm", "gru"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 128])
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Namespace) -> None:
-    """Check, time and write down one case."""
+    """Check, time and record one case."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     net = NETS[cell](hidden, hidden, batch_first=True)
@@ -72,7 +72,7 @@ def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Na
 
 
 def run(module: nn.Module, net: nn.Module, batch: TensorDict, cotangent: torch.Tensor) -> list[torch.Tensor]:
-    """One pass and its gradients."""
+    """Run one pass and compute its gradients."""
 
     def features(x: torch.Tensor) -> torch.Tensor:
         with recurl.modules.set_recurrent_mode(True):  # torchrl's modules too
@@ -82,7 +82,7 @@ def run(module: nn.Module, net: nn.Module, batch: TensorDict, cotangent: torch.T
 
 
 def write(times: dict[str, list[float]], case: dict[str, object]) -> None:
-    """Append one row to the results and show it."""
+    """Append a row to the results and print it."""
     medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
     row = {
         **machine(),

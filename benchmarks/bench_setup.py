@@ -1,10 +1,10 @@
-"""Seconds of the set-up of runs on POPGym, by phase, on cpu or cuda; appends to results/setup.csv.
+"""Setup time of runs on POPGym in seconds, by phase, on cpu or cuda; appends to results/setup.csv.
 
-The runs of ``recurl bench popgym`` (setting fast), one after the other in this process, six updates each: the first
-pays for what a process does once, the others are what a long-lived job of the benchmark pays for each run. Phases with
-a dash are parts of the updates. Beside wall time stands CPU time of this process, without that of compilers in others.
-``--cold`` takes empty folders for all that compilers keep; otherwise equal programs are found there. On the CPU the
-environments are stepped as on a GPU, so that their step is compiled too. Usage::
+The runs are those of ``recurl bench popgym`` (setting fast), one after another in this process, with six updates each.
+The first includes the one-time costs of a process; the others show the cost per run of a long-lived benchmark job.
+Phases with a dash are parts of the updates. CPU time is that of this process, without compilers in other processes.
+``--cold`` uses empty compiler caches; otherwise cached results are used. On the CPU, environments are stepped as on a
+GPU, so that their step is compiled too. Usage::
 
     python benchmarks/bench_setup.py --device cuda --cold --tasks RepeatPreviousEasy HigherLowerEasy CountRecallEasy
 """
@@ -27,7 +27,7 @@ UPDATES = 6
 
 
 class Phases:
-    """Wall and CPU seconds of what goes on, by name."""
+    """Wall and CPU seconds of each phase, by name."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[float]] = {}
@@ -44,12 +44,12 @@ class Phases:
             row[place] += now - then
 
     def end(self, name: str) -> None:
-        """Add the time since the last phase ended."""
+        """Add the time since the end of the previous phase."""
         self.add(name, self._last)
         self._last = self._now()
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` with its calls added."""
+        """Return ``function``, wrapped to add the time of its calls."""
 
         def call(*arguments: Any, **named: Any) -> Any:
             before = self._now()
@@ -70,7 +70,7 @@ class Phases:
 
 
 def main() -> None:
-    """Measure every task that is asked for."""
+    """Measure every requested task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["RepeatPreviousEasy", "HigherLowerEasy"])
     parser.add_argument("--cell", default="gru")
@@ -85,18 +85,18 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> None:
-    """Train on one task after the other."""
+    """Train on one task after another."""
     phases = Phases()
-    import torch  # noqa: PLC0415 - what is timed
+    import torch  # noqa: PLC0415 - its import is timed
 
     phases.end("import torch")
-    from rich.console import Console  # noqa: PLC0415 - what is timed
+    from rich.console import Console  # noqa: PLC0415 - its import is timed
 
-    from recurl import traced  # noqa: PLC0415 - what is timed
-    from recurl.collectors import captured  # noqa: PLC0415 - what is timed
-    from recurl.trainers import RunFolder, Trainer  # noqa: PLC0415 - what is timed
-    from recurl.trainers.keyword_arguments import keyword_arguments  # noqa: PLC0415 - what is timed
-    from recurl.trainers.study.popgym.settings import find_tasks, make_runs, setting  # noqa: PLC0415 - what is timed
+    from recurl import traced  # noqa: PLC0415 - its import is timed
+    from recurl.collectors import captured  # noqa: PLC0415 - its import is timed
+    from recurl.trainers import RunFolder, Trainer  # noqa: PLC0415 - its import is timed
+    from recurl.trainers.keyword_arguments import keyword_arguments  # noqa: PLC0415 - its import is timed
+    from recurl.trainers.study.popgym.settings import find_tasks, make_runs, setting  # noqa: PLC0415 - its import is timed
 
     phases.end("import recurl")
     chosen = setting("fast", keyword_arguments("--set", options.set))
@@ -122,7 +122,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
 
 
 def write(about: dict[str, Any], phases: Phases) -> None:
-    """Print a table, and append its lines."""
+    """Print a table, and append its rows to the results."""
     from results_file import append, commit  # noqa: PLC0415 - it imports recurl
 
     print(" ".join(str(value) for value in about.values()))

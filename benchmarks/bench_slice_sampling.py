@@ -1,8 +1,8 @@
-"""What a sample of slices costs, by the number of stored steps; appends to results/slice_sampling.csv.
+"""Time to sample slices, by the number of stored steps; appends to results/slice_sampling.csv.
 
 64 slices of 32 steps each are drawn from trajectories of about 200 steps, with an append of 64 steps before each sample
-(an append invalidates whatever a library may have cached). Where torchrl is installed, it is measured in the same run,
-in turn with recurl. Usage::
+(an append invalidates any caches of a library). If torchrl is installed, it is measured in the same run, in turn with
+recurl. Usage::
 
     python benchmarks/bench_slice_sampling.py                    # 10^4, 10^5 and 10^6 steps: two minutes
     python benchmarks/bench_slice_sampling.py --steps 10000000   # other sizes
@@ -47,14 +47,14 @@ def main() -> None:
 
 
 def check_tests() -> None:
-    """Refuse to measure what is broken."""
+    """Exit if the tests fail."""
     tests = Path(__file__).parents[1] / "tests" / "data" / "replay_buffers" / "test_recompute.py"
     if subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False).returncode:
         sys.exit("The tests of the replay buffers fail: no numbers before they pass.")
 
 
 def measure(case: str, libraries: list[str], sizes: list[int], repeats: int) -> None:
-    """Time appends and samples of one case, all libraries and sizes in turn, so that all see the same machine."""
+    """Time appends and samples of one case, with all libraries and sizes in turn, under the same conditions."""
     buffers = {(library, size): filled(library, case, size) for library in libraries for size in sizes}
     buffers = {key: buffer for key, buffer in buffers.items() if buffer is not None}
     times: dict[tuple[str, int], list[tuple[float, float]]] = {key: [] for key in buffers}
@@ -86,7 +86,7 @@ def measure(case: str, libraries: list[str], sizes: list[int], repeats: int) -> 
 
 
 def filled(library: str, case: str, size: int) -> Any:
-    """Return a buffer of ``size`` steps, all of them stored; None where the library can't do the case."""
+    """Return a full buffer of ``size`` steps, or None if the library does not support the case."""
     data = importlib.import_module(f"{library}.data")
     samplers = importlib.import_module(f"{library}.data.replay_buffers.samplers")
     make = {
@@ -109,7 +109,7 @@ def filled(library: str, case: str, size: int) -> Any:
 
 
 def steps(count: int, start: int) -> TensorDict:
-    """Steps as a collector with an LSTM policy gives them, in trajectories of 200."""
+    """Return steps like those of a collector with an LSTM policy, in trajectories of 200."""
     number = start + torch.arange(count)
     done = (number % 200 == 199).unsqueeze(-1)
     states = {key: torch.randn(count, 1, HIDDEN) for key in ("h", "c")}
@@ -129,7 +129,7 @@ def steps(count: int, start: int) -> TensorDict:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers depend on."""
+    """Return the factors that results depend on."""
     return {
         "commit": commit(),
         "device": f"{platform.machine()} CPU, 1 thread",
@@ -139,7 +139,7 @@ def machine() -> dict[str, object]:
 
 
 def report(row: dict[str, object]) -> None:
-    """Add a row to the results and show it."""
+    """Add a row to the results and print it."""
     append(RESULTS, row)
     print(json.dumps(row), flush=True)
 

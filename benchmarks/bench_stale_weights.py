@@ -1,14 +1,14 @@
-"""What older weights cost: A2C and IMPALA where the policy that acts is several updates old.
+"""Effect of stale weights: A2C and IMPALA with an acting policy that is several updates old.
 
-Each batch is collected with the weights of ``--delay`` updates before, as where many actors feed one learner. Every row
-of results/stale_weights.csv is one run, then greedy episodes; the table gives interquartile means over the seeds with
-bootstrap intervals. Runs are processes of one thread each. Usage::
+Each batch is collected with the weights of ``--delay`` updates before, as when many actors feed one learner. Every row
+of results/stale_weights.csv is one run followed by greedy episodes; the table has interquartile means over the seeds
+with bootstrap intervals. Each run is a process with one thread. Usage::
 
     python benchmarks/bench_stale_weights.py --jobs 16             # 4 learners x delays 0 and 5 x 5 seeds
     python benchmarks/bench_stale_weights.py --jobs 2 --seeds 1 --delays 5 --only impala
-    python benchmarks/bench_stale_weights.py --list                # what has been measured
+    python benchmarks/bench_stale_weights.py --list                # print the results
 
-What is in the file for the same task already isn't run again.
+Runs of the same task that are already in the file are skipped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WRITING = threading.Lock()
 
 
 class Task(NamedTuple):
-    """What all learners are compared on."""
+    """Task on which all learners are compared."""
 
     env: str
     total_steps: int
@@ -110,14 +110,14 @@ def measure(learner: str, delay: int, seed: int, task: Task) -> dict[str, object
 
 
 def evaluated(agent: Any, config: Any, episodes: int) -> float:
-    """Return the mean return of greedy episodes by the present weights."""
+    """Return the mean return of greedy episodes with the current weights."""
     with make_env(config, 20, policy=agent.policy) as env:
         env.set_seed(1_000_000)
         return evaluate_policy(agent.actor, env, episodes=episodes).mean_return
 
 
 def rows() -> list[dict[str, str]]:
-    """Return what has been measured."""
+    """Return the rows of the results."""
     if not RESULTS.exists():
         return []
     with RESULTS.open(newline="") as file:
@@ -125,7 +125,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def same(row: dict[str, str], task: Task) -> bool:
-    """Return whether a row is of this task."""
+    """Return whether a row belongs to this task."""
     return all(row[name] == str(value) for name, value in task._asdict().items())
 
 
@@ -143,7 +143,7 @@ def table(task: Task) -> str:
 
 
 def in_process(learner: str, delay: int, seed: int, task: Task) -> str | None:
-    """Measure in a process of its own and add the row; return what failed."""
+    """Measure in a separate process and add the row; return the name of the run if it failed."""
     name = f"{learner}, delay {delay}, seed {seed}"
     words = ["--one", learner, str(delay), str(seed), "--steps", str(task.total_steps), "--env", task.env]
     words += ["--learning-rate", str(task.learning_rate)]
@@ -160,16 +160,16 @@ def in_process(learner: str, delay: int, seed: int, task: Task) -> str | None:
 
 
 def main() -> None:
-    """Measure what isn't measured yet, and print the table."""
+    """Run the missing measurements, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each, from 0")
-    parser.add_argument("--delays", type=int, nargs="+", default=[0, 5], help="updates that the weights are old")
+    parser.add_argument("--delays", type=int, nargs="+", default=[0, 5], help="age of the weights in updates")
     parser.add_argument("--steps", type=int, default=150_000, help="environment steps of a run")
-    parser.add_argument("--learning-rate", type=float, default=2e-2, help="large steps, so that age tells")
+    parser.add_argument("--learning-rate", type=float, default=2e-2, help="large steps, so that age has an effect")
     parser.add_argument("--env", default=ENV, help="the environment")
     parser.add_argument("--only", default="", help="learners whose name contains this")
-    parser.add_argument("--list", action="store_true", help="print what was measured")
+    parser.add_argument("--list", action="store_true", help="print the results")
     parser.add_argument("--one", nargs=3, metavar=("LEARNER", "DELAY", "SEED"), help="one run, in this process")
     chosen = parser.parse_args()
     batch = SHAPE["num_envs"] * SHAPE["rollout_steps"]

@@ -1,10 +1,10 @@
 """A step of recurrent modules on the CPU against torchrl's and torch.nn; appends to results/step.csv.
 
-What is timed is what a policy costs per environment step: one call of the module on a TensorDict of B rows, without
-gradients, which reads value, states and ``is_init`` and writes features and states. torch.nn is called on tensors; it
-knows no resets, and there are none. All hold the same Parameters; before, their results are compared with float64, and
-nothing is printed where they differ. The clock is CPU time of the process, one thread; implementations take turns.
-torchrl is the extra ``peers``; without it, ratios to it stay empty. Usage::
+Timed is the cost of a policy per environment step: one call of the module on a TensorDict of B rows, without gradients,
+which reads value, states and ``is_init`` and writes features and states. torch.nn is called on tensors; it does not
+support resets, and there are none. All have the same Parameters. First, their results are compared with float64, and
+nothing is printed if they differ. Times are CPU time of the process, with one thread; implementations are measured in
+turn. torchrl is in the extra ``peers``; without it, ratios to it stay empty. Usage::
 
     python benchmarks/bench_step.py                       # the whole table, about a minute
     python benchmarks/bench_step.py --cells gru --batch 1
@@ -38,7 +38,7 @@ TOLERANCE = 1e-5
 
 
 def main() -> None:
-    """Measure every combination that is asked for."""
+    """Measure every requested combination."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", default=["lstm", "gru"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[64])
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def measure(cell: str, hidden: int, batch: int, layers: int, options: argparse.Namespace) -> None:
-    """Check, time and write down all implementations of one case."""
+    """Check, time and record all implementations of one case."""
     torch.manual_seed(0)
     net = NETS[cell](hidden, hidden, layers, batch_first=True)
     states = ("h", "c")[: 1 + (cell == "lstm")]
@@ -79,7 +79,7 @@ def measure(cell: str, hidden: int, batch: int, layers: int, options: argparse.N
 
 
 def module_call(modules: Any, net: nn.Module, data: TensorDict) -> Callable[[], Tensor]:
-    """A recurrent module of recurl or torchrl around ``net``, in step mode."""
+    """Return a recurrent module of recurl or torchrl around ``net``, in sequential mode."""
     cell = "lstm" if isinstance(net, nn.LSTM) else "gru"
     states = [key for key in ("h", "c") if key in data]
     out_keys = ["y", *(("next", key) for key in states)]
@@ -91,14 +91,14 @@ def module_call(modules: Any, net: nn.Module, data: TensorDict) -> Callable[[], 
 
 
 def torch_call(net: nn.Module, data: TensorDict) -> Callable[[], Tensor]:
-    """torch.nn on a sequence of length 1."""
+    """Return a call of torch.nn on a sequence of length 1."""
     x = data["x"].unsqueeze(1)
     states = tuple(data[key].transpose(0, 1).contiguous() for key in ("h", "c") if key in data)
     return lambda: net(x, states if len(states) == 2 else states[0])[0][:, 0]
 
 
 def take_turns(calls: dict[str, Callable[[], Tensor]], options: argparse.Namespace) -> dict[str, float]:
-    """Median microseconds of each call, one round after the other."""
+    """Return the median microseconds of each call, measured in rounds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(options.rounds):
         for name, call in calls.items():
@@ -110,7 +110,7 @@ def take_turns(calls: dict[str, Callable[[], Tensor]], options: argparse.Namespa
 
 
 def write(medians: dict[str, float], case: dict[str, object]) -> None:
-    """Append one row to the results and show it."""
+    """Append a row to the results and print it."""
     ours = medians[OURS]
     row = {
         **machine(),

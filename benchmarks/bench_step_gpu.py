@@ -1,11 +1,11 @@
-"""One step of an LSTM or GRU on a GPU, as acting runs it: checked first, then timed; appends to results/step_gpu.csv.
+"""Checks and timings of one step of an LSTM or GRU on a GPU, as in acting; appends to results/step_gpu.csv.
 
-Checks: results against float64, resets, rows between other rows, a captured CUDA graph, a compiled step. Then
-microseconds of a step, of 100 dependent steps in one CUDA graph, beside ``torch.lstm_cell`` and ``torch.gru_cell``
-(which reset nothing) at the same precision. Nothing is timed where a check fails. Usage::
+Checks: results against float64, resets, independence of other rows, a captured CUDA graph, a compiled step. Then
+microseconds of a step, over 100 dependent steps in one CUDA graph, compared with ``torch.lstm_cell`` and
+``torch.gru_cell`` (without resets) at the same precision. Nothing is timed if a check fails. Usage::
 
-    python benchmarks/bench_step_gpu.py                     # a minute with compiling
-    python benchmarks/bench_step_gpu.py --sweep             # other tiles beside the rule's instead
+    python benchmarks/bench_step_gpu.py                     # a minute, including compilation
+    python benchmarks/bench_step_gpu.py --sweep             # compare other tiles with the default ones instead
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ VARIANTS = [
     )
 ]  # fmt: skip
 ODD = [(1, 1, 3), (33, 40, 130), (100, 65, 1000), (256, 2048, 70)]
-"""Hidden sizes, inputs and rows that are checked only."""
+"""Hidden sizes, inputs and rows that are only checked."""
 Job = tuple[str, str, StepTile, int, int]
 
 
 class Case:
-    """A layer and what it steps from."""
+    """A layer with its inputs and states."""
 
     def __init__(self, cell: str, hidden: int, rows: int, dtype: torch.dtype = torch.float32, inputs: int = 0) -> None:
         generator = torch.Generator("cuda").manual_seed(0)
@@ -73,21 +73,21 @@ class Case:
         self.is_init = torch.rand(rows, 1, device="cuda", generator=generator) < 0.02
 
     def exact(self) -> list[Tensor]:
-        """The step from its definition, in float64."""
+        """Compute the step from its definition, in float64."""
         wide = [LayerWeights(*(None if w is None else w.double() for w in self.weights))]
         states = tuple(state.double() for state in self.states)
         features, after = step_stack(self.cell, [wide], self.x.double(), states, fused=False, is_init=self.is_init)
         return [features, *after]
 
     def step(self, options: Options) -> list[Tensor]:
-        """The step as modules make it."""
+        """Compute the step as modules do."""
         features, after = step_stack(
             self.cell, [[self.weights]], self.x, self.states, is_init=self.is_init, options=options
         )
         return [features, *after]
 
     def run(self, precision: str, tile: StepTile) -> Callable[[], None]:
-        """Many steps with a tile, each from the states of the one before."""
+        """Return a function that makes many steps with a tile, each from the previous states."""
 
         def steps() -> None:
             states = self.states
@@ -97,7 +97,7 @@ class Case:
         return steps
 
     def peer(self) -> Callable[[], None]:
-        """The same by torch's cell."""
+        """Return the same function with torch's cell."""
 
         def steps() -> None:
             states = [state.squeeze(1) for state in self.states]
@@ -118,7 +118,7 @@ def error_of(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 def microseconds(function: Callable[[], None], replays: int = 7) -> float:
-    """Of one of the steps, captured together."""
+    """Return the microseconds per step of a captured function."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -140,7 +140,7 @@ def microseconds(function: Callable[[], None], replays: int = 7) -> float:
 
 
 def checks() -> Iterator[tuple[str, float, float]]:
-    """Name, error, limit."""
+    """Yield name, error and limit of each check."""
     for cell, precision in product(CELLS_TIMED, ("ieee", "tf32", "bf16")):
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         for hidden, inputs, rows in (
@@ -163,7 +163,7 @@ def checks() -> Iterator[tuple[str, float, float]]:
 
 
 def captured_differs(cell: str) -> float:
-    """A replayed graph, with other numbers in its inputs, beside the step launched for them."""
+    """Return the difference between a graph replayed on other inputs and an individually launched step."""
     case = Case(cell, 64, 100)
     graph = torch.cuda.CUDAGraph()
     case.step(Options())
@@ -176,7 +176,7 @@ def captured_differs(cell: str) -> float:
 
 
 def compiled_error(cell: str) -> float:
-    """A step between other operations, as collectors compile it, and by ``torch.compile``."""
+    """Return the error of a step between other operations, compiled as in collectors and by ``torch.compile``."""
     case = Case(cell, 64, 100)
 
     def run(x: Tensor, is_init: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
@@ -196,7 +196,7 @@ def compiled_error(cell: str) -> float:
 
 
 def rows_differ() -> None:
-    """Say how far a row's results depend on the number of rows beside it."""
+    """Print how much a row's results depend on the number of other rows."""
     for cell, precision in product(CELLS_TIMED, ("ieee", "tf32")):
         case = Case(cell, 128, ROWS[-1])
         whole = case.step(options_of(precision))
@@ -208,11 +208,11 @@ def rows_differ() -> None:
             found = part.step(options_of(precision))
             same = all(torch.equal(a, b[:rows]) for a, b in zip(found, whole, strict=True))
             apart.append(f"{rows}: {'same' if same else f'{error_of(found, [w[:rows].double() for w in whole]):.0e}'}")
-        print(f"bits of {cell} {precision} beside {ROWS[-1]} rows:", ", ".join(apart))
+        print(f"bits of {cell} {precision} with {ROWS[-1]} rows:", ", ".join(apart))
 
 
 def compile_all(jobs: Iterable[Job]) -> None:
-    """Fill Triton's cache, several kernels at once."""
+    """Fill Triton's cache, compiling kernels in parallel."""
     begin = time.perf_counter()
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
         failed = [text for text in pool.map(compile_one, list(jobs)) if text]
@@ -220,19 +220,19 @@ def compile_all(jobs: Iterable[Job]) -> None:
 
 
 def compile_one(job: Job) -> str:
-    """Compile one kernel; say why it failed, if it did."""
+    """Compile one kernel; return the error message if that fails."""
     cell, precision, tile, hidden, inputs = job
     case = Case(cell, hidden, 16, torch.bfloat16 if precision == "bf16" else torch.float32, inputs)
     try:
         run_step([case.weights], case.x, case.states, case.is_init, precision, lambda *_: tile)
         torch.cuda.synchronize()
-    except Exception as error:  # noqa: BLE001 - too large a tile
+    except Exception as error:  # noqa: BLE001 - the tile is too large
         return f"{job}: {type(error).__name__} {str(error)[:100]!r}"
     return ""
 
 
 def table(out: Path) -> None:
-    """Time the rule's tiles and torch's cells."""
+    """Time the default tiles and torch's cells."""
     base = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     nothing = torch.zeros(1, device="cuda")
     print(
@@ -254,7 +254,7 @@ def table(out: Path) -> None:
 
 
 def sweep() -> None:
-    """Time other tiles than the rule's; print all for the LSTM, and the best of each case."""
+    """Time non-default tiles; print all for the LSTM, and the best of each case."""
     print("tiles (rows, units, depth, warps, stages):")
     for index, tile in enumerate(VARIANTS):
         print(index, *(getattr(tile, name) for name in ("rows", "units", "depth", "warps", "stages")), end="; ")
@@ -268,7 +268,7 @@ def sweep() -> None:
             if tile.units <= max(16, hidden) and tile.rows <= max(16, rows):
                 try:
                     times[index] = microseconds(case.run(precision, tile), 3)
-                except Exception:  # noqa: BLE001 - too large a tile, said when it was compiled
+                except Exception:  # noqa: BLE001 - the tile is too large, as reported at compilation
                     continue
         ordered = sorted(times, key=lambda index: times[index])
         best[ordered[0]] += 1
@@ -284,7 +284,7 @@ commit_name = commit()
 def main() -> None:
     """Check, then measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweep", action="store_true", help="time other tiles than the rule's, after the checks")
+    parser.add_argument("--sweep", action="store_true", help="time non-default tiles, after the checks")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_grad_enabled(False)

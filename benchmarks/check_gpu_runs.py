@@ -1,20 +1,20 @@
 """Train every task, and every algorithm with every cell, for a few updates on a GPU, captured and compiled.
 
-Run it before a release and after changes to lowering, traced programs, CUDA graphs or tasks. The cases are:
+Run this before a release and after changes to lowering, compiled steps, CUDA graphs or tasks. The cases are:
 
 * each task of recurl and of POPGym, PPO with a GRU, at the sizes of ``recurl bench popgym``;
 * each algorithm with each cell, on the masked pendulum where actions are continuous, else on masked CartPole;
 * ``CountRecall``, whose compiled step is the largest, with each cell.
 
-A case makes updates until its CUDA graphs have been recorded, and then two more, which replay them; all numbers that
-it reports must be finite. The last warning of recurl's, such as one of a program that the compiler failed on, is in its
-row. Cases run side by side, each in a process of its own. Appends a row per case to ``results/gpu_runs.csv``; a case
-that passed at this commit, on this GPU and these versions, is not run again, so an interrupted check continues. Exits
-with 1 if a case failed. Usage::
+A case runs updates until its CUDA graphs have been captured, and then two more, which replay them; all reported metrics
+must be finite. The last warning of recurl, such as one about a failed compilation, is in its row. Cases run in
+parallel, each in a separate process. Appends a row per case to ``results/gpu_runs.csv``. A case that passed at this
+commit, on this GPU and with these versions, is skipped, so an interrupted check can be continued. Exits with 1 if a
+case failed. Usage::
 
     python benchmarks/check_gpu_runs.py                          # all cases
-    python benchmarks/check_gpu_runs.py --only CountRecall s5    # cases that have these words in their names
-    python benchmarks/check_gpu_runs.py --seconds 500            # start no case after that; run it again to continue
+    python benchmarks/check_gpu_runs.py --only CountRecall s5    # cases with these words in their names
+    python benchmarks/check_gpu_runs.py --seconds 500            # start no case after that; rerun to continue
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """All of them, without repetition."""
+    """Yield all cases, without repetition."""
     recall = [popgym_id(task) for task in POPGYM_TASKS if task.startswith("CountRecall")]
     found = [
         *(Case(env, "ppo", cell) for env in recall for cell in MEMORIES),
@@ -84,15 +84,15 @@ def cases() -> Iterator[Case]:
 
 
 def main() -> int:
-    """Run the cases that are missing, and print those that failed."""
+    """Run the missing cases, and print those that failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="words of a case, all of which it has")
-    parser.add_argument("--device", default="cuda", help="cpu compiles without a graph: a trial of this script")
+    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="words that a case's name must contain")
+    parser.add_argument("--device", default="cuda", help="cpu compiles without graphs, to try this script")
     parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--csv", type=Path, default=RESULTS)
     parser.add_argument("--commit", default=commit())
-    parser.add_argument("--logs", type=Path, help="folder for what failing cases wrote to stderr")
+    parser.add_argument("--logs", type=Path, help="folder for the stderr of failing cases")
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -133,7 +133,7 @@ def main() -> int:
 
 
 def done(path: Path, versions: dict[str, str]) -> set[Case]:
-    """The cases that have passed with these versions."""
+    """Return the cases that have passed with these versions."""
     if not path.exists():
         return set()
     with path.open(newline="") as file:
@@ -143,7 +143,7 @@ def done(path: Path, versions: dict[str, str]) -> set[Case]:
 
 
 def run(case: Case, device: str, logs: Path | None) -> tuple[Case, str, float]:
-    """Train in another process; return the outcome: what :func:`train` returned, or the last line of an error."""
+    """Train in another process; return the result of :func:`train`, or the last line of an error."""
     environment = {"TORCHINDUCTOR_COMPILE_THREADS": "2", **os.environ}
     command = [sys.executable, __file__, "--device", device, "--case", *case]
     begin = time.perf_counter()
@@ -159,7 +159,7 @@ def run(case: Case, device: str, logs: Path | None) -> tuple[Case, str, float]:
 
 
 def train(case: Case, device: str) -> str:
-    """Make the updates of a case in this process; return "ok", and the last of recurl's warnings."""
+    """Run the updates of a case in this process; return "ok" and recurl's last warning."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         learner: Any = make_algorithm(config_of(case, device))
@@ -174,7 +174,7 @@ def train(case: Case, device: str) -> str:
 
 
 def config_of(case: Case, device: str) -> Any:
-    """The options of a case."""
+    """Return the options of a case."""
     kind = ALGORITHMS[case.algorithm].config
     options: dict[str, Any] = dict(SMALL)
     if case.algorithm == "ppo" and case.env.startswith("recurl/popgym"):

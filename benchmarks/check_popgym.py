@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/check_popgym.py [--episodes 100] [--tasks RepeatPreviousEasy ...]
 
-An episode begins here, and its hidden state (order of the cards, board, mines, arms, noise) is forced into the
+An episode begins in recurl, and its hidden state (order of the cards, board, mines, arms, noise) is set in the
 package's environment. Both then play the same actions to the end; every observation, reward and end must agree. Every
-second episode is played by somebody who sees the hidden state, most of the time, so that boards are cleared and poles
-stay up. A table goes to stdout; the script fails where anything differs.
+second episode mostly uses a policy that sees the hidden state, so that boards are cleared and poles stay up. Prints a
+table to stdout, and fails if anything differs.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from recurl.envs.tasks.popgym import POPGYM_TASKS
 
 State = dict[str, Any]
 REWARD_ROUNDING = 1e-12
-"""Rewards of the pendulums differ by rounding: the float32 square of an array isn't always that of a number."""
+"""Rewards of the pendulums differ by rounding: float32 squares of arrays and scalars aren't always equal."""
 _CARDS = {"colors": np.arange(52) % 2, "suits": np.arange(52) % 4, "ranks": np.arange(52) // 4}
 
 
 class Agreement(NamedTuple):
-    """What has been compared."""
+    """Summary of a comparison."""
 
     episodes: int
     steps: int
     terminated: int
-    """Episodes that ended by themselves."""
+    """Number of terminated episodes."""
     reward_difference: float
-    """The largest one; observations and ends agree exactly."""
+    """Largest difference of rewards; observations and ends agree exactly."""
 
 
 class Forced:
-    """A random generator of an environment's, whose numbers are given.
+    """Random generator of an environment that returns given numbers.
 
     Args:
-        uniform: what the next ``uniform`` returns.
-        orders: what arrays become that are shuffled, one after the other.
-        numbers: what ``random`` returns one after the other; the first is an array.
-        noise: factors of the standard deviation that ``normal`` returns, ``[calls, n]``.
-        chosen: what ``choice`` returns.
+        uniform: result of the next ``uniform``.
+        orders: results of successive shuffles.
+        numbers: results of successive calls of ``random``; the first is an array.
+        noise: results of ``normal`` in standard deviations, ``[calls, n]``.
+        chosen: result of ``choice``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Forced:
     ) -> None:
         self._uniform, self._chosen = uniform, chosen
         self._orders, self._numbers, self._noise = iter(orders), iter(numbers), iter(noise)
-        self.integers = np.random.default_rng(0).integers  # of a board that is replaced
+        self.integers = np.random.default_rng(0).integers  # for a board that is replaced
 
     def shuffle(self, array: Any) -> None:
         array[:] = next(self._orders)
@@ -75,12 +75,12 @@ class Forced:
 
 
 def compare(name: str, episodes: int, seed: int = 0) -> Agreement:
-    """Play episodes of a task in both.
+    """Play episodes of a task in both implementations.
 
     Args:
         name: the task, such as ``RepeatPreviousEasy``.
-        episodes: how many.
-        seed: of the hidden states and the actions.
+        episodes: number of episodes.
+        seed: seed of the hidden states and the actions.
 
     Raises:
         AssertionError: something differs.
@@ -109,7 +109,7 @@ def compare(name: str, episodes: int, seed: int = 0) -> Agreement:
 
 
 def check_spaces(ours: TaskVectorEnv, theirs: gymnasium.Env) -> None:
-    """Compare the spaces: actions are the same, observations the package's as one vector."""
+    """Compare the spaces: actions are the same, observations are the package's flattened to one vector."""
     assert ours.single_action_space == theirs.action_space
     assert ours.single_observation_space.shape == (flatdim(theirs.observation_space),)
 
@@ -120,7 +120,7 @@ def hidden(ours: TaskVectorEnv) -> State:
 
 
 def force(theirs: Any, state: State) -> Any:
-    """Begin an episode of the package with a hidden state of ours, and return its first observation."""
+    """Begin an episode of the package with recurl's hidden state, and return its first observation."""
     theirs.np_random = Forced(**_draws(theirs, state))
     observation, _ = theirs.reset()
     if "ships" in state:
@@ -143,7 +143,7 @@ def _draws(theirs: Any, state: State) -> dict[str, Any]:
 
 
 def _order(theirs: Any, state: State, name: str) -> Any:
-    """Return the deck's cards in an order that shows these faces: the package deals them from the end."""
+    """Return the deck's cards in an order that deals these faces, as the package deals from the end."""
     faces = state[name]
     kind = name if name in _CARDS else next(kind for kind in _CARDS if theirs.deck_idx_type.max() == _CARDS[kind].max())
     cards = np.tile(_CARDS[kind], len(faces) // 52)
@@ -158,7 +158,7 @@ def _same(name: str, step: int, ours: Any, theirs: Any, env: gymnasium.Env) -> N
 
 
 def _player(theirs: Any, *, skilled: bool, rng: np.random.Generator) -> Callable[[State], Any]:
-    """Return who chooses the actions: at random, or most of the time by the hidden state."""
+    """Return a policy: random, or mostly based on the hidden state."""
 
     def act(state: State) -> Any:
         if skilled and rng.random() < 0.9:
@@ -174,7 +174,7 @@ def _player(theirs: Any, *, skilled: bool, rng: np.random.Generator) -> Callable
 
 
 def _skilled(theirs: Any, state: State) -> Any:
-    """Return a good action where random ones would end an episode early, or never; else None."""
+    """Return a good action if random ones would end an episode early, or never; else None."""
     if "physical" in state and len(state["physical"]) == 4:
         return int(state["physical"] @ (0.1, 0.3, 1.0, 0.3) > 0)
     if "ships" in state:

@@ -1,8 +1,8 @@
 """Accuracy of the CUDA kernels against float64: relative (Frobenius) errors of features and every gradient.
 
 Every case must pass its precision's gate, or, where inputs saturate the gates, stay within three times the error of
-torch's own products in the same precision; and it must be bitwise the same twice. Also: rows in another order give the
-same bits, NaN stays in its segment, torch.compile makes one graph, a CUDA graph replays the step on other data.
+torch's own products in the same precision; and results must be deterministic. Also: permuted rows give the same bits,
+NaN stays in its segment, torch.compile creates one graph, and a CUDA graph replays the step on other data.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
 
 GATES = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "bf16": 1.5e-2}
 BIAS = 5e-5
-FLIPS = 5e-2  # sums of 65,504 times weights, of which rounding turns the sign of some
-COMPILED = 1e-5  # the pointwise operations around the operator may be rounded in another way
+FLIPS = 5e-2  # sums of 65,504 times weights; rounding flips the sign of some
+COMPILED = 1e-5  # the pointwise operations around the operator may be rounded differently
 
 
 def errors_of(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
@@ -32,9 +32,9 @@ def errors_of(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, f
 
 
 def agrees(problem: Problem, precision: str, recompute: bool = False) -> bool:
-    """Compare with float64; print one line."""
+    """Compare with float64, and print one line."""
     layer = Layer(problem)
-    with torch.no_grad():  # what is stored inside a segment must not be read
+    with torch.no_grad():  # states stored inside a segment must not be read
         for state in layer.states:
             state[~layer.boundaries.starts] = float("nan")
     exact = layer.step("loop", Options(), torch.float64, stored=True)
@@ -60,7 +60,7 @@ def agrees(problem: Problem, precision: str, recompute: bool = False) -> bool:
 
 
 def large(problem: Problem, recompute: bool = False) -> bool:
-    """The same in tf32 with large products in tf32 as well, some of them by a kernel of their own."""
+    """Check tf32 with large products also in tf32, some of them in a separate kernel."""
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         return agrees(problem, "tf32", recompute)
@@ -69,7 +69,7 @@ def large(problem: Problem, recompute: bool = False) -> bool:
 
 
 def multiplies(tokens: int, rows: int, columns: int, exact: bool) -> bool:
-    """A product over tokens of some columns of a matrix, and their sums; a NaN spoils its row alone."""
+    """Check a product over tokens of some columns of a matrix, and their sums; a NaN affects only its row."""
     limit = 1e-6 if exact else 5e-4
     grad, x = torch.randn(tokens, rows + 64, device=DEVICE), torch.randn(tokens, 2 * columns, device=DEVICE)[:, ::2]
     a = grad[:, 32:-32]
@@ -94,7 +94,7 @@ def multiplies(tokens: int, rows: int, columns: int, exact: bool) -> bool:
 
 
 def clamps(problem: Problem) -> bool:
-    """A stored h beyond the largest float16 enters a product of float16 as that, and NaN as NaN."""
+    """Check that a stored h beyond the largest float16 is clamped to it in float16 products, and NaN stays NaN."""
     layer = Layer(problem)
     h, found = layer.states[0], []
     for most in (1e6, 65504.0):
@@ -115,7 +115,7 @@ def clamps(problem: Problem) -> bool:
 
 
 def permutes(problem: Problem, precision: str) -> bool:
-    """Rows of the batch in another order give the same bits in that order."""
+    """Check that permuted rows of the batch give the same bits."""
     layer = Layer(problem)
     order = torch.randperm(problem.rows, device=DEVICE)
     support = Support(layer.cell, DEVICE, torch.float32, layer.hidden, 0, options_of(precision))
@@ -136,7 +136,7 @@ def permutes(problem: Problem, precision: str) -> bool:
 
 
 def isolates(problem: Problem, precision: str) -> bool:
-    """NaN in one segment's inputs, states and incoming gradients changes no bit of what the others have."""
+    """Check that NaN in one segment's inputs, states and incoming gradients changes no bit of other segments."""
     layer = Layer(problem)
     backend = BACKENDS.choose("triton", Support(layer.cell, DEVICE, torch.float32, layer.hidden))
     grads = [torch.randn_like(state) for state in layer.states]
@@ -167,7 +167,7 @@ def isolates(problem: Problem, precision: str) -> bool:
 
 
 def captures(problem: Problem, precision: str) -> bool:
-    """A captured step, replayed on other inputs and resets, gives what an eager step gives."""
+    """Check that a captured step, replayed on other inputs and resets, equals an eager step."""
     layer = Layer(problem)
     step = partial(layer.step, "triton", options_of(precision), stored=True)
     is_init = layer.is_init.clone()
@@ -196,7 +196,7 @@ def captures(problem: Problem, precision: str) -> bool:
 
 
 def compiles(problem: Problem, precision: str) -> bool:
-    """The registered operator under torch.compile is one graph and gives the bits of eager mode."""
+    """Check that the registered operator under torch.compile is one graph and is bitwise equal to eager mode."""
     layer = Layer(problem)
     w, options = layer.weights, options_of(precision)
     leaves = [layer.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, *(state.detach().requires_grad_() for state in layer.states)]
@@ -216,7 +216,7 @@ def compiles(problem: Problem, precision: str) -> bool:
 
 
 def checks() -> list[Callable[[], object]]:
-    """Every check, as a function without arguments."""
+    """Return all checks, as functions without arguments."""
     found: list[Callable[[], object]] = []
     for cell in ("lstm", "gru"):
         for precision in GATES:
@@ -251,7 +251,7 @@ def checks() -> list[Callable[[], object]]:
                 partial(agrees, Problem(cell, hidden, 16, 33, 0.05, scale=30.0), "ieee"),
                 partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "ieee"),
             ]
-        # Two groups in a program; all clusters that there are; one to four slots of a multiprocessor.
+        # Two groups per program; all available clusters; one to four slots of a multiprocessor.
         for hidden, rows, precision in (
             *((512, 300, "tf32"), (256, 200, "tf32"), (150, 200, "tf32"), (256, 200, "bf16")),
             *((256, 200, "ieee"), (128, 500, "tf32"), (100, 400, "ieee"), (512, 110, "tf32"), (384, 110, "ieee")),

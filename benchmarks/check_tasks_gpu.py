@@ -1,13 +1,13 @@
-"""Tasks on a GPU against the host, and their environments under a mode that refuses to wait for the GPU.
+"""Tasks on a GPU compared with the host, and their environments in a mode that forbids waiting for the GPU.
 
 For every task: each step of 100 random episodes, from the host's state, compared in roundings of float32 (4 are
 allowed); random play and a recurrent policy for some hundred steps under
-``torch.cuda.set_sync_debug_mode("error")``; a saved state that goes on bitwise. Then the time of a step of random play,
-launched one by one, and in a CUDA graph. Usage::
+``torch.cuda.set_sync_debug_mode("error")``; bitwise equal steps after restoring a saved state. Then the time of a step
+of random play, launched individually and in a CUDA graph. Usage::
 
     python benchmarks/check_tasks_gpu.py                    # a minute
     python benchmarks/check_tasks_gpu.py --popgym           # the 42 tasks of POPGym instead
-    python benchmarks/check_tasks_gpu.py --device cpu       # without the mode, as a trial
+    python benchmarks/check_tasks_gpu.py --device cpu       # without the mode, to try the script
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def main() -> None:
 
 
 def outcome(check: Callable[[], None]) -> str:
-    """``ok``; else the error and where it comes from are printed."""
+    """Return the outcome, ``ok`` or the error, which is printed with its traceback."""
     try:
         check()
-    except Exception:  # noqa: BLE001 - whatever it is, the table goes on
+    except Exception:  # noqa: BLE001 - the table continues after any error
         traceback.print_exc(limit=-6)
         return "FAILED"
     return "ok"
@@ -79,7 +79,7 @@ def outcome(check: Callable[[], None]) -> str:
 
 @contextmanager
 def never_waiting(device: str) -> Generator[None]:
-    """Refuse everything that waits for the device."""
+    """Raise on any operation that waits for the device."""
     if not device.startswith("cuda"):
         with refuse_read_back():
             yield
@@ -92,7 +92,7 @@ def never_waiting(device: str) -> Generator[None]:
 
 
 def make(task: Dynamics, options: argparse.Namespace, policy: nn.Module | None = None) -> EnvBase:
-    """The environment with the usual transforms."""
+    """Return the environment with the usual transforms."""
     env: EnvBase = TensorEnv(task, options.rows, device=options.device, categorical_action_encoding=True, policy=policy)
     for transform in (InitTracker(), StepCounter(), RewardSum()):
         env = env.append_transform(transform)
@@ -100,7 +100,7 @@ def make(task: Dynamics, options: argparse.Namespace, policy: nn.Module | None =
 
 
 def memory_and_greedy_head(task: Dynamics, device: str) -> TensorDictSequential:
-    """A recurrent policy that samples nothing."""
+    """Return a deterministic recurrent policy."""
     inputs = task.observation_space.shape[0]
     memory = GRUModule(inputs, 64, in_key="observation", out_key="memory", python_based=True, device=device)
     space = task.action_space
@@ -118,7 +118,7 @@ def memory_and_greedy_head(task: Dynamics, device: str) -> TensorDictSequential:
 
 
 def play(task: Dynamics, options: argparse.Namespace, with_policy: int) -> None:
-    """Step on TensorDicts and on plain entries, and require that rows ended and began anew."""
+    """Step on TensorDicts and on plain entries, and require that rows end and restart."""
     policy: Any = memory_and_greedy_head(task, options.device) if with_policy else None
     env = make(task, options, policy)
     env.set_seed(0)
@@ -134,7 +134,7 @@ def play(task: Dynamics, options: argparse.Namespace, with_policy: int) -> None:
 
 
 def resume(task: Dynamics, options: argparse.Namespace) -> None:
-    """Require the same steps again from a saved state."""
+    """Require the same steps after restoring a saved state."""
     env, outcomes = make(task, options), []
     last = env.rollout(20, break_when_any_done=False)[:, -1]
     root, state = env.maybe_reset(env.carry(last)), env.get_state()
@@ -152,7 +152,7 @@ def resume(task: Dynamics, options: argparse.Namespace) -> None:
 
 
 def speed(task: Dynamics, options: argparse.Namespace) -> float:
-    """Microseconds of a step of random play."""
+    """Return the microseconds of a step of random play."""
     env = TensorEnv(task, options.rows, device=options.device, categorical_action_encoding=True)
     root: Any = interact(env, None, Entries.of(env.reset()), 20, write=lambda *_: None)
     wait = torch.cuda.synchronize if options.device.startswith("cuda") else nullcontext
@@ -164,14 +164,14 @@ def speed(task: Dynamics, options: argparse.Namespace) -> float:
 
 
 def captured_speed(task: Dynamics, options: argparse.Namespace) -> float:
-    """Microseconds of a step of random play in a CUDA graph; NaN without a GPU."""
+    """Return the microseconds of a step of random play in a CUDA graph; NaN without a GPU."""
     if not options.device.startswith("cuda"):
         return float("nan")
     env = TensorEnv(task, options.rows, device=options.device, categorical_action_encoding=True)
     steps, batches = 64, 4
     frames = options.rows * steps
     collector = Collector(env, None, frames_per_batch=frames, device=options.device, cuda_graph=True)
-    for _ in range(4):  # kernels are compiled and recorded
+    for _ in range(4):  # kernels are compiled and captured
         collector.collect()
     torch.cuda.synchronize()
     start = time.perf_counter()

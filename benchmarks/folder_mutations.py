@@ -1,7 +1,7 @@
-"""Folders of runs, sweeps and replay buffers as somebody hostile would make them; see ``fuzz_folders.py``.
+"""Hostile mutations of the folders of runs, sweeps and replay buffers; see ``fuzz_folders.py``.
 
-A mutation is a function of a folder, a generator and a guard, a folder outside that links may point to; it changes the
-folder and returns a few words on what it did.
+A mutation is a function of a folder, a random generator and a guard (an outside folder that links may point to). It
+modifies the folder and returns a short description of the change.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from recurl.trainers.checkpoint import save_checkpoint
 Mutation = Callable[[Path, random.Random, Path], str]
 HUGE, MOST = 20 << 30, 16 << 20
 EVIL = "evil_module"
-"""Module that notes that it was imported; it lies in every folder and in the working directory."""
+"""Module that records that it was imported; it is in every folder and in the working directory."""
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that may be changed: no links, whose targets would change, and none that are huge."""
+    """Return the files that may be changed: no links, whose targets would change, and no huge files."""
     return sorted(path for path in folder.rglob("*") if EVIL not in path.name and _changeable(path))
 
 
@@ -44,7 +44,7 @@ def _changeable(path: Path) -> bool:
 def a_file(folder: Path, draw: random.Random, suffix: str = "") -> Path:
     found = [path for path in files_of(folder) if path.name.endswith(suffix)]
     by_kind = sorted({path.suffix or path.name for path in found})
-    kind = draw.choice(by_kind)  # each kind as often as others, however many files it has
+    kind = draw.choice(by_kind)  # each kind equally often, regardless of its number of files
     return draw.choice([path for path in found if (path.suffix or path.name) == kind])
 
 
@@ -87,7 +87,7 @@ def make_huge(folder: Path, draw: random.Random, guard: Path) -> str:
 
 
 def replace_file(folder: Path, draw: random.Random, guard: Path) -> str:
-    """Something else than a file in its place."""
+    """Replace a file by something else."""
     names = (".lock", "learning_curve.png", "results.csv", "sweep.json", "evaluations.csv", "contents.pt", "lanes")
     known = [folder / name for name in names]
     path = draw.choice(known) if draw.random() < 0.2 else a_file(folder, draw)
@@ -115,7 +115,7 @@ def put(path: Path, kind: str, draw: random.Random, guard: Path) -> None:
         case "fifo" | "device":
             os.mkfifo(path)
         case "socket":
-            here = os.open(path.parent, os.O_RDONLY)  # paths of sockets are short
+            here = os.open(path.parent, os.O_RDONLY)  # paths of sockets must be short
             with socket.socket(socket.AF_UNIX) as made:
                 made.bind(f"/proc/self/fd/{here}/{path.name}")
             os.close(here)
@@ -128,7 +128,7 @@ def replace_folder(folder: Path, draw: random.Random, guard: Path) -> str:
     inner = sorted(path for path in folder.rglob("*") if path.is_dir())
     path = draw.choice([*inner, folder / "tensorboard", folder / "checkpoints", folder / "best", folder / "wandb"])
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)  # which would wait for a writer of a FIFO
+        shutil.rmtree(path)  # copying would wait for a writer of a FIFO
     else:
         path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ def edit_json(folder: Path, draw: random.Random, guard: Path) -> str:
 
 
 def name_code(folder: Path, draw: random.Random, guard: Path) -> str:
-    """Names of modules that lie in the folder, where a run names code."""
+    """Insert names of modules in the folder where a run names code."""
     path = a_file(folder, draw, "config.json") if (folder / "config.json").exists() else a_file(folder, draw, ".json")
     values = json.loads(path.read_text())
     options = values.get("options", values)
@@ -307,7 +307,7 @@ def craft_container(folder: Path, draw: random.Random, guard: Path) -> str:
 
 
 def edit_state(folder: Path, draw: random.Random, guard: Path) -> str:
-    """Another state in a file whose checksums fit."""
+    """Change the state in a file whose checksums match."""
     path = a_file(folder, draw, ".pt")
     state = load_archive(path)
     said = edit_value(state, draw)
@@ -365,11 +365,11 @@ def edit_value(state: Any, draw: random.Random) -> str:
 
 
 def seal(folder: Path) -> None:
-    """Make the checksums of a buffer's folder fit."""
+    """Recompute the checksums of a buffer's folder."""
     for contents in folder.rglob("contents.pt"):
         try:
             facts = load_archive(contents)["facts"]
-        except Exception:  # noqa: BLE001 - whatever it is now, it stays
+        except Exception:  # noqa: BLE001 - the folder is left unchanged
             continue
         files: dict[str, Any] = {}
         for path in contents.parent.rglob("*"):
@@ -380,7 +380,7 @@ def seal(folder: Path) -> None:
 
 
 def sealed(mutation: Mutation) -> Mutation:
-    """The mutation, and checksums that fit."""
+    """Return the mutation followed by a recomputation of checksums."""
 
     def both(folder: Path, draw: random.Random, guard: Path) -> str:
         said = mutation(folder, draw, guard)

@@ -1,12 +1,12 @@
-"""Reads thousands of hostile folders of runs, sweeps and replay buffers; writes results/fuzz_folders.csv.
+"""Fuzz the readers of run, sweep and replay buffer folders; writes results/fuzz_folders.csv.
 
 Every case is a copy of a real folder, changed by one to three mutations of ``folder_mutations``, and one reader of
-recurl, which runs in a process of its own. It must end within ten seconds with a result or with one error of recurl,
-run nothing that the folder names, change no file outside of the folder, and take little memory. The same seed and
-number are the same case. Linux. Usage::
+recurl, run in a separate process. The reader must end within ten seconds with a result or a recurl error, run no code
+named by the folder, change no file outside the folder, and use little memory. A seed and a number determine a case.
+Linux only. Usage::
 
     python benchmarks/fuzz_folders.py --cases 2400 --seed 0
-    python benchmarks/fuzz_folders.py --seed 0 --only 17          # one case again, with what it printed
+    python benchmarks/fuzz_folders.py --seed 0 --only 17          # repeat one case and show its output
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "fuzz_folders.csv"
 SECONDS, MEGABYTES = 10, 400
-ADDRESSES = 3 << 30  # bytes beside those of the interpreter
+ADDRESSES = 3 << 30  # bytes in addition to those of the interpreter
 BAD = ("traceback", "executed", "written outside", "hang", "memory", "died")
 ENV = {"env": "recurl/RepeatPrevious-v0", "env_kwargs": ("k=1",)}
 SMALL = {"num_envs": 4, "rollout_steps": 8, "hidden_size": 4, "sequence_length": 4, "logger": "none", "threads": 1}
@@ -71,7 +71,7 @@ def evil(*arguments, **options):
 
 @dataclass
 class Case:
-    """A mutated folder, its reader, and what became of it."""
+    """A mutated folder, its reader, and the outcome."""
 
     number: int
     folder: str
@@ -83,7 +83,7 @@ class Case:
     megabytes: float = 0.0
 
 
-# The folders that are changed
+# The mutated folders
 
 
 def options() -> PPOConfig:
@@ -143,7 +143,7 @@ MAKERS = {"run": make_run, "sweep": make_sweep, "buffer": make_buffer, "list": m
 
 
 def run_command(*words: str) -> Callable[[Path], None]:
-    """A command on the folder; ``OUT`` is a place of the reader's own."""
+    """Return a reader that runs a command on the folder; ``OUT`` is a path for its output."""
 
     def read(folder: Path) -> None:
         given = [str(folder) if word == "RUN" else word.replace("OUT", f"{folder}.out") for word in words]
@@ -209,7 +209,7 @@ SHARES = {"run": 0.65, "sweep": 0.12, "buffer": 0.18, "list": 0.05}
 
 
 class Place:
-    """Folder of the fuzzer: the real folders, the guard that nobody may write to, and the case."""
+    """Folder of the fuzzer: the real folders, the guard, which must not be modified, and the case."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.case, self.guard, self.canary = path, path / "cases" / "case", path / "guard", path / "canary"
@@ -249,7 +249,7 @@ class Place:
 
 
 UNFIT = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, BadZipFile, zlib.error)
-"""What a mutation raises where it can't change what another has changed."""
+"""Errors of a mutation that is not applicable after another one."""
 
 
 def prepare(place: Place, number: int, seed: int) -> Case:
@@ -262,13 +262,13 @@ def prepare(place: Place, number: int, seed: int) -> Case:
         mutation = draw.choice(MUTATIONS[kind])
         try:
             said.append(mutation(folder, draw, place.guard))
-        except UNFIT as error:  # of a second one, often
+        except UNFIT as error:  # often for the second one
             said.append(f"no {getattr(mutation, '__name__', '')} ({type(error).__name__})")
     return Case(number, kind, "; ".join(said), reader)
 
 
 def attack(place: Place, case: Case, *, seconds: float = SECONDS) -> Case:
-    """Run the reader of a case in a child, and judge what became of it."""
+    """Run the reader of a case in a child process, and determine the outcome."""
     reading, writing = os.pipe()
     start = time.perf_counter()
     child = os.fork()
@@ -311,7 +311,7 @@ def read_in_child(place: Place, case: Case) -> dict[str, Any]:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the parent
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak of the parent
     before = memory("VmRSS")
     most = memory("VmSize") * 1024 + ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -324,14 +324,14 @@ def read_in_child(place: Place, case: Case) -> dict[str, Any]:
         outcome = "refused" if len(lines) == 1 else "traceback"
     except SystemExit as error:
         outcome, said = "refused", str(error)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the result
+    except BaseException as error:  # noqa: BLE001 - any error is the result
         frame = traceback.extract_tb(error.__traceback__)[-1]
         outcome, said = "traceback", f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"
     return {"outcome": outcome, "said": said[:2000], "megabytes": (memory("VmHWM") - before) / 1024}
 
 
 def memory(name: str) -> int:
-    """A number of this process in kB."""
+    """Return a memory figure of this process in kB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
@@ -365,8 +365,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="make this case alone")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="table that a row is added to")
+    parser.add_argument("--only", type=int, help="run only this case")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="results table")
     wanted = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()

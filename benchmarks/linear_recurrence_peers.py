@@ -1,7 +1,7 @@
-"""Other linear recurrences without resets, forward and backward, on [rows, length, width]: for bench_linear_recurrence.
+"""Other linear recurrences without resets, forward and backward, on [rows, length, width].
 
-Each maker takes a, b and a gradient of the result, and returns what is timed. Where a layout is another one, inputs are
-laid out before.
+For bench_linear_recurrence.py. Each factory takes a, b and a gradient of the result, and returns the function to time.
+If a peer has another layout, its inputs are converted beforehand.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def associative_scan(a: Tensor, b: Tensor, grad: Tensor) -> Step:
 
 
 def fla_hgrn(a: Tensor, b: Tensor, grad: Tensor) -> Step:
-    """Coefficients in logarithms, zero states."""
+    """Coefficients as logarithms, zero states."""
     run = importlib.import_module("fla.ops.hgrn").chunk_hgrn
     return _gradients(lambda g, x: run(x, g)[0], a.log(), b, grad)
 
@@ -63,7 +63,7 @@ def jax_associative_scan(a: Tensor, b: Tensor, grad: Tensor) -> Step:
 
 
 def cudnn_lstm(a: Tensor, b: Tensor, grad: Tensor) -> Step:
-    """A layer with as many units; a is not used."""
+    """A layer with the same number of units; a is not used."""
     if len(b) == 1:
         raise ValueError("one row of 131,072 steps takes seconds")
     lstm = torch.nn.LSTM(b.shape[2], b.shape[2], batch_first=True, device=b.device)

@@ -1,4 +1,4 @@
-"""An environment that writes down which steps were executed, and checks of what was delivered."""
+"""An environment that logs executed steps, and checks of the delivered ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recurl.envs import GymWrapper
 
 
 class Logged(gym.Env):
-    """Observes its own number and how many steps it has made; appends both to a file. Episodes have seven steps.
+    """Environment that observes its id and its step count, and appends both to a file. Episodes have seven steps.
 
     Args:
         file: the file.
@@ -60,7 +60,7 @@ def executed(file: Path) -> list[tuple[int, int]]:
 
 
 def delivered(batches: list[TensorDict]) -> dict[int, list[int]]:
-    """Return the steps of each environment, in the order of their delivery."""
+    """Return the steps of each environment, in order of delivery."""
     steps: dict[int, list[int]] = defaultdict(list)
     for batch in batches:
         seen = batch["next", "observation"].reshape(-1, batch.shape[-1], 2)
@@ -71,7 +71,7 @@ def delivered(batches: list[TensorDict]) -> dict[int, list[int]]:
 
 
 def check_exactly_once(batches: list[TensorDict], file: Path, undelivered: int) -> None:
-    """Check that all delivered steps were executed once and are in order, and that few others were executed."""
+    """Check that all delivered steps were executed once and in order, and that few others were executed."""
     steps, done = delivered(batches), executed(file)
     assert len(done) == len(set(done))
     for each in steps.values():

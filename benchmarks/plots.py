@@ -25,13 +25,13 @@ IMPLEMENTATIONS = {
 
 
 def read(name: str) -> list[dict[str, str]]:
-    """Return the rows of a table of results."""
+    """Return the rows of a results table."""
     with (RESULTS / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def learning_curve() -> Figure:
-    """Masked CartPole with and without memory: mean and range over seeds."""
+    """Draw masked CartPole with and without memory: mean and range over seeds."""
     curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read("learning_curve.csv"):
         curves[row["cell"]][int(row["env_steps"])].append(float(row["return_mean_20"]))
@@ -55,7 +55,7 @@ def learning_curve() -> Figure:
 
 
 def recurrence_on_cpu(cell: str = "lstm", hidden: str = "128", tokens: str = "4096") -> Figure:
-    """Forward and backward of one layer over a batch with resets, beside its peers."""
+    """Draw times of forward and backward of one layer over a batch with resets, and of its peers."""
     times = {
         (row["mean_segment"], row["implementation"]): float(row["median_ms"])
         for row in read("rnn_cpu.csv")
@@ -111,7 +111,7 @@ def training_on_a_gpu() -> Figure:
 
 
 def weak_scaling() -> Figure:
-    """Times the rate of one, over the number of actors or ranks; the newest rows of each."""
+    """Draw the rate relative to one actor or rank over their number, from the newest rows of each."""
     lines: dict[str, dict[int, float]] = defaultdict(lambda: {1: 1.0})
     for row in read("scale_ray.csv"):
         if row["efficiency"]:
@@ -132,7 +132,7 @@ def weak_scaling() -> Figure:
 
 
 def precision() -> Figure:
-    """Learning with products in float32 and in tf32: mean and range over seeds."""
+    """Draw learning curves with products in float32 and in tf32: mean and range over seeds."""
     curves: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in read("precision.csv"):
         curves[row["task"]][row["precision"]][int(row["env_steps"])].append(float(row["return_mean_20"]))
@@ -152,7 +152,7 @@ def precision() -> Figure:
 
 
 def new_figure() -> tuple[Figure, Any]:
-    """Return a figure and its axes, in the style that all figures share."""
+    """Return a figure and its axes, in the shared style."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -162,7 +162,7 @@ def new_figure() -> tuple[Figure, Any]:
 
 
 def main() -> None:
-    """Draw all figures; the same data gives the same files."""
+    """Draw all figures, deterministically."""
     rcParams.update({"svg.hashsalt": "recurl", "svg.fonttype": "none", "font.family": "sans-serif"})
     FIGURES.mkdir(exist_ok=True)
     draws = [

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class PositionsOnly(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows the positions of a MuJoCo environment, the first numbers of its observation, and hides its velocities."""
+    """Keeps the positions of a MuJoCo environment, the first numbers of its observation, and hides velocities."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Tables of results: rows are added, each with the commit that they are of."""
+"""Tables of results, whose rows are tagged with a commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import recurl
 
 
 def commit() -> str:
-    """The commit of recurl, "-dirty" when the package has changes."""
+    """Return the commit of recurl, with "-dirty" if the package has uncommitted changes."""
     folder = str(Path(recurl.__file__).parent)
     asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", folder])
     name, changes = (
@@ -22,7 +22,7 @@ def commit() -> str:
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
-    """Add a row to a table, which is made if it is missing."""
+    """Add a row to a table, which is created if missing."""
     path.parent.mkdir(exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:

@@ -14,17 +14,17 @@ DEVICE = torch.device("cuda")
 
 
 def options_of(precision: str, recompute: bool = False) -> Options:
-    """Options for "bf16" or one of the precisions of float32."""
+    """Return the options for "bf16" or one of the precisions of float32."""
     if precision == "bf16":
         return Options(recompute, "ieee", torch.bfloat16)
     return Options(recompute, precision)
 
 
 def guarded(function: Callable[..., object], *arguments: object, **more: object) -> object:
-    """Call ``function``; print what it raises and return None, so that the rest still runs."""
+    """Call ``function``; if it raises, print the error and return None, so that other cases still run."""
     try:
         return function(*arguments, **more)
-    except Exception as error:  # noqa: BLE001 - whatever a case raises is printed
+    except Exception as error:  # noqa: BLE001 - any error of a case is printed
         print("FAIL", *arguments, more, type(error).__name__, str(error)[:300].replace("\n", " "), flush=True)
         return None
 
@@ -84,7 +84,7 @@ class Layer:
     def step(
         self, backend: str, options: Options, dtype: torch.dtype = torch.float32, stored: bool = False
     ) -> dict[str, Tensor]:
-        """Features and all gradients; with ``stored`` also those of the stored states, in a loss on h and c."""
+        """Return features and all gradients; with ``stored`` also those of the stored states, for a loss on h and c."""
 
         def convert(value: Tensor | None) -> Tensor | None:
             return value if value is None or dtype == torch.float32 else value.detach().to(dtype).requires_grad_()

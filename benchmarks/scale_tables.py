@@ -1,6 +1,6 @@
 """Write the tables of docs/scale.md and docs/reliability.md from results/*.csv, between their marks.
 
-Of several rows for the same thing the last one counts. Usage: ``python benchmarks/scale_tables.py``, with
+If there are several rows for a case, the last one is used. Usage: ``python benchmarks/scale_tables.py``, and
 ``python benchmarks/plots.py`` for the figure.
 """
 
@@ -31,7 +31,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def under(rows: list[Row], *more: str) -> str:
-    """Say what the newest row was measured on."""
+    """Describe the machine of the newest row."""
     last = rows[-1]
     about = [last["device"], f"torch {last['torch']}", *more, f"commit {last['commit']}", last["date"]]
     return f"\n\n({', '.join(part for part in about if not part.endswith(' '))})"
@@ -54,7 +54,7 @@ def ranks(name: str) -> str:
 
 
 def actors() -> str:
-    """Actors of Ray, and learners that they collect for."""
+    """Return the table of Ray actors and their learners."""
     rows = read("scale_ray.csv", "device", "what", "actors")
     scaled = [row for row in rows if row["steps_per_s"]]
     if not scaled:
@@ -65,7 +65,7 @@ def actors() -> str:
 
 
 def overhead() -> str:
-    """What collectors of two take beyond the steps."""
+    """Return the table of the overhead of collectors with two workers."""
     rows = [row for row in read("scale_ray.csv", "device", "what", "actors") if row["overhead_ms_per_batch"]]
     if not rows:
         return ""
@@ -79,7 +79,7 @@ def figure() -> str:
 
 
 def faults_of_actors() -> str:
-    """The soak of actors."""
+    """Return the table of the soak test of actors."""
     rows = read("soak_ray.csv", "sync", "max_lag")
     if not rows:
         return ""
@@ -107,7 +107,7 @@ def faults_of_actors() -> str:
 
 
 def faults_of_ranks() -> str:
-    """The soak of ranks."""
+    """Return the table of the soak test of ranks."""
     rows = read("soak_ranks.csv", "ranks", "kills")
     if not rows:
         return ""
@@ -129,7 +129,7 @@ def faults_of_ranks() -> str:
 
 
 def faults_while_learning() -> str:
-    """The learning result, with kills and without."""
+    """Return the table of learning results with and without kills."""
     rows = read("soak_learning.csv", "kills", "seed")
     if not rows:
         return ""
@@ -151,7 +151,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """Return a document with its tables."""
+    """Return a document with its tables filled in."""
     for name, make in TABLES.items():
         if f"<!-- {name} -->" not in text:
             continue

@@ -1,6 +1,6 @@
-"""Trains PPO with actors of Ray of which some are killed, and without; appends to results/soak_learning.csv.
+"""Train PPO with Ray actors, with and without kills; appends to results/soak_learning.csv.
 
-A kill comes at random places of the run, between two updates. Usage::
+Actors are killed at random times, between two updates. Usage::
 
     python benchmarks/soak_learning.py                       # two seeds, a quarter of an hour
     python benchmarks/soak_learning.py --kills 2 --seeds 0 --dry
@@ -64,15 +64,15 @@ def main() -> None:
                 "ray": ray.__version__,
                 "kills": kills,
                 "seed": seed,
-                **learnt(kills, seed),
+                **learned(kills, seed),
             }
             print(row, flush=True)
             if not options.dry:
                 append(RESULTS, row)
 
 
-def learnt(kills: int, seed: int) -> dict[str, Any]:
-    """Train, and return how well it went."""
+def learned(kills: int, seed: int) -> dict[str, Any]:
+    """Train, and return the results."""
     config = PPOConfig(
         env="recurl/RepeatPrevious-v0",
         env_kwargs=("k=1",),

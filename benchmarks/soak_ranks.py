@@ -1,8 +1,8 @@
-"""Kills ranks of a run under torchrun, again and again, and compares it with a run that nobody disturbed.
+"""Repeatedly kill ranks of a run under torchrun, and compare the run with an undisturbed one.
 
-torchrun starts the ranks again after each kill (``--max-restarts``), and they go on from the newest checkpoint. Kills
-come at random times, a fifth of them while the ranks still start. In the end the run must have every update once, and
-the same weights and numbers, bit for bit. Appends to results/soak_ranks.csv. Linux. Usage::
+torchrun restarts the ranks after each kill (``--max-restarts``), and they resume from the newest checkpoint. Kills
+occur at random times, a fifth of them while the ranks are starting. At the end, the run must have every update once,
+with bitwise equal weights and metrics. Appends to results/soak_ranks.csv. Linux only. Usage::
 
     python benchmarks/soak_ranks.py                  # ten minutes
     python benchmarks/soak_ranks.py --kills 2 --dry
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def launched(folder: RunFolder, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Start a run; its output goes to a file beside its folder."""
+    """Start a run, with its output in a file next to its folder."""
     steps = ENVS * STEPS * options.ranks * UPDATES * (options.kills + 1)
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", options.ranks]
     words += ["--max-restarts", options.kills, "-m", "recurl", "train", "ppo", *TASK]
@@ -116,7 +116,7 @@ def attack(folder: RunFolder, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compared(quiet: RunFolder, attacked: RunFolder) -> dict[str, int]:
-    """Count what differs between two runs."""
+    """Count the differences between two runs."""
     wanted, found = rows(quiet), rows(attacked)
     numbers = [row["update"] for row in found]
     weights, other = weights_of(quiet), weights_of(attacked)
@@ -151,12 +151,12 @@ def await_(there: Callable[[], bool], launch: subprocess.Popen[bytes], folder: R
     end = time.monotonic() + 120
     while not there():
         if launch.poll() is not None or time.monotonic() > end:
-            sys.exit(f"The run ended, or did not go on:\n{folder.path.with_suffix('.txt').read_text()[-4000:]}")
+            sys.exit(f"The run ended, or did not continue:\n{folder.path.with_suffix('.txt').read_text()[-4000:]}")
         time.sleep(0.01)
 
 
 def in_session(session: int) -> list[int]:
-    """Processes that torchrun has started, and theirs."""
+    """Return the processes started by torchrun, and their descendants."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -169,7 +169,7 @@ def in_session(session: int) -> list[int]:
 
 
 def ranks_of(launch: int, attempt: int) -> list[int]:
-    """Processes of the ranks that torchrun has started for the so-manieth time."""
+    """Return the processes of the ranks in an attempt of torchrun."""
     wanted = f"TORCHELASTIC_RESTART_COUNT={attempt}".encode()
     found = []
     for process in Path(f"/proc/{launch}/task/{launch}/children").read_text().split():

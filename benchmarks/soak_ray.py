@@ -1,8 +1,8 @@
-"""Kills actors of Ray and removes nodes while they collect, and compares what was delivered with what was executed.
+"""Kill Ray actors and remove nodes during collection, and compare delivered with executed steps.
 
-Environments append every step to a file. Appends to results/soak_ray.csv how many delivered steps were doubled, out of
-order or never executed, how many executed ones weren't delivered and how many were reported, and how many processes and
-how much shared memory are left. Linux. Usage::
+Environments append every step to a file. Appends to results/soak_ray.csv the numbers of delivered steps that were
+duplicated, out of order or never executed, the numbers of executed steps that were not delivered and of those reported
+as lost, and the numbers of remaining processes and the remaining shared memory. Linux only. Usage::
 
     python benchmarks/soak_ray.py                          # half an hour
     python benchmarks/soak_ray.py --sync --max-lag 1
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--nodes", type=int, default=5)
-    parser.add_argument("--sync", action="store_true", help="all actors together, instead of each for itself")
+    parser.add_argument("--sync", action="store_true", help="all actors together, instead of each on its own")
     parser.add_argument(
         "--max-lag", type=int, help="batches that actors may be ahead, with --sync: 1 kills them at work"
     )
@@ -118,7 +118,7 @@ def attack(cluster: Any, file: Path, options: argparse.Namespace) -> dict[str, A
 
 
 def compared(batches: list[TensorDict], file: Path) -> dict[str, int]:
-    """Count what is wrong with delivered steps."""
+    """Count the errors in delivered steps."""
     steps, done = delivered(batches), executed(file)
     given = Counter((number, step) for number, each in steps.items() for step in each)
     return {
@@ -140,7 +140,7 @@ def alive(process: int) -> bool:
 
 
 def shared_memory() -> float:
-    """Shared memory of this machine in use, MiB."""
+    """Return the shared memory in use on this machine, in MiB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Shmem:"))
 

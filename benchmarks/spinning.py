@@ -9,7 +9,7 @@ import gymnasium as gym
 
 
 class Spin(gym.Wrapper):
-    """Keeps a core busy for some time after every step."""
+    """Wrapper that keeps a core busy for some time after every step."""
 
     def __init__(self, env: gym.Env[Any, Any], microseconds: float = 100.0) -> None:
         super().__init__(env)

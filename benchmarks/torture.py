@@ -1,14 +1,13 @@
-"""Attacks runs in every way that we can think of, and counts what becomes of them; writes results/torture.csv.
+"""Attack runs in many ways, and count the outcomes; writes results/torture.csv.
 
-Each kind of attack is a module of ``torture_kinds`` with a ``COUNT``, how often it is made by default, and a function
-``attack(number, place)``: it makes the attack of that number, in a folder that it may fill, and returns what was
-attacked and what became of it, or raises ``Broken``. The same number is the same attack. What has been attacked is
-noted in the folder: a torture that was stopped goes on where it was. Linux, and enough memory for twenty processes.
-Usage::
+Each kind of attack is a module of ``torture_kinds`` with a ``COUNT``, the default number of attacks, and a function
+``attack(number, place)``, which performs the attack with that number in a given folder and returns a description of the
+attack and its outcome, or raises ``Broken``. A number determines an attack. Completed attacks are recorded in the
+folder, so that an interrupted torture can be resumed. Needs Linux and enough memory for twenty processes. Usage::
 
     python benchmarks/torture.py                        # every kind, an hour
     python benchmarks/torture.py kills --count 20       # some of one kind
-    python benchmarks/torture.py kills --only 7         # one attack again
+    python benchmarks/torture.py kills --only 7         # repeat one attack
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ FIELDS = ("date", "commit", "device", "torch", "kind", "what", "attacks", "broke
 
 
 def kinds() -> dict[str, ModuleType]:
-    """Every module of ``torture_kinds`` that has an attack."""
+    """Return the modules of ``torture_kinds`` that have an attack."""
     names = [module.name for module in pkgutil.iter_modules(torture_kinds.__path__)]
     modules = {name: importlib.import_module(f"torture_kinds.{name}") for name in names}
     return {name: module for name, module in modules.items() if hasattr(module, "attack")}
@@ -49,9 +48,9 @@ def main() -> None:
     found = kinds()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="*", metavar="KIND", help=f"of {', '.join(found)}; all by default")
-    parser.add_argument("--count", type=int, help="attacks of each kind")
-    parser.add_argument("--only", type=int, help="make this attack, and keep its folder")
-    parser.add_argument("--place", type=Path, default=Path("build/torture"), help="where runs go")
+    parser.add_argument("--count", type=int, help="number of attacks of each kind")
+    parser.add_argument("--only", type=int, help="run only this attack, and keep its folder")
+    parser.add_argument("--place", type=Path, default=Path("build/torture"), help="folder of the runs")
     options = parser.parse_args()
     unknown = set(options.kind) - set(found)
     if unknown:
@@ -82,7 +81,7 @@ def torture(name: str, module: ModuleType, count: int, place: Path) -> None:
 
 
 def once(module: ModuleType, number: int, place: Path, *, keep: bool) -> tuple[str, str]:
-    """Make an attack in a folder of its own, which stays where it broke something."""
+    """Run an attack in a separate folder, which is kept if the attack broke something."""
     folder = place / f"{number:05d}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -96,7 +95,7 @@ def once(module: ModuleType, number: int, place: Path, *, keep: bool) -> tuple[s
 
 
 def write(name: str, notes: list[dict[str, Any]]) -> None:
-    """Replace the rows of a kind: one for everything that was attacked."""
+    """Replace the rows of a kind, one per attacked operation."""
     rows: list[dict[str, Any]] = []
     if RESULTS.exists():
         with RESULTS.open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Bounds on the time and memory of one piece of code, whatever else has run in the process."""
+"""Bounds on the time and memory of a block of code, independent of other code run in the process."""
 
 import gc
 import resource
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def within(seconds, megabytes=None):
-    """Assert that the block takes less CPU time, and adds less memory to the peak of the process.
+    """Assert bounds on the CPU time of the block, and on the memory it adds to the peak of the process.
 
-    Garbage collections look at what the block made alone, not at all that thousands of tests before it left.
+    Garbage collection only visits objects created in the block, not those left by earlier tests.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Policies with a memory, and batches that they collected."""
+"""Recurrent policies, and batches collected with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recurl.modules import (
 
 CELLS = {"lstm": (LSTMModule, ("h", "c")), "gru": (GRUModule, ("h",))}
 PAIRED: dict[str, tuple[type, tuple[str, ...]]] = {"lru": (LRUModule, ("h",)), "ffm": (FFMModule, ("h",))}
-"""Cells whose states are pairs of numbers."""
+"""Cells whose states are complex numbers stored as pairs."""
 
 
 Policy = tuple[ProbabilisticActor, TensorDictSequential, TensorDictSequential]
@@ -46,7 +46,7 @@ def memory(cell: str, prefix: str, backend: str) -> LSTMModule | GRUModule:
 
 
 def make_policy(cell: str = "gru", backend: str = "loop") -> Policy:
-    """Actor, critic with a memory of its own, and both in one, whose weights make states matter."""
+    """Actor, critic with its own memory, and both combined, with weights that make results depend on states."""
     torch.manual_seed(0)
     head = TensorDictModule(nn.Linear(6, 2), ["a_features"], ["logits"])
     actor = ProbabilisticActor(

@@ -1,7 +1,7 @@
-"""Imports packages, each in a process of its own, and prints as JSON what that took and changed.
+"""Import packages, each in its own process, and print the duration and side effects as JSON.
 
-Run as ``python import_probe.py PACKAGE ...``. torch and tensordict are imported first, and timed; each package is then
-imported in a fork of that process, so it is charged with everything that it adds to them.
+Run as ``python import_probe.py PACKAGE ...``. torch and tensordict are imported and timed first. Each package is then
+imported in a fork of that process, so only what it adds to them is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 
 def state() -> dict[str, Any]:
-    """Everything of this process that an import must leave alone, as comparable values."""
+    """Return the process state that an import must not change, as comparable values."""
     import numpy as np
     import tensordict
     import torch
@@ -38,7 +38,7 @@ def state() -> dict[str, Any]:
         "threads": threading.active_count(),
         "process start method": multiprocessing.get_start_method(allow_none=True),
         "random": repr(random.getstate()),
-        "numpy.random": repr(np.random.get_state()),  # noqa: NPY002 - the global state is what is watched
+        "numpy.random": repr(np.random.get_state()),  # noqa: NPY002 - the global state is checked
         "torch.random": torch.get_rng_state().tolist(),
         "torch threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
         "torch defaults": [repr(torch.get_default_dtype()), repr(torch.get_default_device()), torch.is_grad_enabled()],
@@ -55,7 +55,7 @@ def state() -> dict[str, Any]:
 
 
 def import_in_fork(packages: list[str]) -> dict[str, Any]:
-    """Import packages in a fork of this process: what it took, changed, added and warned of."""
+    """Import packages in a fork of this process; return duration, changes, new modules and warnings."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -82,7 +82,7 @@ def _import(packages: list[str]) -> dict[str, Any]:
         for package in packages:
             importlib.import_module(package)
         seconds = time.process_time() - start
-        # Inside the block: leaving it would take back what the import did to the filters.
+        # Inside the block, as leaving it would revert changes of the import to the filters.
         added = [repr(entry) for entry in warnings.filters if entry not in filters]
     after = state()
     return {
@@ -97,7 +97,7 @@ def _import(packages: list[str]) -> dict[str, Any]:
 
 
 def main(packages: list[str]) -> None:
-    """Print the report of every package, of all together, and of gymnasium alone."""
+    """Print the report of every package, of all packages together, and of gymnasium alone."""
     start = time.process_time()
     importlib.import_module("torch")
     importlib.import_module("tensordict")

@@ -1,4 +1,4 @@
-"""Cells as a user writes them: in torch, outside recurl."""
+"""User-defined cells: written in torch, outside recurl."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from recurl.recurrence import Cell, MinGRUCell, RGLRUCell, S5Cell, Sizes
 
 
 class FastWeights(Cell):
-    """Schlag et al. 2021 in short: a matrix of associations [K, H] and a count of steps [], read by a query.
+    """Simplified Schlag et al. 2021: a matrix of associations [K, H] and a step count [], read with a query.
 
-    Two states of different shapes, features that are neither, and a size of its own.
+    Two states of different shapes, features that are neither of them, and a custom size.
     """
 
     state_names = ("memory", "count")
@@ -37,7 +37,7 @@ class FastWeights(Cell):
 
 
 class FourGates(Cell):
-    """Four gates and two states in the shapes of an LSTM, but no LSTM: the cell state is never squashed."""
+    """Four gates and two states with the shapes of an LSTM, but not an LSTM: the cell state is never squashed."""
 
     state_names = ("h", "c")
 
@@ -61,4 +61,4 @@ VARIANTS: dict[str, Cell] = {
     "rglru with a window": RGLRUCell(state_size=6, heads=2, conv_width=3, feed_forward=0),
     "s5 without norm": S5Cell(state_size=6, norm=False),
 }
-"""Built-in cells, otherwise than by default."""
+"""Built-in cells with non-default options."""

@@ -1,4 +1,4 @@
-"""Cases of tests with two choices that have nothing to do with each other."""
+"""Test cases with two independent parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def paired(first: Iterable[Any], second: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return every value of ``first`` with one of ``second``, in turn, and the first of them with all.
+    """Pair every value of ``first`` with one of ``second`` in turn, and its first value with all of them.
 
     >>> paired("abc", [1, 2])
     [('a', 1), ('a', 2), ('b', 2), ('c', 1)]

@@ -1,6 +1,6 @@
-"""Programs as forks of one interpreter that has imported what they import, as imports take seconds.
+"""Programs started as forks of one interpreter that has already imported their modules, which takes seconds.
 
-For tests of what a program does. Those of what it imports, or of its environment variables, start an interpreter.
+For tests of a program's behavior. Tests of its imports or environment variables start a new interpreter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_BYTES = 1 << 17
 
 
 class Programs:
-    """New interpreter that forks into programs."""
+    """Interpreter that forks into programs."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -46,7 +46,7 @@ class Programs:
             self._process = subprocess.Popen([sys.executable, "-c", boot], cwd=root, **options)
 
     def Popen(self, command: Sequence[object], **options: Any) -> Program:
-        """As ``subprocess.Popen`` of a command that begins with ``sys.executable`` and -c, -m or a script."""
+        """Like ``subprocess.Popen`` for a command that begins with ``sys.executable`` and -c, -m or a script."""
         return Program(self, list(map(str, command)), **options)
 
     def run(
@@ -68,13 +68,13 @@ class Programs:
         return int(self._control.recv(_MOST_BYTES))
 
     def end(self) -> None:
-        """End the interpreter; programs that still run go on."""
+        """End the interpreter; running programs continue."""
         self._control.close()
         self._process.wait()
 
 
 class Program(subprocess.Popen):
-    """A program, which the interpreter has started and waits for."""
+    """A program that the interpreter has started and waits for."""
 
     def __init__(self, programs: Programs, command: list[str], **options: Any) -> None:
         self._programs = programs
@@ -105,7 +105,7 @@ class Program(subprocess.Popen):
 
 
 def serve(control: int) -> Callable[[], None]:
-    """Fork into programs; return, in each of them, what runs it."""
+    """Fork into programs; return, in each of them, the function that runs it."""
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()
@@ -137,7 +137,7 @@ def serve(control: int) -> Callable[[], None]:
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["env"])
-    tempfile.tempdir = None  # as of another environment
+    tempfile.tempdir = None  # the environment may differ
     return lambda: _run(*wanted["command"])
 
 
@@ -148,7 +148,7 @@ def _forget_those_that_ended() -> None:
 
 
 def _run(first: str, *rest: str) -> None:
-    """Run what follows the interpreter in a command line."""
+    """Run a command line without its interpreter."""
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path.insert(0, "")

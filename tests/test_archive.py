@@ -13,7 +13,7 @@ from recurl.errors import ArgumentError
 
 
 class Payload:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path

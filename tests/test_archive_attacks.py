@@ -1,4 +1,4 @@
-"""What no file may do to its reader: run code, take long, or take memory."""
+"""Hostile files must not make the reader run code, or take much time or memory."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.bounds import within
 
 
 def refused(path, data, said):
-    """Read a file; it is refused within seconds (none takes 0.3), in one line, with less than 200 MB of memory."""
+    """Check that a file is rejected within seconds (in practice 0.3), in one line, with less than 200 MB of memory."""
     path.write_bytes(data)
     with within(seconds=3, megabytes=200), pytest.raises(ArgumentError, match=said) as caught:
         load_archive(path)
@@ -31,7 +31,7 @@ def test_tensors_that_share_their_memory_too_often(tmp_path):
     data = {"data0": bytes(4000)}
     (tmp_path / "a.pt").write_bytes(archive(b"(" + one * 3 + b"t", **data))
     assert [part.shape for part in load_archive(tmp_path / "a.pt")] == [(1000,)] * 3
-    refused(tmp_path / "b.pt", archive(b"(" + one * 2000 + b"t", **data), "share their memory too often")
+    refused(tmp_path / "b.pt", archive(b"(" + one * 2000 + b"t", **data), "share memory too often")
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_what_is_no_plain_value_is_refused_when_saved_and_when_read(tmp_path, va
 def test_what_is_too_deep_is_refused_when_saved(tmp_path):
     cyclic = []
     cyclic.append(cyclic)
-    with pytest.raises(ArgumentError, match="at most 100 containers inside each other"):
+    with pytest.raises(ArgumentError, match="at most 100 nested containers"):
         save_archive(cyclic, tmp_path / "a.pt")
-    with pytest.raises(ArgumentError, match="at most 255 bytes, that at a/0 has more"):
+    with pytest.raises(ArgumentError, match="at most 255 bytes, but the one at a/0 has more"):
         save_archive({"a": [1 << 3000]}, tmp_path / "a.pt")
     with pytest.raises(ArgumentTypeError, match="A key must be"):
         save_archive({frozenset([1]): 1}, tmp_path / "a.pt")

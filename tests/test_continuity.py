@@ -1,4 +1,4 @@
-"""A boundary wherever a token isn't the next step of its trajectory, however a collected batch is indexed."""
+"""There is a boundary wherever a token isn't the next step of its trajectory, for any indexing of a batch."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_boundaries_are_those_of_the_definition(data: st.DataObject) -> None:
 
 
 def assert_numbered(batches: list[TensorDictBase]) -> None:
-    """Each id's steps are numbered 0, 1, 2, ... in the order in which they were made."""
+    """Check that the steps of each id are numbered 0, 1, 2, ... in order of execution."""
     seen: dict[int, int] = {}
     for batch in batches:
         ids, steps = batch["collector", "traj_ids"], batch["collector", "traj_steps"]
@@ -165,7 +165,7 @@ def test_a_state_without_numbers_begins_new_trajectories() -> None:
     after = second.collect()
     assert after["collector", "traj_steps"][:, 0].eq(0).all()
     assert after["collector", "traj_ids"].min() > batch["collector", "traj_ids"].max()
-    assert not after["is_init"][:, 0].all()  # the number is no sign of an episode's start
+    assert not after["is_init"][:, 0].all()  # the number does not imply the start of an episode
 
 
 @pytest.mark.parametrize("rows", [None, 3])
@@ -202,7 +202,7 @@ def test_samples_of_indexed_data(sampler: Callable | None, ndim: int, shuffled: 
         assert abs(loss(sample[torch.randperm(16)])["max_ratio"].item() - 1) < 1e-4
 
 
-# -- edits that torch doesn't count
+# -- modifications that torch's version counter misses
 
 
 EDITS: dict[str, Callable[[torch.Tensor, int], None]] = {

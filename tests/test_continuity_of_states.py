@@ -1,4 +1,4 @@
-"""Batches without marks or states: read as they are, or refused by what their states show."""
+"""Batches without marks or states: accepted as they are, or rejected because of their states."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_true_episode_starts_need_no_state() -> None:
     check_starts(batch.reshape(-1), ["v_h"])
 
 
-# -- batches that nothing marks
+# -- unmarked batches
 
 
 def unmarked(batch: TensorDictBase) -> TensorDictBase:
@@ -130,7 +130,7 @@ def test_a_recurrent_pass_with_other_weights_is_no_sign_of_disorder() -> None:
             parameter.mul_(0.9)
     with set_recurrent_mode(True), torch.no_grad():
         policy[2](data)
-    check_order(data)  # observations follow each other
+    check_order(data)  # observations are consecutive
     with pytest.raises(UsageError, match="don't follow each other"):
         check_order(data[torch.randperm(40)])
 

@@ -50,7 +50,7 @@ def test_a_file_that_is_cut(saved, size):
 
 
 def test_a_member_marked_as_a_folder_is_damage(saved):
-    """Torch reads nothing of it, and takes what happens to be in memory."""
+    """torch reads nothing and returns uninitialized memory."""
     flipped = bytearray(saved)
     place = saved.rindex(b"PK\x01\x02", 0, saved.rindex(b"archive/data/1"))
     flipped[place + 38] ^= 0x10
@@ -60,7 +60,7 @@ def test_a_member_marked_as_a_folder_is_damage(saved):
 def test_sizes_that_differ_are_damage(saved):
     flipped = bytearray(saved)
     place = saved.rindex(b"PK\x01\x02", 0, saved.rindex(b"archive/data/1"))
-    flipped[place + 25] ^= 1  # of the size of what is stored
+    flipped[place + 25] ^= 1  # of the stored size
     assert damage(bytes(flipped)) == "'archive/data/1' has two sizes"
 
 
@@ -69,7 +69,7 @@ def test_compressed_members_are_refused(method):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as container:
         container.writestr("text", "word " * 1000)
-    assert damage(file.getvalue()) == "'text' is compressed or encrypted, which recurl writes nowhere"
+    assert damage(file.getvalue()) == "'text' is compressed or encrypted, which recurl never writes"
 
 
 def test_what_numpy_and_the_standard_library_write_is_read():
@@ -97,7 +97,7 @@ def test_more_members_than_fit_into_16_bits_are_read():
 
 
 def test_members_that_share_bytes_are_refused():
-    """A quine: every entry of the directory names the same bytes."""
+    """A quine: all entries of the directory refer to the same bytes."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as container:
         for number in range(3):

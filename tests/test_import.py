@@ -1,4 +1,4 @@
-"""Importing recurl is quick, silent, and changes nothing but ``sys.modules``."""
+"""Importing recurl is fast and silent, and changes nothing but ``sys.modules``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def probe() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs() -> list[dict[str, Any]]:
-    return [probe()]  # more only where one says that an import takes too long
+    return [probe()]  # more are added only if an import seems to take too long
 
 
 def test_public_packages_are_found() -> None:
@@ -57,7 +57,7 @@ def test_takes_little_more_than_torch_and_tensordict(runs: list[dict[str, Any]],
 def test_changes_nothing(runs: list[dict[str, Any]], package: str) -> None:
     report, gymnasium = runs[0]["reports"][package], runs[0]["reports"]["gymnasium"]
     assert report["warnings"] == []
-    # gymnasium hides pygame's greeting and adds a filter for its own deprecations, whoever imports it.
+    # gymnasium hides pygame's greeting and adds a filter for its deprecations, regardless of the importer.
     assert set(report["changed"]) <= set(gymnasium["changed"])
     assert set(report["filters"]) <= set(gymnasium["filters"])
 

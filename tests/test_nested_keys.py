@@ -1,4 +1,4 @@
-"""A state under any key, next to observations under any keys, gives the same numbers everywhere as under flat keys."""
+"""States and observations under nested keys give the same results everywhere as under flat keys."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ OBSERVATIONS: dict[NestedKey, gym.Space] = {
         }
     ),
 }
-"""The key that the policy reads, and the space."""
+"""The key read by the policy, and the space."""
 STATES: list[NestedKey] = [
-    ("robot", "h"),  # beside an observation
-    ("memory", "h"),  # under a root of its own
-    ("robot", "arm", "h"),  # beneath another group, or beside the observation
-    ("robot", "memory", "h"),  # beneath a group of its own inside that of the observations
+    ("robot", "h"),  # next to an observation
+    ("memory", "h"),  # under its own root
+    ("robot", "arm", "h"),  # in another group, or next to the observation
+    ("robot", "memory", "h"),  # in its own group inside that of the observations
 ]
 COMBINATIONS = list(itertools.product(OBSERVATIONS, STATES))
 
@@ -101,7 +101,7 @@ class Case:
     """Networks whose states have keys derived from one, and environments with one of the spaces.
 
     Args:
-        observation: what the networks read.
+        observation: key read by the networks.
         state: key of the actor's state.
     """
 
@@ -113,7 +113,7 @@ class Case:
         return GymWrapper(Bot(OBSERVATIONS[self.observation], continuous=self.continuous))
 
     def key(self, name: str) -> NestedKey:
-        """Return a key beside that of the state."""
+        """Return a sibling of the state's key."""
         return normalize_key((*path_of(self.state)[:-1], name))
 
     def memory(self, kind: type[RecurrentModule], name: str) -> RecurrentModule:
@@ -154,7 +154,7 @@ class Case:
             return next(iter(collector))
 
     def flat(self, found: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:
-        """Return what was found by the keys that it would have if keys were not nested; ids are counted anew."""
+        """Return the entries under the corresponding flat keys, with renumbered ids."""
         names: dict[tuple[str, ...], torch.Tensor] = {}
         inside = path_of(self.state)[:-1]
         for path, value in leaves_by_path(found).items():
@@ -178,7 +178,7 @@ def rollout(case: Case, kind: type[RecurrentModule]) -> TensorDictBase:
 
 
 def stepped(case: Case, kind: type[RecurrentModule]) -> TensorDictBase:
-    """Steps of one's own, moved on by ``step_mdp``."""
+    """A manual loop over steps with ``step_mdp``."""
     policy = case.actor(kind)
     env = GymWrapper(Bot(OBSERVATIONS[case.observation]), policy=policy)
     td, steps = env.reset(seed=0), []
@@ -202,7 +202,7 @@ def collector(
 
 
 class Whole(TensorDictSequential):
-    """A policy that isn't lowered."""
+    """A policy that can't be lowered."""
 
     def forward(self, *args: Any, **kwargs: Any) -> TensorDictBase:
         return super().forward(*args, **kwargs)
@@ -216,7 +216,7 @@ def unlowered(case: Case, kind: type[RecurrentModule]) -> TensorDictBase:
 
 
 def inside(case: Case, policy: nn.Module) -> Callable[[], EnvBase]:
-    """A function that makes an environment with the transforms of a policy."""
+    """Return a function that creates an environment with the transforms of a policy."""
 
     def make() -> EnvBase:
         env = case.env()
@@ -307,7 +307,7 @@ def test_collection_by_processes(path: str, observation: NestedKey) -> None:
 
 
 def results(loss: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-    """Return what a loss returns, and the gradients of its parameters, in order."""
+    """Return the results of a loss and the gradients of its parameters, in order."""
     torch.manual_seed(1)
     found = loss(batch)
     terms = [value for key, value in found.items() if key.startswith("loss")]
@@ -318,7 +318,7 @@ def results(loss: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
 
 
 def on_policy(case: Case, make: Callable[[Any, Any], nn.Module], estimator: Callable[[Any, Any], nn.Module]) -> Any:
-    """Advantages, and a loss on minibatches of the batch."""
+    """Return advantages, and the results of a loss on minibatches of the batch."""
     actor, critic = case.actor(), case.critic()
     batch = case.collected(TensorDictSequential(actor, critic))
     estimator(actor, critic)(batch)
@@ -336,7 +336,7 @@ def on_policy(case: Case, make: Callable[[Any, Any], nn.Module], estimator: Call
 
 
 def sampled(case: Case, policy: nn.Module, sampler: Any = None, transform: Any = None, **options: Any) -> Any:
-    """A buffer of a collected batch, and a sample."""
+    """Return a buffer with a collected batch, and a sample."""
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(100), sampler=sampler or SliceSampler(slice_len=4), batch_size=24, transform=transform
     )

@@ -69,10 +69,10 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def stranger(trained, tmp_path, monkeypatch):
-    """Return a function that puts the folder RUN into the working directory, beside a module that notes its import."""
+    """Return a function that puts the folder RUN into the working directory, with a module that records its import."""
     (tmp_path / f"{MODULE}.py").write_text("import os\nos.mkdir('ran')\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend("")  # as python -m recurl has it
+    monkeypatch.syspath_prepend("")  # as with python -m recurl
 
     def put(**options):
         shutil.rmtree("RUN", ignore_errors=True)
@@ -148,7 +148,7 @@ def test_the_path(stranger, command, monkeypatch):
     """A module in the working directory is never imported on a folder's behalf without that consent."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     load(command.split())
-    assert ("" in sys.path) == command.endswith("--help")  # which takes names of the command line
+    assert ("" in sys.path) == command.endswith("--help")  # which accepts module names from the command line
     load([*command.split(), "--trust-run"])
     assert ("" in sys.path) == (command != "compare RUN")
 
@@ -277,7 +277,7 @@ def test_options_of_any_value(stranger, value, capsys):
                 try:
                     read()
                 except ArgumentError as error:
-                    assert "\n" not in str(error)  # noqa: PT017 - it may also be fine
+                    assert "\n" not in str(error)  # noqa: PT017 - it may also be accepted
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "best", "tensorboard", "wandb", ".lock", "metrics.csv", "config.json"])

@@ -1,4 +1,4 @@
-"""Seeds are derived by one function, and no two generators of a run have the same one."""
+"""Seeds are derived by one function, and no two generators of a run share a seed."""
 
 import ast
 import io
@@ -29,8 +29,8 @@ from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 
 SEED = 3
 SMALL = {"hidden_size": 4, "num_envs": 4, "rollout_steps": 8, "total_steps": 64, "seed": SEED, "cell": "gru"}
-FIXED = {TRIAL_SEED, derive_seed(0, "trial of a cell")}  # of checks, which draw the same on purpose
-SHARED = {  # equal on all ranks, on purpose
+FIXED = {TRIAL_SEED, derive_seed(0, "trial of a cell")}  # of checks, which draw the same numbers deliberately
+SHARED = {  # deliberately equal on all ranks
     derive_seed(SEED, "minibatches"),
     *(derive_seed(SEED, "networks", name) for name in ("python", "torch")),
     derive_seed(SEED, "networks", "numpy") % 2**32,
@@ -74,7 +74,7 @@ def test_seeds_of_environments_never_meet():
     found = [[env_seed(seed, purpose) for seed in range(500)] for purpose in purposes]
     assert all(len(set(seeds)) == 500 for seeds in found)
     for earlier, later in zip(found, [*found[1:], [2**31]], strict=True):
-        assert max(earlier) + 2**28 <= min(later)  # as many rows fit
+        assert max(earlier) + 2**28 <= min(later)  # room for this many rows
     assert env_seed(0, "restart", 64) != env_seed(0, "restart", 128)
 
 
@@ -94,7 +94,7 @@ def test_global_generators_have_streams_of_their_own():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_actions_know_nothing_of_the_episodes(seed):
-    """They were the good arms, where both streams were equal."""
+    """With equal streams, the drawn arms would always be the good ones."""
     env = TensorEnv(Bandit(num_arms=4), 2000)
     torch.manual_seed(seed)
     env.set_seed(seed)
@@ -120,7 +120,7 @@ def test_generators_of_an_experiment_have_streams_of_their_own():
 
 
 class Revealing(gym.Env):
-    """Shows in its observations the seeds of its own generator and of the process's global ones, 16 bits each."""
+    """Environment whose observations reveal the seeds of its own and of the global generators, 16 bits each."""
 
     observation_space = gym.spaces.Box(-1, 2**16, (8,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -143,7 +143,7 @@ def joined(words):
 
 
 def revealed(batch):
-    """The seeds in a batch: of the rows, and of the processes' global generators."""
+    """Return the seeds in a batch: of the rows, and of the processes' global generators."""
     words = batch["observation"][..., 0, :].reshape(-1, 8).to(torch.int64).tolist()
     join = lambda some: sum(word << 16 * place for place, word in enumerate(some))  # noqa: E731
     rows = [("row", join(row[:2])) for row in words]
@@ -154,7 +154,7 @@ def revealed(batch):
 
 @pytest.fixture
 def seeds(monkeypatch):
-    """All seeds that generators of this process are given from now on."""
+    """Record all seeds passed to generators of this process."""
     found = []
 
     class Recorded(torch.Generator):
@@ -183,7 +183,7 @@ def seeds(monkeypatch):
 
 
 def assert_distinct(seeds, also_not=()):
-    """No two have the same number, in the 32 bits that torch's generator on the CPU takes; none is the run's."""
+    """Check that seeds differ in the 32 bits used by torch's CPU generator, and that none is the run's."""
     own = [seed for seed in seeds if seed[1] not in FIXED]
     shared = {seed for seed in own if seed[1] in SHARED}
     low = Counter(number % 2**32 for _, number in [*shared, *(seed for seed in own if seed not in shared)])
@@ -226,7 +226,10 @@ def test_no_two_processes_of_a_run_have_the_same_seed(how, seeds, monkeypatch):
         made = kind(options)
         rows, processes = revealed(made.collect())
         made.close()
-        found += [*rows, *(processes if how not in ("sync", "async") else ())]  # those are this one, or Gymnasium's
+        found += [
+            *rows,
+            *(processes if how not in ("sync", "async") else ()),
+        ]  # these processes are this one, or Gymnasium's
     assert len(found) == {"sync": 8, "async": 4, "workers": 16, "groups": 16, "overlap": 12}[how]
     assert_distinct([*found, *(seed for seed in seeds if seed[0] != "row")])
 
@@ -318,7 +321,7 @@ SEEDING = {"manual_seed", "default_rng", "seed", "Random", "RandomState", "PCG64
 
 
 def test_every_generator_is_seeded_by_the_function_that_derives_seeds():
-    """Arguments of ``manual_seed(...)`` and the like are calls of derive_seed, or names of what it returned."""
+    """Arguments of ``manual_seed(...)`` and the like are calls of derive_seed, or names of its results."""
     found = 0
     for path in Path(recurl.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text())

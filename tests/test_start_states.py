@@ -1,4 +1,4 @@
-"""Recurrent states stored where sequences start: what reads them, and what refuses them."""
+"""Sparse recurrent states: code that reads them, and code that rejects them."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ ROWS, STEPS, LENGTH = 3, 24, 6
 
 
 class Case:
-    """A policy with two memories, and batches of it."""
+    """A policy with two memories, and its batches."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -38,7 +38,7 @@ class Case:
         self.loss = ClipPPOLoss(self.actor, self.critic)
 
     def batch(self, sequence_length=LENGTH, **options) -> TensorDict:
-        """The second batch, which begins within episodes, and holds ends of some."""
+        """Return the second batch, which begins within episodes and contains the ends of some."""
         env = TensorEnv(MaskedCartPole(9), ROWS, device="cpu")
         env.set_seed(0)
         torch.manual_seed(1)
@@ -47,8 +47,8 @@ class Case:
         collector.collect()
         return collector.collect()
 
-    def learnt(self, batch, slice_len=LENGTH, deal=SequenceMinibatches.__iter__):
-        """Advantages, and the gradients of each minibatch."""
+    def learned(self, batch, slice_len=LENGTH, deal=SequenceMinibatches.__iter__):
+        """Return advantages, and the gradients of each minibatch."""
         self.gae(batch)
         generator = torch.Generator().manual_seed(0)
         data = batch.select(*self.loss.in_keys, strict=False)
@@ -79,7 +79,7 @@ def test_learning_has_the_bits_of_all_states(case, slice_len, deal):
     assert bool((every["next", "done"]).any())
     assert bool((every["recurrent_state_h"][:, 0] != 0).any())
     deal_of_two = case.batch(None)[:2], case.batch()[:2]  # an even number of whole rows
-    expected, found = (case.learnt(part, slice_len, deal) for part in deal_of_two)
+    expected, found = (case.learned(part, slice_len, deal) for part in deal_of_two)
     for left, right in zip(expected, found, strict=True):
         assert torch.equal(left, right)
     for key, value in every.exclude(("collector", "traj_ids")).items(True, True):
@@ -144,7 +144,9 @@ WRONG_CUTS = {
 @pytest.mark.parametrize("cut", WRONG_CUTS.values(), ids=WRONG_CUTS)
 def test_a_batch_that_is_cut_elsewhere_is_refused(case, cut):
     batch = cut(case.batch())
-    words = r"stored at the starts of sequences of 6 steps only.*(torn|its rows have).*Cut it into sequences of 6"
+    words = (
+        r"stored only at the starts of sequences of 6 steps.*(interrupted|its rows have).*Cut it into sequences of 6"
+    )
     with pytest.raises(UsageError, match=words):
         case.gae(batch.clone())
     with pytest.raises(UsageError, match=words), set_recurrent_mode(True):
@@ -152,7 +154,7 @@ def test_a_batch_that_is_cut_elsewhere_is_refused(case, cut):
     case.gae(all_states := cut(case.batch(None)))
     with pytest.raises(UsageError, match=words):
         case.loss(batch.set("advantage", all_states["advantage"]).set("value_target", all_states["value_target"]))
-    with pytest.raises(UsageError, match=r"stored at the starts .* Cut it into sequences of 6 steps"):
+    with pytest.raises(UsageError, match=r"stored only at the starts .* Cut it into sequences of 6 steps"):
         SequenceMinibatches(batch, 1, LENGTH)
 
 
@@ -161,7 +163,9 @@ def test_marks_within_a_sequence_are_refused(case):
     inside = batch["is_init"].clone()
     token = int((batch["collector", "traj_steps"][0] > 0)[1:LENGTH].int().argmax()) + 1
     inside[0, token] = True
-    with pytest.raises(UsageError, match=f"a sequence begins, or is torn, at token {token}, which is step {token}"):
+    with pytest.raises(
+        UsageError, match=f"a sequence begins or is interrupted at token {token}, which is step {token}"
+    ):
         case.gae(batch.clone().set("is_init", inside))
     with pytest.raises(UsageError, match=r"can't be checked without \('collector', 'traj_steps'\): keep that entry"):
         case.gae(batch.clone().exclude(("collector", "traj_steps")))
@@ -169,7 +173,7 @@ def test_marks_within_a_sequence_are_refused(case):
 
 @pytest.mark.parametrize("slice_len", [1, 4, 9, 13])
 def test_sequences_of_another_length_are_refused(case, slice_len):
-    words = f"rows of 24 steps are to be cut into sequences of {slice_len}. Cut it into sequences of 6 steps, or a mult"
+    words = f"rows of 24 steps would be cut into sequences of {slice_len}. Cut it into sequences of 6 steps or a mult"
     with pytest.raises(UsageError, match=words):
         SequenceMinibatches(case.batch(), 2, slice_len)
 
@@ -177,7 +181,7 @@ def test_sequences_of_another_length_are_refused(case, slice_len):
 def test_what_reads_all_states_refuses(case):
     batch = case.batch()
     words = (
-        r"needs the states of all steps, but 'recurrent_state_h' is stored at the starts of sequences of 6 steps only"
+        r"needs the states of all steps, but 'recurrent_state_h' is stored only at the starts of sequences of 6 steps"
     )
     for storage in (LazyTensorStorage(100), ListStorage(100)):
         buffer = TensorDictReplayBuffer(storage=storage, sampler=SliceSampler(num_slices=2), batch_size=12)

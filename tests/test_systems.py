@@ -1,4 +1,4 @@
-"""Other operating systems, played here by taking away what they lack before anything is imported."""
+"""Other operating systems, simulated by removing the functions that they lack before any import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 WINDOWS = """
 import faulthandler, os, select, signal, socket, sys
-import torch  # ask for what is there, as on Windows they would find other things
+import torch  # checks for functions that exist here, but would find others on Windows
 sys.modules["fcntl"] = sys.modules["resource"] = None
 for module, names in {
     os: ["fork", "killpg", "lockf", "pread", "memfd_create", "sysconf", "register_at_fork", "sched_getaffinity"],

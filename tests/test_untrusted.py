@@ -1,4 +1,4 @@
-"""Files of strangers are opened only where they are regular files, and opening never blocks."""
+"""Untrusted files are opened only if they are regular files, and opening never blocks."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""One version, told alike everywhere."""
+"""The version is the same everywhere."""
 
 from __future__ import annotations
 

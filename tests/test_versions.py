@@ -1,4 +1,4 @@
-"""Versions, and the commit of the source, which is read from files as Git writes them."""
+"""Versions, and the commit of the source, which is read from Git's files."""
 
 import subprocess
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_commit_of_a_worktree(root, tmp_path):
 
 
 def test_no_commit_where_the_package_is_installed(root):
-    """A virtual environment may lie in the checkout of something else."""
+    """A virtual environment may be inside the checkout of another project."""
     (root / ".git" / "HEAD").write_text(f"{COMMITS[0]}\n")
     assert source_commit(root / "site-packages" / "recurl" / "versions.py") is None
     (root / ".git" / "HEAD").write_bytes(b"\xff\xfe")
@@ -61,7 +61,7 @@ def test_no_commit_where_the_package_is_installed(root):
 
 @pytest.mark.slow
 def test_commit_is_that_of_git():
-    """Where the tests run in a checkout, as in development; elsewhere both know none."""
+    """If the tests run in a checkout, both agree; elsewhere both return none."""
     place = Path(recurl.__file__).parent
     said = subprocess.run(["git", "-C", place, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     assert source_commit() == (said.stdout.strip() if said.returncode == 0 and place.parent.name == "src" else None)

@@ -1,4 +1,4 @@
-"""What ``python -m build`` makes: a source archive, and from it a wheel that works in an environment of its own."""
+"""``python -m build`` creates a source archive, and from it a wheel that works in a fresh environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIBRARY = "recurl/recurrence/cpu/librecurl_cpu.so"
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a command that must succeed, and return what it prints."""
+    """Run a command that must succeed, and return its output."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -35,7 +35,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is built from, since building leaves files behind."""
+    """A copy of the source, since building leaves files behind."""
     folder = tmp_path_factory.mktemp("source")
     for name in BUILT_FROM:
         if (ROOT / name).is_dir():
@@ -49,7 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archives(source: Path) -> Path:
-    """The source archive, and the wheel built from it, without the minute of the compiler's optimisation."""
+    """The source archive and the wheel built from it, without compiler optimizations, which take a minute."""
     compiler = source / "compiler"
     compiler.write_text('#!/bin/bash\nexec c++ "${@/#-O3/-O0}"\n')
     compiler.chmod(0o755)
@@ -98,7 +98,7 @@ def test_the_wheel_is_for_every_python_and_holds_the_library(wheel: Path, source
 
 @pytest.fixture(scope="module")
 def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with the wheel installed; its dependencies are those of this one, recurl's own is out of sight."""
+    """An interpreter with the wheel installed; dependencies are those of this one, whose recurl is hidden."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder)
     python = folder / "bin" / "python"

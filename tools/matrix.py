@@ -1,9 +1,9 @@
-"""Run the core of the tests with every Python, tensordict and set of dependencies that recurl supports.
+"""Run the core tests with every supported Python, tensordict and set of dependencies.
 
-Each combination has an environment of its own in build/matrix. What can't be tried on this machine is skipped and named
-at the end; --strict makes that an error. CUDA's libraries (several GB) are downloaded only if --cuda says so.
+Each combination has its own environment in build/matrix. Combinations that can't be tested on this machine are skipped
+and listed at the end; --strict makes that an error. CUDA's libraries (several GB) are downloaded only with --cuda.
 
-    python tools/matrix.py [--only NAME ...] [--cuda] [--strict] -- OPTIONS OF PYTEST
+    python tools/matrix.py [--only NAME ...] [--cuda] [--strict] -- PYTEST OPTIONS
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TESTERS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml")
-NEED_EXTRAS = {"cli", "docs", "interop", "learning", "trainers"}  # folders of tests
+NEED_EXTRAS = {"cli", "docs", "interop", "learning", "trainers"}  # test folders
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 class SkippedError(Exception):
-    """This combination can't be tried here."""
+    """The combination can't be tested on this machine."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """One environment: a Python, pins that replace those of constraints.txt, extras of recurl, and tests left out."""
+    """One environment: Python version, pins that override constraints.txt, extras of recurl, and excluded tests."""
 
     name: str
     python: str
     pins: tuple[str, ...] = ()
     extras: str = "train,wandb,triton,export"
-    without: str = ""  # marker of the tests that can't pass there
+    without: str = ""  # marker of the tests that can't pass
 
 
 def combinations() -> list[Combination]:
-    """Return all that recurl says it supports: each Python, each tensordict, and dependencies without extras."""
+    """Return the declared combinations: each Python, each tensordict, and an installation without extras."""
     low, high = map(int, re.findall(r"3\.(\d+)", PROJECT["requires-python"]))
     pythons = [f"3.{minor}" for minor in range(low, high)]
     (range_,) = (text for text in PROJECT["dependencies"] if text.startswith("tensordict"))
@@ -61,7 +61,7 @@ def combinations() -> list[Combination]:
 
 
 def find_python(version: str) -> str:
-    """Return an interpreter of this version: on the path, or one of pyenv's."""
+    """Return an interpreter of this version, from the path or from pyenv."""
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     candidates = [shutil.which(f"python{version}"), *sorted(root.glob(f"versions/{version}.*/bin/python"))]
     for candidate in filter(None, candidates):
@@ -73,7 +73,7 @@ def find_python(version: str) -> str:
 
 
 def run(*command: str | Path, quiet: bool = True) -> str:
-    """Run a command; one that fails ends this combination."""
+    """Run a command; raise RuntimeError, which ends the combination, if it fails."""
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, env=CLEAN, stdout=subprocess.PIPE if quiet else None, text=True, check=False
     )
@@ -83,7 +83,7 @@ def run(*command: str | Path, quiet: bool = True) -> str:
 
 
 def constraints(pins: tuple[str, ...], file: Path) -> Path:
-    """Write constraints.txt with other ``pins`` in place of its own."""
+    """Write constraints.txt with ``pins`` overriding its own."""
     replaced = {pin.split("==")[0] for pin in pins}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     file.write_text("\n".join([*(line for line in lines if line.split("==")[0] not in replaced), *pins, ""]))
@@ -91,20 +91,20 @@ def constraints(pins: tuple[str, ...], file: Path) -> Path:
 
 
 def check_torch(pip: list[str | Path], pinned: Path) -> None:
-    """Refuse a torch that brings CUDA's libraries."""
+    """Skip the combination if torch depends on CUDA's libraries."""
     done = subprocess.run(
         [*map(str, pip), "--dry-run", "--no-deps", "--report", "-", "torch", "-c", str(pinned)],
         env=CLEAN, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise SkippedError("there is no torch for it")
+        raise SkippedError("no torch is available for it")
     needs = " ".join(json.loads(done.stdout)["install"][0]["metadata"].get("requires_dist", []))
     if re.search(r"\b(nvidia|cuda)-", needs) and sys.platform == "linux":
-        raise SkippedError("torch for it comes with several GB of CUDA's libraries: pass --cuda to have them")
+        raise SkippedError("its torch needs several GB of CUDA's libraries: pass --cuda to download them")
 
 
 def install(wanted: Combination, cuda: bool) -> Path:
-    """Make the environment, or take the one that is there; return its interpreter."""
+    """Create the environment, or reuse an up-to-date one; return its interpreter."""
     folder = FOLDER / wanted.name.replace(" ", "-")
     python, done = folder / "bin" / "python", folder / "installed"
     interpreter = find_python(wanted.python)
@@ -119,14 +119,14 @@ def install(wanted: Combination, cuda: bool) -> Path:
         check_torch([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"], file)
     run(*pip, "torch", "setuptools", "-c", file)
     if wanted.extras:
-        run(*pip, "--no-deps", "torchrl", "-c", file)  # asks for tensordict 0.14; runs beside 0.15 too
+        run(*pip, "--no-deps", "torchrl", "-c", file)  # pins tensordict 0.14, but also works with 0.15
     run(*pip, "--no-build-isolation", "-e", f".[{wanted.extras}]" if wanted.extras else ".", *TESTERS, "-c", file)
     done.write_text(pinned)
     return python
 
 
 def tests_of(wanted: Combination) -> list[Path]:
-    """Return what is run: all tests, or those of packages that need no extras."""
+    """Return the tests to run: all, or those that need no extras."""
     tests = ROOT / "tests"
     if wanted.extras:
         return [tests]
@@ -135,7 +135,7 @@ def tests_of(wanted: Combination) -> list[Path]:
 
 
 def selection(wanted: Combination, options: list[str]) -> list[str]:
-    """Return the options of pytest, with the tests left out that can't pass there."""
+    """Return the pytest options, excluding the tests that can't pass."""
     if not wanted.without:
         return options
     at = options.index("-m") + 1 if "-m" in options else None
@@ -145,7 +145,7 @@ def selection(wanted: Combination, options: list[str]) -> list[str]:
 
 
 def try_out(wanted: Combination, cuda: bool, options: list[str]) -> str:
-    """Run the core of the tests; return the versions they ran with, and what was left out."""
+    """Run the core tests; return the versions they ran with, and the excluded tests."""
     python = install(wanted, cuda)
     told = (
         "import torch, tensordict, platform as p; print(p.python_version(), torch.__version__, tensordict.__version__)"
@@ -157,12 +157,12 @@ def try_out(wanted: Combination, cuda: bool, options: list[str]) -> str:
 
 
 def main() -> int:
-    """Try every combination; return 1 when one failed, or was skipped in --strict."""
+    """Test every combination; return 1 if one failed, or was skipped with --strict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these, such as 'no extras'")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these combinations, such as 'no extras'")
     parser.add_argument("--cuda", action="store_true", help="allow downloads of torch with CUDA's libraries")
-    parser.add_argument("--strict", action="store_true", help="end with an error when something was skipped")
-    parser.add_argument("options", nargs="*", help="of pytest")
+    parser.add_argument("--strict", action="store_true", help="fail if a combination was skipped")
+    parser.add_argument("options", nargs="*", help="pytest options")
     arguments = parser.parse_args()
     results: dict[str, list[str]] = {"passed": [], "SKIPPED": [], "FAILED": []}
     for wanted in combinations():

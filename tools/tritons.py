@@ -1,7 +1,7 @@
-"""Compile the kernels for GPUs with several versions of Triton, without a GPU.
+"""Compile the GPU kernels with several versions of Triton, without a GPU.
 
-Each Triton lies in a folder of its own in build/tritons, over the environment of the development. Registers that spill
-are printed, not judged: the table of tiles is made for the first of these versions.
+Each Triton is installed in a separate folder in build/tritons, on top of the development environment. Register spills
+are printed but are not errors: the table of tile sizes was tuned for the first of these versions.
 
     python tools/tritons.py [--only VERSION ...]
 """
@@ -28,7 +28,7 @@ print("tests.recurrence.triton_adam_offline 90")
 
 
 def environment(version: str) -> dict[str, str]:
-    """Return the environment in which ``import triton`` finds this version, which is installed if it isn't there."""
+    """Install this version if needed, and return an environment in which ``import triton`` finds it."""
     folder = FOLDER / version
     if not (folder / "triton").exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -38,7 +38,7 @@ def environment(version: str) -> dict[str, str]:
 
 
 def compiles(version: str) -> bool:
-    """Compile everything; the first kernel of a list that fails ends this list."""
+    """Compile all kernels, and return whether that succeeds; a failing kernel ends its list."""
     variables = environment(version)
     lists = subprocess.run(
         [sys.executable, "-c", LISTS], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
@@ -52,9 +52,9 @@ def compiles(version: str) -> bool:
 
 
 def main() -> int:
-    """Return 1 where a kernel doesn't compile."""
+    """Compile with every version; return 1 if a kernel doesn't compile."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=TRITONS, metavar="VERSION", help="only these")
+    parser.add_argument("--only", nargs="+", default=TRITONS, metavar="VERSION", help="only these versions")
     results = {version: compiles(version) for version in parser.parse_args().only}
     print(*(f"{'passed' if good else 'FAILED'}  Triton {version}" for version, good in results.items()), sep="\n")
     return int(not all(results.values()))

@@ -1,7 +1,7 @@
-"""Build what a release holds into dist/, and try it: a source archive, a wheel for Linux and one for any system.
+"""Build and test the files of a release in dist/: a source archive, a wheel for Linux and a wheel for any system.
 
-The wheel for Linux holds the compiled library of the cpu backend; auditwheel gives it the oldest manylinux tag that
-fits. Each wheel is installed with its dependencies, none of them compiled, into an environment of its own.
+The wheel for Linux contains the compiled library of the cpu backend; auditwheel gives it the oldest compatible
+manylinux tag. Each wheel is installed with its dependencies, none of them compiled, into a fresh environment.
 
     python tools/wheels.py [--no-try]
 """
@@ -23,7 +23,7 @@ RUN = "train ppo --env recurl/MaskedCartPole-v1 --total-steps 1024 --overwrite -
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    """Run a command that must succeed, and return what it prints on stdout."""
+    """Run a command that must succeed, and return its output on stdout."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
     return subprocess.run(
         list(map(str, command)), cwd=cwd, env=clean, stdout=subprocess.PIPE, text=True, check=True
@@ -31,7 +31,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
 
 
 def tool(name: str) -> Path:
-    """Return the path of a program that was installed beside this interpreter."""
+    """Return the path of a program installed next to this interpreter."""
     return Path(sys.executable).with_name(name)
 
 
@@ -42,7 +42,7 @@ def build(folder: Path, **environment: str) -> tuple[Path, Path]:
 
 
 def make(dist: Path) -> list[Path]:
-    """Make the archives; return the wheels."""
+    """Build the archives, and return the wheels."""
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         source, pure = build(temporary / "pure", **NO_COMPILER)
@@ -60,7 +60,7 @@ def make(dist: Path) -> list[Path]:
 
 
 def try_out(wheel: Path, folder: Path) -> None:
-    """Install a wheel and what it needs without compiling anything; train, evaluate and run an example."""
+    """Install a wheel and its dependencies without compiling; train, evaluate and run an example."""
     venv.create(folder, with_pip=True, clear=True)
     pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*pip, "--only-binary", ":all:", "-c", ROOT / "constraints.txt", f"{wheel}[train]", **NO_COMPILER)
@@ -85,9 +85,9 @@ def try_out(wheel: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Make the archives and, unless told not to, try the wheels."""
+    """Build the archives and, by default, test the wheels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-try", action="store_true", help="only build and check them")
+    parser.add_argument("--no-try", action="store_true", help="only build and check the archives")
     arguments = parser.parse_args()
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)

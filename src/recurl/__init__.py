@@ -1,6 +1,6 @@
 """Recurrent reinforcement learning for PyTorch, with hidden states that are correct by construction.
 
-Its names are imported when they are first used.
+Public names are imported lazily, on first access.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Entry point of ``python -m recurl``, the same as the ``recurl`` command."""
+"""Entry point of ``python -m recurl``, equivalent to the ``recurl`` command."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Errors for names and arguments of TorchRL that recurl does not have; they say what to write instead."""
+"""Errors for TorchRL names and arguments that recurl does not provide; the messages suggest replacements."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
 
 
 def absent_names(module: str) -> Callable[[str], NoReturn]:
-    """Return a ``__getattr__`` for ``module`` that raises with the advice of :data:`~recurl.torchrl_names.ABSENT`.
+    """Return a module ``__getattr__`` that raises with the advice in :data:`~recurl.torchrl_names.ABSENT`.
 
-    ``from module import name`` raises a :class:`MissingNameError`, an ``ImportError``. Anything else, such as
-    ``module.name`` or ``hasattr``, gets a :class:`MissingAttributeError`, an ``AttributeError``.
+    ``from module import name`` raises :class:`MissingNameError`, an ``ImportError``. Any other access, such as
+    ``module.name`` or ``hasattr``, raises :class:`MissingAttributeError`, an ``AttributeError``.
 
     Example:
         >>> absent_names("recurl.objectives")("TargetNetUpdater")
@@ -34,7 +34,7 @@ def absent_names(module: str) -> Callable[[str], NoReturn]:
     def find(name: str) -> NoReturn:
         if name not in advice:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        # An import turns an AttributeError into an ImportError with a message of its own.
+        # An import statement would replace an AttributeError by an ImportError with a generic message.
         kind = MissingNameError if _is_imported(inspect.currentframe()) else MissingAttributeError
         raise kind(f"{module} has no {name}: {advice[name]}.")
 
@@ -42,13 +42,13 @@ def absent_names(module: str) -> Callable[[str], NoReturn]:
 
 
 def _is_imported(frame: FrameType | None) -> bool:
-    """Return whether the caller of ``frame`` is at a ``from ... import ...``."""
+    """Return whether the caller of ``frame`` is executing a ``from ... import ...``."""
     caller = frame and frame.f_back
     return caller is not None and caller.f_lasti >= 0 and caller.f_code.co_code[caller.f_lasti] == _IMPORT_FROM
 
 
 def without_arguments(**advice: str) -> Callable[[_C], _C]:
-    """Return a class decorator that makes the constructor raise with ``advice`` for each of these arguments.
+    """Return a class decorator whose constructor raises with ``advice`` if one of these arguments is passed.
 
     Example:
         >>> @without_arguments(sugar="it is sweet as it is")

@@ -1,4 +1,4 @@
-"""Boundaries of a batch, read from its entries, and checks that its tokens continue each other."""
+"""Sequence boundaries of a batch, derived from its entries, and checks of its temporal order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recurl.recurrence import Boundaries, boundaries_of
 
 __all__ = ["boundaries_in", "check_order", "check_starts", "readable", "sources_of"]
 
-_RTOL, _ATOL = 1e-4, 1e-5  # states may have been rounded in between
+_RTOL, _ATOL = 1e-4, 1e-5  # stored states may have been rounded
 
 
 def sources_of(batch: Step) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -28,25 +28,25 @@ def sources_of(batch: Step) -> tuple[Tensor, Tensor | None, Tensor | None]:
 
 
 def boundaries_in(batch: Step) -> Boundaries:
-    """Return the boundaries of a batch ``[*B, T]`` that has ``"is_init"``."""
+    """Return the boundaries of a batch ``[*B, T]`` that contains ``"is_init"``."""
     is_init, traj_ids, traj_steps = sources_of(batch)
     return boundaries_of(is_init, traj_ids, batch.batch_size, traj_steps)
 
 
 def check_starts(batch: Step, states: Iterable[NestedKey], starts: Tensor | None = None) -> None:
-    """Refuse sequences that begin inside a trajectory without the recurrent states to start from.
+    """Check that sequences that begin inside a trajectory have recurrent states to start from.
 
-    The first token of a row is allowed: a critic that took no part in collection has no state there and starts from
+    The first token of a row is exempt: a critic that was not run during collection has no state there and starts from
     zero.
 
     Args:
         batch: ``[*B, T]``.
-        states: keys of the states that the networks read.
+        states: keys of the states read by the networks.
         starts: bool ``[*B, T]``, True where a sequence begins; computed by :func:`boundaries_in` when None.
 
     Raises:
-        MissingKeyError: a state is missing, and a sequence begins after the first step of its trajectory, or the batch
-            is a sample of a buffer or a minibatch.
+        MissingKeyError: a state is missing, and either a sequence begins after the first step of its trajectory, or the
+            batch is a minibatch or a replay buffer sample.
     """
     missing = [key for key in states if batch.get(key, None) is None]
     if not missing:
@@ -66,17 +66,17 @@ def check_starts(batch: Step, states: Iterable[NestedKey], starts: Tensor | None
 
 
 def check_order(batch: Step, starts: Tensor | None = None) -> None:
-    """Refuse a batch without boundary marks whose stored states show that its tokens don't follow each other.
+    """Check that the stored states of a batch without boundary marks are consistent with the order of its tokens.
 
-    The root state of a token must equal the state that the previous token wrote under ``"next"``. Nothing is checked
+    The root state of a token must equal the state that the previous token wrote under ``"next"``. The check is skipped
 
-    * if the batch holds trajectory steps or the marks of a sample, as these already define the boundaries,
+    * if the batch has trajectory steps or the marks of a sample, which already define the boundaries,
     * at padding, see ``("collector", "mask")``,
     * if there are no states under ``"next"``, if they are all equal, or if a recurrent pass has rewritten them (the
-      observations then still follow each other),
-    * while a CUDA graph is captured, and under ``torch.compile`` and ``torch.vmap``.
+      observations are then still consecutive),
+    * during CUDA graph capture, and under ``torch.compile`` and ``torch.vmap``.
 
-    On a GPU the check synchronises with the device, once for each state where the tokens follow each other.
+    On a GPU the check synchronizes with the device, once for each state if the tokens are consecutive.
 
     Args:
         batch: ``[*B, T]``.
@@ -98,7 +98,7 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
         starts = boundaries_in(batch).starts
     inner = ~starts.reshape(batch.batch_size)[..., 1:]
     mask = batch.get(MASK, None)
-    if mask is not None:  # padding holds anything
+    if mask is not None:  # values at padding are arbitrary
         valid = mask.reshape(batch.batch_size)
         inner = inner & valid[..., 1:] & valid[..., :-1]
     for key, state, after in found:
@@ -119,16 +119,16 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
 
 
 def readable(value: Tensor) -> bool:
-    """Return whether values may be read: not under function transforms, nor while a CUDA graph is captured."""
+    """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
     if torch.compiler.is_compiling() or is_functorch_active():
         return False
     return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _states(batch: Step) -> Iterator[tuple[NestedKey, Tensor, Tensor]]:
-    """Yield key, root value and ``"next"`` value of each entry shaped like a recurrent state.
+    """Yield key, root value and ``"next"`` value of each entry that has the shape of a recurrent state.
 
-    That is ``[*B, T, L, H]``, or complex numbers as pairs, ``[*B, T, L, ..., 2]``, which images aren't.
+    This is ``[*B, T, L, H]``, or ``[*B, T, L, ..., 2]`` for complex numbers stored as pairs. Images have neither shape.
     """
     for path, value in leaves(batch):
         own = value.ndim - batch.ndim
@@ -138,21 +138,21 @@ def _states(batch: Step) -> Iterator[tuple[NestedKey, Tensor, Tensor]]:
                 yield path[0] if len(path) == 1 else path, value, cast(Tensor, after)
 
 
-def _neighbours(value: Tensor, after: Tensor, lead: int) -> tuple[Tensor, Tensor]:
-    """Return the values of tokens t + 1, and the ``"next"`` values of tokens t."""
+def _neighbors(value: Tensor, after: Tensor, lead: int) -> tuple[Tensor, Tensor]:
+    """Return the root values of tokens t + 1, and the ``"next"`` values of tokens t."""
     time = lead - 1
     return value.narrow(time, 1, value.shape[time] - 1), after.narrow(time, 0, value.shape[time] - 1)
 
 
 def _differ(value: Tensor, after: Tensor, lead: int) -> Tensor:
-    """Return bool ``[*B, T - 1]``: they aren't equal, which is found much sooner than how far they are apart."""
-    held, left = _neighbours(value, after, lead)
+    """Return bool ``[*B, T - 1]``: whether the values differ; exact comparison is much faster than with a tolerance."""
+    held, left = _neighbors(value, after, lead)
     return (held != left).flatten(lead).sum(-1) > 0
 
 
 def _continues(value: Tensor, after: Tensor, lead: int) -> Tensor:
-    """Return bool ``[*B, T - 1]``: the value of token t + 1 equals the ``"next"`` value of token t, to rounding."""
-    held, left = _neighbours(value, after, lead)
+    """Return bool ``[*B, T - 1]``: token t + 1 has the ``"next"`` value of token t, up to rounding."""
+    held, left = _neighbors(value, after, lead)
     if not value.is_floating_point():
         return (held == left).flatten(lead).all(-1) if value.ndim > lead else held == left
     close = torch.isclose(held, left.to(held.dtype), rtol=_RTOL, atol=_ATOL, equal_nan=True)
@@ -160,14 +160,14 @@ def _continues(value: Tensor, after: Tensor, lead: int) -> Tensor:
 
 
 def _is_constant(after: Tensor, lead: int) -> Tensor:
-    """Return bool ``[*B, T - 1]``: the previous token's state is zero or the same everywhere, so it proves nothing."""
+    """Return bool ``[*B, T - 1]``: the previous token's state is zero or constant, so it is not informative."""
     left = after.narrow(lead - 1, 0, after.shape[lead - 1] - 1).flatten(lead)
     first = after.flatten(0, lead - 1)[:1]
     return (left == 0).all(-1) | (after == first).all()
 
 
 def _observations_follow(batch: Step, inner: Tensor) -> bool:
-    """Return whether observations that vary show that all ``inner`` tokens continue the previous one."""
+    """Return whether observations vary, and every ``inner`` token has the next observation of the previous token."""
     varies = False
     states = {key for key, _, _ in _states(batch)}
     for path, value in leaves(batch):

@@ -1,4 +1,4 @@
-"""Devices by one name each."""
+"""Canonical device names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def numbered(device: torch.device | str) -> torch.device: ...
 @overload
 def numbered(device: torch.device | str | None) -> torch.device | None: ...
 def numbered(device: torch.device | str | None) -> torch.device | None:
-    """Return the device with its number, as tensors name it: ``cuda`` is the current GPU, such as ``cuda:0``.
+    """Return the device with an explicit index, as tensors report it: ``cuda`` becomes the current GPU, ``cuda:0``.
 
     Example:
         >>> numbered("cpu"), numbered(None)
@@ -26,4 +26,4 @@ def numbered(device: torch.device | str | None) -> torch.device | None:
     return torch.device("cuda", torch.cuda.current_device()) if found == _GPU and torch.cuda.is_available() else found
 
 
-_GPU = torch.device("cuda")  # without a number
+_GPU = torch.device("cuda")  # without an index

@@ -1,4 +1,4 @@
-"""Exceptions of recurl, each also derived from the builtin exception that a user would catch.
+"""Exceptions of recurl; each also derives from the builtin exception that a user would expect.
 
 A message states what must hold, what was given (names, shapes, dtypes), and what to do.
 """
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class RecurlError(Exception):
-    """Base of all errors that recurl raises on purpose."""
+    """Base class of all errors that recurl raises deliberately."""
 
 
 class ArgumentError(RecurlError, ValueError):
@@ -33,11 +33,11 @@ class MissingKeyError(RecurlError, KeyError):
 
 
 class MissingNameError(RecurlError, ImportError):
-    """A name of TorchRL was imported that recurl does not have."""
+    """A TorchRL name that recurl does not provide was imported."""
 
 
 class MissingAttributeError(RecurlError, AttributeError):
-    """A name of TorchRL was read from a module of recurl, which does not have it."""
+    """A TorchRL name that recurl does not provide was accessed as an attribute of a module."""
 
 
 class UsageError(RecurlError, RuntimeError):
@@ -45,47 +45,47 @@ class UsageError(RecurlError, RuntimeError):
 
 
 class WiringError(UsageError):
-    """Environment and policy don't fit together: a hidden state would be lost, or would leak."""
+    """Environment and policy are incompatible: a hidden state would be lost, or would leak across episodes."""
 
 
 class WorkerError(RecurlError, RuntimeError):
-    """A worker process raised an error, died, or hangs."""
+    """A worker process raised an error, died or hung."""
 
 
 class EnvError(RecurlError, RuntimeError):
-    """An environment raised an exception, its cause, in the process of a command."""
+    """An environment raised an exception, set as the cause, while a command was running."""
 
 
 class ExitError(EnvError):
-    """Code that a run calls, such as its environment, called ``sys.exit``, which must not end a run."""
+    """Code called by a run, such as its environment, called ``sys.exit``, which must not end the run."""
 
     @classmethod
     def of(cls, raised: BaseException) -> Self:
         """Return the error for a ``SystemExit`` or ``GeneratorExit``."""
-        said = f"{type(raised).__name__}({', '.join(map(repr, raised.args))})"
+        call = f"{type(raised).__name__}({', '.join(map(repr, raised.args))})"
         return cls(
-            f"The environment, or other code that the run calls, raised {said}, as sys.exit does: it must return, or "
+            f"The environment, or other code that the run calls, raised {call}, as sys.exit does: it must return, or "
             "raise an Exception."
         )
 
 
 class UnfitStateError(ArgumentError):
-    """The saved state of an environment doesn't fit the environment that is to be restored."""
+    """The saved state of an environment is incompatible with the environment being restored."""
 
 
 class RankError(RecurlError, RuntimeError):
-    """Another rank of a distributed run failed, or none answers."""
+    """Another rank of a distributed run failed or is unreachable."""
 
 
 class RemoteTraceback(RecurlError):
-    """The traceback of an error in another process, as text; set as the cause of the error that is raised here."""
+    """Traceback of an error in another process, as text; set as the cause of the error raised in this process."""
 
     def __str__(self) -> str:
         return f"\n\n{super().__str__().strip()}\n"
 
 
 class UnsupportedError(RecurlError, NotImplementedError):
-    """A feature is not supported, by recurl or by the backend in use."""
+    """A feature is not supported by recurl or by the backend in use."""
 
 
 class MissingDependencyError(RecurlError, ImportError):
@@ -93,7 +93,7 @@ class MissingDependencyError(RecurlError, ImportError):
 
 
 class StorageError(RecurlError, OSError):
-    """A file or folder can't be written: no space, no permission, or no such folder."""
+    """A file or folder can't be written: no space, no permission, or a missing folder."""
 
 
 class LockedError(UsageError):
@@ -101,11 +101,11 @@ class LockedError(UsageError):
 
 
 class CallbackError(RecurlError, RuntimeError):
-    """A callback of a run raised an exception, its cause; the run was saved and ended."""
+    """A callback raised an exception, set as the cause; the run was saved and stopped."""
 
 
 class SaidElsewhere(SystemExit):
-    """The end of a process whose error another process reports."""
+    """Exit of a process whose error is reported by another process."""
 
 
 class NonFiniteError(RecurlError, ArithmeticError):

@@ -1,4 +1,4 @@
-"""Checks of the compute device and of the memory of this machine."""
+"""Checks of the compute device and available memory of this machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that can't be used on this machine.
+    """Check that a device can be used on this machine.
 
     Args:
         device: name as torch takes it, for instance ``"cpu"`` or ``"cuda:0"``.
 
     Raises:
-        ArgumentError: torch (or this build of it) doesn't know the device, the machine doesn't have it, or it can't
+        ArgumentError: the device is unknown to torch (or to this build of it), is missing on this machine, or can't
             hold values (``"meta"``).
 
     Example:
@@ -37,17 +37,17 @@ def check_device(device: str) -> None:
         recurl.errors.ArgumentError: --device meta can't be used, try --device cpu: ...
     """
     try:
-        asked = torch.device(device)
-        if asked.type == "cpu" and asked.index not in (None, 0):
+        requested = torch.device(device)
+        if requested.type == "cpu" and requested.index not in (None, 0):
             raise ArgumentError("there is one CPU device")
-        torch.ones(1, device=asked).add(1).item()
-    except Exception as error:  # torch raises errors of many classes here
+        torch.ones(1, device=requested).add(1).item()
+    except Exception as error:  # torch raises errors of many types here
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
 
 
 def core_count() -> int:
-    """Return how many cores this process may use: those of the machine, or fewer by its affinity or its container."""
+    """Return the number of cores this process may use, limited by its CPU affinity and its container."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = map(int, _CPU_QUOTA.read_text().split())
@@ -57,7 +57,7 @@ def core_count() -> int:
 
 
 def cpu_name() -> str:
-    """Return the model of this CPU as Linux names it, elsewhere its architecture."""
+    """Return the model name of this CPU on Linux, or its architecture on other systems."""
     try:
         lines = _CPU_MODEL.read_text().splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def cpu_name() -> str:
 def total_memory(device: str) -> int:
     """Return the memory of a device in bytes: of the GPU, or of the machine (or its container) for the CPU.
 
-    Where the system does not report it (Windows), the size of the address space.
+    If the system does not report it (Windows), return the size of the address space.
     """
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
@@ -83,12 +83,12 @@ def total_memory(device: str) -> int:
 
 
 def check_memory(device: str, parts: Mapping[str, int], advice: str) -> None:
-    """Refuse a configuration that needs more memory than the device has.
+    """Check that a configuration does not need more memory than the device has.
 
     Args:
         device: name as torch takes it, for instance ``"cpu"`` or ``"cuda:0"``.
         parts: minimum number of bytes needed, by purpose.
-        advice: which options to lower; ends the error message.
+        advice: which options to lower; the end of the error message.
 
     Raises:
         ArgumentError: the sum of ``parts`` exceeds the memory of the device.

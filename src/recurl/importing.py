@@ -1,4 +1,4 @@
-"""Objects that an option names as ``module:name`` or ``module:name(argument=value)``."""
+"""Import of objects given as ``module:name`` or ``module:name(argument=value)`` in an option."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _PACKAGES = {
     "pygame": "'gymnasium[classic-control]'",
     "vizdoom": "vizdoom",
 }
-"""What pip calls the package of a top-level module. Others aren't guessed: a package of that name may be another."""
+"""Package names, by top-level module. Others aren't guessed: an unrelated package may have the module's name."""
 _LONGEST = 10_000  # characters of a name with its arguments
 
 
 def load_object(option: str, text: str, kind: str = "name") -> Any:
-    """Import what ``module:name`` names. The ``recurl`` command finds modules in the working directory too.
+    """Import the object ``module:name``. The ``recurl`` command also finds modules in the working directory.
 
     Args:
         option: name of the option, for messages.
-        text: the module and a name in it.
-        kind: what the name stands for, for messages.
+        text: the module and the name of an attribute.
+        kind: what the name refers to, for messages.
 
     Raises:
-        ArgumentError: ``text`` is written otherwise, the module can't be imported, or it lacks the name.
+        ArgumentError: ``text`` is malformed, the module can't be imported, or it lacks the name.
         MissingDependencyError: the module is not installed.
 
     Example:
@@ -69,13 +69,13 @@ def load_object(option: str, text: str, kind: str = "name") -> Any:
 
 
 def with_arguments(text: str) -> tuple[str, dict[str, Any]]:
-    """Return a name, and the keyword arguments that follow it in brackets: literals, of which nothing is run.
+    """Split a name from the keyword arguments that follow it in parentheses: literals, which are not executed.
 
     Args:
         text: ``name`` or ``name(argument=value)``.
 
     Raises:
-        ValueError: ``text`` is written otherwise, or is too long or nested too deeply to be read.
+        ValueError: ``text`` is malformed, or too long or too deeply nested to be parsed.
 
     Example:
         >>> with_arguments("s5(state_size=64)"), with_arguments("lstm")
@@ -96,7 +96,7 @@ def with_arguments(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def how_to_install(module: str) -> str:
-    """Return how to install the package that provides a module.
+    """Return instructions for installing the package that provides a module.
 
     Example:
         >>> how_to_install("ale_py"), how_to_install("popgym.envs")

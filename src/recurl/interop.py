@@ -1,8 +1,8 @@
-"""Use of recurl's recurrent modules in TorchRL programs. recurl itself never imports TorchRL.
+"""Use of recurl's recurrent modules with TorchRL. recurl itself never imports TorchRL.
 
-Most of it needs no help: TorchRL's losses and its ``set_recurrent_mode`` also set the mode of recurl's modules (see
-:mod:`recurl.mode`); keys, shapes and parameter names are the same, so batches and state dicts are interchangeable.
-Only primers differ: TorchRL's environments accept TorchRL's primers only.
+Most of this works without an adapter. TorchRL's losses and its ``set_recurrent_mode`` also set the mode of recurl's
+modules (see :mod:`recurl.mode`). Keys, shapes and parameter names are the same, so batches and state dicts are
+interchangeable. Only primers differ: TorchRL's environments accept only TorchRL's primers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 def for_torchrl(module: _M) -> _M:
-    """Make the recurrent modules in ``module`` create TorchRL primers from now on, and return ``module``.
+    """Make the recurrent modules in ``module`` create TorchRL primers, and return ``module``.
 
     TorchRL's environments, collectors (``auto_register_policy_transforms`` included) and
-    ``get_primers_from_module`` then accept the policy. Environments of recurl need recurl's primers: use another
-    policy there, for instance one with the same state dict.
+    ``get_primers_from_module`` then accept the policy. recurl's environments need recurl's primers: use another
+    policy there, such as one with the same state dict.
 
     Args:
         module: a policy, or any module that contains an ``LSTMModule`` or ``GRUModule`` of recurl.

@@ -1,4 +1,4 @@
-"""Names of the TensorDict entries that the parts of recurl share, and functions on keys."""
+"""Names of the TensorDict entries shared across recurl, and functions on keys."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from recurl.errors import ArgumentTypeError
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
-"""The action: one tensor, or nested entries, one for each part of a Dict or Tuple of actions."""
+"""The action: one tensor, or nested entries, one for each part of a Dict or Tuple action space."""
 ACTION_MASK = "action_mask"
-"""Bool, True where a choice is allowed, ``[*B, n]``: n choices of a discrete action, or those of all its parts."""
+"""Bool ``[*B, n]``, True for allowed choices: the n choices of a discrete action, or those of all its parts."""
 ADVANTAGE = "advantage"
 COLLECTOR = "collector"
-"""Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
+"""Root of the metadata of steps, written by collectors, buffers and rollouts."""
 DONE = "done"
 IS_INIT = "is_init"
 LAST_STEP = ("collector", "last_step")
-"""Of rows that hold one sequence each, and padding: flat index of its last token, int64, at every token."""
+"""Flat index of the last token of the row's sequence, int64, at every token; for padded rows of one sequence each."""
 MASK = ("collector", "mask")
 NEXT = "next"
 OBSERVATION = "observation"
@@ -29,17 +29,17 @@ RESET = "_reset"
 REWARD = "reward"
 STATE_VALUE = "state_value"
 STORED = ("collector", "stored")
-"""Stored values of the entries that sampling changes: the collected ``is_init`` is at ``(*STORED, "is_init")``."""
+"""Stored values of the entries changed by sampling: the collected ``is_init`` is at ``(*STORED, "is_init")``."""
 TERMINATED = "terminated"
 TRAJ_IDS = ("collector", "traj_ids")
 TRAJ_STEPS = ("collector", "traj_steps")
-"""Number of a step within its trajectory, from 0: a token continues the previous one if its number is the next."""
+"""Index of a step within its trajectory, from 0: a token continues the previous one if its index is one higher."""
 TRUNCATED = "truncated"
 VALUE_TARGET = "value_target"
 WEIGHTS_LAG = ("collector", "lag")
-"""How many versions older than the newest ones the weights were that acted."""
+"""Number of versions by which the acting weights were older than the newest ones."""
 WEIGHTS_VERSION = ("collector", "version")
-"""Number of the weights that acted, from 0."""
+"""Version number of the acting weights, from 0."""
 DONE_KEYS = (DONE, TERMINATED, TRUNCATED)
 
 
@@ -47,7 +47,7 @@ def normalize_key(key: object) -> NestedKey:
     """Return ``key`` as a string, or as a flat tuple of strings when nested.
 
     Args:
-        key: a non-empty string, or a (possibly nested) tuple of them.
+        key: a non-empty string, or a (possibly nested) tuple of such strings.
 
     Raises:
         ArgumentTypeError: ``key`` is anything else, or empty.
@@ -61,7 +61,7 @@ def normalize_key(key: object) -> NestedKey:
     if type(key) is str and key:  # the common case
         return key
     if type(key) is tuple and len(key) == 2 and type(key[0]) is type(key[1]) is str and key[0] and key[1]:
-        return key  # pyright: ignore[reportUnknownVariableType] - likewise
+        return key  # pyright: ignore[reportUnknownVariableType] - also common
     flat = tuple(_flatten(key))
     return flat[0] if len(flat) == 1 else flat
 
@@ -85,7 +85,7 @@ def path_of(key: NestedKey) -> tuple[str, ...]:
 
 
 def dotted(key: NestedKey) -> str:
-    """Return a key as it is written on the command line: the parts of a nested one are joined by dots.
+    """Return a key as written on the command line: the parts of a nested key are joined by dots.
 
     Example:
         >>> dotted(("agents", "observation")), dotted("observation")
@@ -95,11 +95,11 @@ def dotted(key: NestedKey) -> str:
 
 
 def is_within(key: NestedKey, names: Iterable[NestedKey]) -> bool:
-    """Return whether one of ``names`` is ``key`` or an entry that ``key`` is nested in.
+    """Return whether ``names`` contains ``key`` or an entry that ``key`` is nested in.
 
     Args:
         key: the key.
-        names: keys, in which the parts of nested ones may be joined by dots.
+        names: keys; nested ones may be written with dots.
 
     Example:
         >>> is_within(("agents", "observation"), ["agents"]), is_within("agent", ["agents.observation"])

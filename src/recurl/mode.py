@@ -1,15 +1,15 @@
-"""The mode of recurrent modules and the exploration of stochastic policies, as context managers.
+"""Context managers for the mode of recurrent modules and the exploration of stochastic policies.
 
-The recurrent mode is local to the thread, and inside asyncio to the task. Threads keep it in a ``threading.local``:
-``torch.compile`` can read and guard on an attribute of such an object, also when it compiles only a part of the code
+The recurrent mode is local to the thread, and to the task inside asyncio. Threads keep it in a ``threading.local``:
+``torch.compile`` can read and guard on an attribute of such an object, even if it compiles only a part of the code
 inside a ``with set_recurrent_mode(...)`` block. The tasks of one thread keep it in a ``ContextVar``, which
-``torch.compile`` can't trace: a compiled module that is called from several tasks at once sees the thread's mode.
+``torch.compile`` can't trace: a compiled module that is called from several concurrent tasks sees the thread's mode.
 
 TorchRL has a context manager of the same name, which its losses use. If the two disagreed in a program that uses both
-libraries, a recurrent module would silently read a batch of sequences as single steps. So once the program has
-imported TorchRL, the blocks of either library apply to the modules of both, and the innermost block decides (TorchRL's
-``set_recurrent_mode(None)`` leaves recurl's mode as it is). recurl itself never imports TorchRL. In compiled code a
-block of recurl takes precedence over any block of TorchRL, whose mode is shared by all threads there.
+libraries, a recurrent module would silently read a batch of sequences as single steps. Therefore, once the program has
+imported TorchRL, the blocks of either library apply to the modules of both, and the innermost block takes effect
+(TorchRL's ``set_recurrent_mode(None)`` leaves recurl's mode unchanged). recurl itself never imports TorchRL. In
+compiled code recurl's blocks take precedence over TorchRL's, whose mode is shared by all threads there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TORCHRL = "torchrl.modules"
 
 class _Block(NamedTuple):
     mode: bool | None
-    torchrl: Any = None  # TorchRL's own block, entered along with this one
+    torchrl: Any = None  # TorchRL's block, entered together with this one
 
 
 _Stack = tuple[_Block, ...]
@@ -60,7 +60,7 @@ class _Modes:
 
 
 class _Thread(threading.local):
-    # The stack is kept one object deeper: torch.compile drops assignments to attributes of a threading.local itself.
+    # The extra level of nesting is needed: torch.compile drops assignments to attributes of a threading.local itself.
     def __init__(self) -> None:
         self.modes = _Modes()
 
@@ -79,7 +79,7 @@ def recurrent_mode() -> bool | None:
 
 
 def _enter_torchrl(mode: bool | None) -> Any:
-    """Also enter a block of TorchRL if its modules would otherwise run in another mode; return it."""
+    """Enter and return a TorchRL block if TorchRL's mode would otherwise differ."""
     torchrl = None if torch.compiler.is_compiling() else sys.modules.get(_TORCHRL)
     if torchrl is None:
         return None
@@ -108,10 +108,10 @@ class set_recurrent_mode:
 
     In sequential mode a recurrent module runs one step; in recurrent mode it runs whole sequences along the last
     batch dimension. The mode is local to the thread (and to the asyncio task). Nested blocks restore the previous mode,
-    also after an exception, and one instance may be entered repeatedly.
+    even after an exception, and one instance may be entered repeatedly.
 
     Args:
-        mode: ``True`` or ``"recurrent"``, ``False`` or ``"sequential"`` (any letter case), or ``None`` for
+        mode: ``True`` or ``"recurrent"``, ``False`` or ``"sequential"`` (case-insensitive), or ``None`` for
             "no override": modules use their ``default_recurrent_mode``.
 
     Raises:
@@ -141,7 +141,7 @@ class set_recurrent_mode:
         _store(stack[:-1])
 
     def __call__(self, function: _F) -> _F:
-        """Return ``function`` (or generator function) decorated so that its body runs in this mode."""
+        """Decorate a function, or a generator function, so that its body runs in this mode."""
         if inspect.isgeneratorfunction(function):
             return cast(_F, self._wrap_generator(function))
 
@@ -168,7 +168,7 @@ class set_recurrent_mode:
                         resume = functools.partial(generator.send, (yield value))
                     except GeneratorExit:
                         raise
-                    except BaseException as error:  # noqa: BLE001 - passed on to the generator, as PEP 380 does
+                    except BaseException as error:  # noqa: BLE001 - forwarded to the generator, as in PEP 380
                         resume = functools.partial(generator.throw, error)
             finally:
                 generator.close()

@@ -1,4 +1,4 @@
-"""Suggestion of the name that was meant."""
+"""Spelling suggestions for error messages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["nearest"]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return ``" Did you mean ...?"`` with the name that is most like ``name``, or nothing where none is.
+    """Return ``" Did you mean ...?"`` with the name most similar to ``name``, or ``""`` if none is similar.
 
-    Capitals count less than all else.
+    Case is ignored only if there is no close match otherwise.
 
     Example:
         >>> nearest("wandbb", ["tensorboard", "wandb"])

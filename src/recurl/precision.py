@@ -1,7 +1,7 @@
-"""Precision of the float32 recurrent matrix products: the process-wide setting, presets by device, resolution.
+"""Precision of float32 recurrent matrix products: process-wide setting, per-device presets, resolution.
 
-A value is resolved when it is used: the module's own value, else the process-wide one, else
-``torch.get_float32_matmul_precision()``. torch's own flags are changed by :func:`torch_matmul_precision` alone.
+The value is resolved at each use: the module's own value, else the process-wide one, else
+``torch.get_float32_matmul_precision()``. Only :func:`torch_matmul_precision` changes torch's flags.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ON_TENSOR_CORES = {"fast": "tf32", "high-prec": "tf32x3"}
 
 
 class _Process:
-    """Process-wide value, set by code or by the environment variable."""
+    """Process-wide value, set in code or by the environment variable."""
 
     def __init__(self) -> None:
         self.value = "auto"
@@ -36,7 +36,7 @@ class _Process:
 
 
 _process = _Process()
-if _process.value not in MODES:  # warn here and raise at the first use, as an import must not fail
+if _process.value not in MODES:  # warn here and raise at the first use: an import must not fail
     warnings.warn(
         f"The environment variable {ENVIRONMENT_VARIABLE}={_process.value!r} is not one of {', '.join(MODES)}; "
         "the first use of a recurrent module's precision will raise.",
@@ -45,16 +45,16 @@ if _process.value not in MODES:  # warn here and raise at the first use, as an i
 
 
 def set_recurrent_matmul_precision(mode: str | None) -> None:
-    """Set the precision of the recurrent matrix products of all modules without a value of their own, in all threads.
+    """Set the default precision of recurrent matrix products, for all modules without their own value, in all threads.
 
     Args:
         mode: ``"ieee"`` (accurate to float32), ``"tf32"``, ``"tf32x3"`` (three products, about 22 bits), ``"fast"`` or
             ``"high-prec"`` (presets by device: tf32 or tf32x3 on GPUs with tf32 tensor cores, else ieee);
-            ``"auto"`` or None: read the environment variable ``RECURL_RNN_PRECISION`` again, or follow
+            ``"auto"`` or None: reread the environment variable ``RECURL_RNN_PRECISION``, or follow
             ``torch.get_float32_matmul_precision()`` if it is not set.
 
     Raises:
-        ArgumentError: ``mode``, or the value of the environment variable, is none of these.
+        ArgumentError: ``mode``, or the value of the environment variable, is not one of these.
 
     Example:
         >>> set_recurrent_matmul_precision("tf32x3")
@@ -71,10 +71,10 @@ def set_recurrent_matmul_precision(mode: str | None) -> None:
 
 
 def get_recurrent_matmul_precision(device: torch.device | str | None = None) -> str:
-    """Return the concrete mode (``"ieee"``, ``"tf32"`` or ``"tf32x3"``) of modules without a value of their own.
+    """Return the concrete mode (``"ieee"``, ``"tf32"`` or ``"tf32x3"``) of modules without their own value.
 
     Args:
-        device: device to resolve presets for; the current CUDA device when None, or the CPU if there is none.
+        device: device to resolve presets for; when None, the current CUDA device, or the CPU if there is none.
 
     Raises:
         ArgumentError: the value of the environment variable ``RECURL_RNN_PRECISION`` is not one of the modes.
@@ -83,7 +83,7 @@ def get_recurrent_matmul_precision(device: torch.device | str | None = None) -> 
 
 
 def resolve_precision(mode: str, device: torch.device) -> str:
-    """Return the concrete mode of a module whose own value is ``mode``, on ``device``."""
+    """Resolve the value ``mode`` of a module on ``device`` to a concrete mode."""
     if mode == "auto":
         check_precision(_process.value, _IN_ENVIRONMENT)
         mode = _process.value
@@ -94,7 +94,7 @@ def resolve_precision(mode: str, device: torch.device) -> str:
     return mode
 
 
-# Under torch.compile, which can't read the setting in a program, but compiles anew where it has changed.
+# torch.compile can't trace this setting, but recompiles if it has changed.
 @torch.compiler.assume_constant_result
 def _precision_of_torch() -> str:
     return torch.get_float32_matmul_precision()
@@ -102,7 +102,7 @@ def _precision_of_torch() -> str:
 
 @contextmanager
 def torch_matmul_precision(precision: str) -> Generator[None]:
-    """Set ``torch.set_float32_matmul_precision`` inside the block, for all products of float32 matrices.
+    """Set torch's precision of all float32 matrix products inside a ``with`` block.
 
     Example:
         >>> with torch_matmul_precision("high"):

@@ -1,4 +1,4 @@
-"""Output of other libraries, held back."""
+"""Suppression of the output of other libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STDERR = 2
 
 @contextmanager
 def quiet(logger: str, level: int) -> Generator[None]:
-    """Hold back what a logger says below ``level``, inside the block.
+    """Suppress messages of a logger below ``level`` inside the block.
 
     Example:
         >>> with quiet("noisy", logging.ERROR):
@@ -32,10 +32,10 @@ def quiet(logger: str, level: int) -> Generator[None]:
 
 @contextmanager
 def quiet_if_failing() -> Generator[None]:
-    """Hold back what the process writes to stderr inside the block, code in C++ included; drop it if the block raises.
+    """Buffer the process's stderr, including that of C++ code, inside the block; discard it if the block raises.
 
-    Compilers print their state for pages before they fail, below Python, where no logger can be set. Of a block that
-    succeeds, the output follows at its end.
+    Compilers may print pages of internal state before they fail, below Python's logging. If the block succeeds, the
+    output is written at its end.
 
     Example:
         >>> import sys
@@ -44,7 +44,7 @@ def quiet_if_failing() -> Generator[None]:
     """
     try:
         before = os.dup(_STDERR)
-    except OSError:  # there is no stderr
+    except OSError:  # no stderr
         yield
         return
     with tempfile.TemporaryFile() as held:

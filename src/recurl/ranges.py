@@ -1,4 +1,4 @@
-"""Declaration and checks of the allowed values of option dataclasses: each field's type and range."""
+"""Declaration and validation of the types and ranges of option dataclasses."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Range:
-    """Interval of the numbers that a field accepts; NaN is never accepted.
+    """Interval of accepted numbers; NaN is never accepted.
 
     Args:
         low: lower end.
         high: upper end.
         above: exclude ``low`` itself.
         below: exclude ``high`` itself.
-        infinite: also accept infinity, which means "no bound".
+        infinite: also accept infinity, meaning "no bound".
     """
 
     low: float = -math.inf
@@ -63,7 +63,7 @@ class Range:
     infinite: bool = False
 
     def rule(self, value: float) -> str | None:
-        """Return the condition that ``value`` violates, as text, or None."""
+        """Return a description of the condition that ``value`` violates, or None."""
         if isinstance(value, float) and not math.isfinite(value) and not (self.infinite and value == math.inf):
             return "must be a number, or inf for no bound" if self.infinite else "must be a finite number"
         excluded = (self.above and value == self.low) or (self.below and value == self.high)
@@ -77,11 +77,11 @@ class Range:
         return "must not be negative" if self.low == 0 and not self.above else "must be positive"
 
 
-_NARROW = 100  # both ends of a range up to here are stated
+_NARROW = 100  # for ranges that end here or below, messages state both ends
 _LARGE = 2**31 - 1
 
 Count: TypeAlias = Annotated[int, Range(1, _LARGE)]
-Few: TypeAlias = Annotated[int, Range(1, 100)]  # of what is made one after another
+Few: TypeAlias = Annotated[int, Range(1, 100)]  # for objects that are created one by one
 Whole: TypeAlias = Annotated[int, Range(0, _LARGE)]
 Steps: TypeAlias = Annotated[int, Range(1, 10**15)]
 Threads: TypeAlias = Annotated[int, Range(1, 1024)]
@@ -90,7 +90,7 @@ Number: TypeAlias = Annotated[float, Range()]
 Positive: TypeAlias = Annotated[float, Range(0, above=True)]
 NotNegative: TypeAlias = Annotated[float, Range(0)]
 NoBound: TypeAlias = Annotated[float, Range(0, above=True, infinite=True)]
-"""Above 0; infinity means that there is no bound."""
+"""Above 0; infinity means no bound."""
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
 SomeFraction: TypeAlias = Annotated[float, Range(0, 1, above=True)]
 Inside: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
@@ -107,7 +107,7 @@ class Field:
         range: range of a number, or None.
         choices: allowed values of a ``Literal`` field; empty for others.
         optional: whether None is allowed.
-        many: whether the field is a tuple of such values.
+        many: whether the field is a tuple of these values.
         default: default value; ``dataclasses.MISSING`` if there is none.
     """
 
@@ -120,7 +120,7 @@ class Field:
     default: Any
 
     def check(self, value: Any) -> None:
-        """Refuse a value that the field does not accept.
+        """Check that the field accepts a value.
 
         Raises:
             ArgumentError: ``value`` is not accepted; the message names the command-line option.
@@ -137,9 +137,9 @@ class Field:
                 raise ArgumentError(f"{flag(self.name)} {rule}, got {shown(part)}.{near}")
 
     def read(self, value: Any) -> Any:
-        """Return a value of a command line or a file of options, where numbers may be written as text or in floats.
+        """Convert a value from the command line or an options file, in which integers may be text or floats.
 
-        What can't be a whole number where one is needed is returned unchanged, and :meth:`check` refuses it.
+        A value that can't be converted is returned unchanged, and :meth:`check` then rejects it.
 
         Example:
             >>> @dataclass
@@ -235,10 +235,10 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
 
 
 def check_fields(options: Any) -> None:
-    """Refuse an option dataclass in which a field has a value that it does not accept.
+    """Check the values of all fields of an option dataclass.
 
     Raises:
-        ArgumentError: a field has such a value; the message names the command-line option.
+        ArgumentError: a value is not accepted; the message names the command-line option.
 
     Example:
         >>> @dataclass
@@ -255,18 +255,18 @@ def check_fields(options: Any) -> None:
 
 
 def flag(name: str) -> str:
-    """Return the command-line option of a field: ``"batch_size"`` is ``"--batch-size"``."""
+    """Return the command-line option of a field: ``"--batch-size"`` for ``"batch_size"``."""
     return "--" + name.replace("_", "-")
 
 
 def whole_number(value: str | float) -> int:
-    """Return the whole number that is written as ``1e6``, ``10k``, ``2M``, ``1.5k`` or ``1_000_000``.
+    """Parse a whole number such as ``1e6``, ``10k``, ``2M``, ``1.5k`` or ``1_000_000``.
 
     Args:
-        value: text, or a number (a file of options may hold the float ``1e6``).
+        value: text, or a number (an options file may contain the float ``1e6``).
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: ``value`` is not a whole number.
 
     Example:
         >>> whole_number("1e6"), whole_number("10k"), whole_number("2M"), whole_number(1e3)
@@ -294,20 +294,20 @@ _SUFFIXES = {"k": 1_000, "K": 1_000, "M": 1_000_000}
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message, cut where it is long.
+    """Format a value for a message, truncated if it is long.
 
     Example:
         >>> shown("lstm"), shown(10**5000), len(shown("x" * 1000))
         ("'lstm'", 'a number of more than 60 digits', 63)
     """
-    if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # Python may refuse to print it, or take very long
+    if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # Python may reject printing it, or take very long
         return "a number of more than 60 digits"
     text = str(value) if isinstance(value, int | float) else repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def checked_seed(seed: Any) -> int:
-    """Return ``seed`` as an integer.
+    """Validate ``seed`` and return it as an integer.
 
     Raises:
         ArgumentError: ``seed`` is negative or not an integer.

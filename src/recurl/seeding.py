@@ -1,4 +1,4 @@
-"""Seeds of random number generators, and the generators of the process: seeded, saved and restored together."""
+"""Derivation of seeds, and seeding, saving and restoring the global random number generators."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = [
 ]
 
 EnvPurpose = Literal["training", "restart", "evaluation", "fresh"]
-"""What a run makes environments for: episodes of the training, those that begin after a checkpoint without
-environments, those of the evaluations during training, and those of evaluations of the finished policy."""
-_ENV_BLOCK = 2**29  # four purposes fill the non-negative 32-bit integers
+"""Purpose of a run's environments: training, training resumed from a checkpoint without environment states, evaluation
+during training, and evaluation of the finished policy."""
+_ENV_BLOCK = 2**29  # four purposes cover the non-negative 32-bit integers
 
 
 def derive_seed(seed: int, *purpose: int | str) -> int:
-    """Return the seed of one generator, derived from that of a program: a hash of it and of the generator's purpose.
+    """Derive the seed of one generator from the program's seed and the purpose of the generator.
 
-    Generators of one kind with equal seeds produce equal streams. So no generator is given the seed that the user
-    chose, which others may have too (``torch.manual_seed(0)`` in a script), but one of its own: the first 63 bits of
-    SHA-256, the same on every platform.
+    Generators of the same kind with equal seeds produce equal streams. The user's seed is therefore never used
+    directly, as other code may use it too (``torch.manual_seed(0)`` in a script). The derived seed is the first 63 bits
+    of a SHA-256 hash, the same on every platform.
 
     Args:
         seed: the seed of the program, an integer.
-        *purpose: what the generator is for, as names and numbers, such as ``"exploration"`` and the rank.
+        *purpose: purpose of the generator, as names and numbers, such as ``"exploration"`` and the rank.
 
     Raises:
-        TypeError: the seed is no integer, or a part of the purpose neither that nor a string.
+        TypeError: the seed is not an integer, or a part of the purpose is neither an integer nor a string.
 
     Example:
         >>> derive_seed(0, "exploration", 3)
@@ -53,16 +53,16 @@ def derive_seed(seed: int, *purpose: int | str) -> int:
 
 
 def env_seed(seed: int, purpose: EnvPurpose, *numbers: int) -> int:
-    """Return the seed of the first environment of a run that is made for a purpose; row ``i`` gets it plus ``i``.
+    """Return the seed of the first environment of a run for a purpose; row ``i`` gets this seed plus ``i``.
 
-    Environments are seeded by consecutive numbers, as Gymnasium does it, so those of one purpose can be divided over
-    workers, groups, actors and ranks. Purposes have ranges of their own, of 2**29 seeds each, so their rows never have
-    seeds in common. All are below 2**31: environments in other languages take a 32-bit integer.
+    Environments have consecutive seeds, as in Gymnasium, so those of one purpose can be divided over workers, groups,
+    actors and ranks. Each purpose has its own range of 2**29 seeds, so rows of different purposes never share a seed.
+    All seeds are below 2**31, as environments written in other languages take a 32-bit integer.
 
     Args:
         seed: the seed of the run.
-        purpose: what the environments are for.
-        *numbers: which time, where they are made for it more than once.
+        purpose: purpose of the environments.
+        *numbers: which instance, if there are several environments for the purpose.
 
     Example:
         >>> env_seed(0, "training") == env_seed(1, "training")
@@ -75,13 +75,13 @@ def env_seed(seed: int, purpose: EnvPurpose, *numbers: int) -> int:
 
 
 def seed_everything(seed: int, *purpose: int | str) -> None:
-    """Seed Python's, NumPy's and torch's global generators, each with a seed of its own.
+    """Seed Python's, NumPy's and torch's global generators, each with a different derived seed.
 
-    NumPy's legacy generator and torch's on the CPU are the same algorithm: with equal seeds their streams are equal.
+    NumPy's legacy generator and torch's CPU generator use the same algorithm: equal seeds would give equal streams.
 
     Args:
         seed: the seed of the program, an integer.
-        *purpose: what is drawn from now on; see :func:`derive_seed`.
+        *purpose: purpose of the following draws; see :func:`derive_seed`.
 
     Example:
         >>> seed_everything(0); first = torch.rand(1)
@@ -113,18 +113,18 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put the global generators where :func:`rng_state` found them."""
+    """Restore the global generators to a state returned by :func:`rng_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002 - the legacy one
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002 - legacy generator
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
 class GeneratorState:
-    """A generator as a part of a checkpoint.
+    """Adapter that saves and restores a generator in a checkpoint.
 
     Args:
         generator: the generator.
@@ -142,19 +142,19 @@ class GeneratorState:
         self._generator = generator
 
     def state_dict(self) -> torch.Tensor:
-        """Return the state."""
+        """Return the state of the generator."""
         return self._generator.get_state()
 
     def load_state_dict(self, state: torch.Tensor) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a :meth:`state_dict`."""
         self._generator.set_state(state)
 
 
 @contextmanager
 def preserved_rng() -> Generator[None]:
-    """Put the global generators back, after the block, to where they were before it.
+    """Restore the global generators after the block to their state before it.
 
-    Those of CUDA are left alone where nothing runs there.
+    CUDA generators are included only if CUDA is initialized.
 
     Example:
         >>> seed_everything(0); first = torch.rand(1)

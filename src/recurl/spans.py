@@ -1,7 +1,6 @@
-"""Where the time of an update goes: named spans of the code, measured only where somebody asks.
+"""Named profiling spans of an update, inactive unless a :class:`Spans` block is entered.
 
-Every moment belongs to the innermost span that is open then, so that the times of all spans, and the rest, add up to
-the whole.
+Time is attributed to the innermost open span, so the times of all spans, including the rest, add up to the total.
 """
 
 from __future__ import annotations
@@ -69,13 +68,13 @@ _active: Spans | None = None
 
 
 class Spans:
-    """Measures spans of the thread that makes it, while its block is entered.
+    """Context manager that measures the spans of the thread that created it.
 
-    On the CPU times are those of the host's clock. On a GPU they are the times between events of its current stream, so
-    they include its waits for the host; what runs inside a CUDA graph is not told apart.
+    On the CPU, times are those of the host clock. On a GPU, they are times between events of the current stream, so
+    they include waits for the host. Spans inside a CUDA graph can't be distinguished.
 
     Args:
-        device: where the work is done.
+        device: device of the measured work.
 
     Example:
         >>> with Spans(torch.device("cpu")) as spans, span(ACTING):
@@ -88,11 +87,11 @@ class Spans:
         self._mark: Callable[[], Any] = time.perf_counter if device.type != "cuda" else _event
         self._thread = threading.get_ident()
         self._open = [REST]
-        self._marks: list[tuple[str, Any]] = []  # which span ended, or was interrupted, when
+        self._marks: list[tuple[str, Any]] = []  # the span that ended or was interrupted, and the time
 
     def __enter__(self) -> Spans:
         global _active
-        assert _active is None, "spans are being measured already"
+        assert _active is None, "spans are already being measured"
         self._begin = self._mark()
         _active = self
         return self
@@ -104,7 +103,7 @@ class Spans:
 
     @contextmanager
     def open(self, name: str) -> Generator[None]:
-        """Measure the block as ``name``."""
+        """Measure the block as span ``name``."""
         self._marks.append((self._open[-1], self._mark()))
         self._open.append(name)
         try:
@@ -114,13 +113,13 @@ class Spans:
 
     @property
     def counts(self) -> bool:
-        """Whether the calling thread is measured now; nothing is while a CUDA graph is recorded."""
+        """Whether the calling thread is measured; False during CUDA graph capture."""
         if threading.get_ident() != self._thread:
             return False
         return self._mark is not _event or not torch.cuda.is_current_stream_capturing()
 
     def seconds(self) -> dict[str, float]:
-        """Return the time of each span in seconds, by name; together they are the time of the block."""
+        """Return the time of each span in seconds, by name; they add up to the time of the block."""
         if isinstance(self._begin, torch.cuda.Event):
             torch.cuda.synchronize()
         found: dict[str, float] = {}
@@ -132,12 +131,12 @@ class Spans:
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Return a block that is measured as ``name``, if somebody measures."""
+    """Return a context manager that measures its block as ``name`` if measurement is active."""
     return _NOTHING if _active is None or not _active.counts else _active.open(name)
 
 
 def measured(name: str, function: Callable[[_A], _R]) -> Callable[[_A], _R]:
-    """Return ``function`` as it is, or, if somebody measures, with its calls measured as ``name``."""
+    """Return ``function``, wrapped to measure its calls as ``name`` if measurement is active."""
     if _active is None or not _active.counts:
         return function
 

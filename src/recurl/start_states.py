@@ -1,14 +1,13 @@
-"""Recurrent states of a batch that are stored only where sequences start.
+"""Sparse recurrent states: states of a batch that are stored only where sequences start.
 
-Learning reads the states at the starts of sequences only, so a batch ``[*B, T]`` that will be cut into sequences of L
-steps needs T / L states of each row. Such a *sparse* state is an entry of the batch like any other: the X numbers of
-the state at a sequence's start are spread over the L steps of the sequence, ``[*B, T, ceil(X / L)]``. They stay
-together wherever whole sequences are selected, shuffled or moved. Beside them is the number of each step within its
-sequence, by which another cut is noticed. In place of the tensor of the state there are two, nested under its key, the
-first named after L::
+Learning reads states only at the starts of sequences, so a batch ``[*B, T]`` that will be cut into sequences of L steps
+needs T / L states per row. A *sparse* state is an ordinary entry of the batch: the X numbers of the state at a
+sequence's start are spread over the L steps of the sequence, ``[*B, T, ceil(X / L)]``. They stay together if whole
+sequences are selected, shuffled or moved. A second tensor holds the index of each step within its sequence, to detect
+batches that were cut elsewhere. Both tensors are nested under the key of the state; the first is named after L::
 
-    recurrent_state_h            [4, 64, 1, 128]        a state for every step
-    (recurrent_state_h, every_32)  [4, 64, 4]           those of the steps 0 and 32
+    recurrent_state_h            [4, 64, 1, 128]        dense: a state for every step
+    (recurrent_state_h, every_32)  [4, 64, 4]           sparse: states of steps 0 and 32
     (recurrent_state_h, step)      [4, 64]              0 to 31, twice
 """
 
@@ -40,11 +39,11 @@ _Path: TypeAlias = tuple[str, ...]
 def allocate(
     batch_size: torch.Size, shape: torch.Size, every: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[TensorDict, Tensor]:
-    """Return a sparse state, and a view of its memory ``[*B, T / L, X]`` to write states to.
+    """Allocate a sparse state; return it and a view of its memory, ``[*B, T / L, X]``, for writing states.
 
     Args:
         batch_size: ``[*B, T]``.
-        shape: shape of the state of one step, of X numbers.
+        shape: shape of the state of one step, which has X numbers.
         every: L, the length of a sequence; it must divide T.
         dtype: dtype of the state.
         device: device of the batch.
@@ -65,7 +64,7 @@ def allocate(
 
 
 def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: bool = True) -> Tensor | None:
-    """Return a state of every step of a batch, ``[*B, T, *shape]``, None if there is none.
+    """Return a state at every step of a batch, ``[*B, T, *shape]``, or None if the batch does not have it.
 
     A sparse state is zero where it is not stored; see :func:`check_cut`.
 
@@ -73,10 +72,10 @@ def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: 
         batch: ``[*B, T]``.
         key: key of the state.
         shape: shape of the state of one step.
-        sequences: whether it is read at the starts of sequences only, not at every step.
+        sequences: whether the state is read only at the starts of sequences, rather than at every step.
 
     Raises:
-        UsageError: rows are no whole sequences, the state has another size, or is needed at every step.
+        UsageError: rows are not whole sequences, the state has another size, or it is needed at every step.
     """
     entry: Any = batch.get(key, None)
     if not _is_sparse(entry):
@@ -84,7 +83,7 @@ def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: 
     name, every = _named(entry)
     if not sequences:
         raise UsageError(
-            f"The state {key!r} is stored at the starts of sequences of {every} steps only, so this batch can't be run "
+            f"The state {key!r} is stored only at the starts of sequences of {every} steps, so this batch can't be run "
             "step by step: run whole sequences, with set_recurrent_mode(True)."
         )
     batch_size = batch.batch_size
@@ -101,11 +100,12 @@ def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: 
 
 
 def numbers_of(entry: Any, *, placed: bool = False) -> Any:
-    """Return the numbers of a sparse state, ``[*B, T, ...]``; what else is given, as it is.
+    """Return the numbers of a sparse state, ``[*B, T, ...]``; return any other entry unchanged.
 
     Args:
         entry: an entry of a batch.
-        placed: all those of a state at the first step of its sequence, zeros elsewhere; otherwise as they are stored.
+        placed: put all numbers of a state at the first step of its sequence, with zeros elsewhere; otherwise return
+            them as stored.
     """
     if not _is_sparse(entry):
         return entry
@@ -119,20 +119,20 @@ def _placed(spread: Tensor, every: int) -> Tensor:
 
 
 def check_cut(batch: Step, keys: Iterable[NestedKey], boundaries: Boundaries) -> None:
-    """Refuse a batch that is cut where its sparse states are not stored.
+    """Check that a batch is cut only where its sparse states are stored.
 
-    Its tokens must be whole sequences, and a segment may begin inside one only where an episode does, for there the
-    state is zero. Nothing is checked while a CUDA graph is captured, under ``torch.compile`` and ``torch.vmap``. On a
-    GPU the check synchronises with the device, unless the batch is a minibatch of
-    :class:`~recurl.data.SequenceMinibatches`, which has been checked when it was cut.
+    Its tokens must be whole sequences. A segment may begin inside a sequence only where an episode begins, as the state
+    is zero there. The check is skipped during CUDA graph capture, and under ``torch.compile`` and ``torch.vmap``. On a
+    GPU it synchronizes with the device, unless the batch is a minibatch of :class:`~recurl.data.SequenceMinibatches`,
+    which was checked when it was cut.
 
     Args:
         batch: ``[*B, T]``.
-        keys: keys of the states that are read.
-        boundaries: its segments.
+        keys: keys of the states being read.
+        boundaries: boundaries of its segments.
 
     Raises:
-        UsageError: it is cut elsewhere, or lacks ``("collector", "traj_steps")``.
+        UsageError: the batch is cut elsewhere, or lacks ``("collector", "traj_steps")``.
     """
     for key in keys:
         entry = batch.get(key, None)
@@ -152,45 +152,45 @@ def check_cut(batch: Step, keys: Iterable[NestedKey], boundaries: Boundaries) ->
 
 
 def check_sequences(batch: Step, length: int) -> None:
-    """Refuse sequences of ``length`` steps that begin where a sparse state of ``batch`` is not stored.
+    """Check that the sparse states of ``batch`` are stored wherever sequences of ``length`` steps begin.
 
-    The numbers are read as by :func:`check_cut`.
+    The check is skipped, or synchronizes with the device, as in :func:`check_cut`.
 
     Args:
         batch: ``[*B, T]``.
-        length: into what its rows are cut; the last part may be shorter.
+        length: length of the sequences that rows are cut into; the last one may be shorter.
 
     Raises:
-        UsageError: they do.
+        UsageError: a sequence begins where a state is not stored.
     """
     for key, every in _found(batch):
         if length % every or batch.batch_size[-1] % every:
             raise UsageError(
-                f"{_rule(key, every)}, but rows of {batch.batch_size[-1]} steps are to be cut into sequences of "
+                f"{_rule(key, every)}, but rows of {batch.batch_size[-1]} steps would be cut into sequences of "
                 f"{length}. {_advice(every)}"
             )
         _check_whole(key, every, _flat_step(batch, key))
 
 
 def refuse(batch: Step, reader: str) -> None:
-    """Refuse a batch with sparse states.
+    """Check that a batch has no sparse states.
 
     Args:
         batch: any batch.
-        reader: what reads the states of all steps.
+        reader: what needs the states of all steps, as the subject of the message.
 
     Raises:
-        UsageError: it has some.
+        UsageError: the batch has a sparse state.
     """
     for key, every in _found(batch):
         raise UsageError(
-            f"{reader} needs the states of all steps, but {key!r} is stored at the starts of sequences of {every} "
-            f"steps only: {_ALL}"
+            f"{reader} needs the states of all steps, but {key!r} is stored only at the starts of sequences of {every} "
+            f"steps: {_ALL}"
         )
 
 
 def _found(batch: Any, prefix: _Path = ()) -> Iterator[tuple[NestedKey, int]]:
-    """Yield key and L of the sparse states of a batch."""
+    """Yield the key and the sequence length L of each sparse state of a batch."""
     for name, value in batch.items():
         path = (*prefix, name)
         if _is_sparse(value):
@@ -204,15 +204,15 @@ def _flat_step(batch: Step, key: NestedKey) -> Tensor:
 
 
 def _check_whole(key: NestedKey, every: int, step: Tensor, wrong: Tensor | None = None) -> None:
-    """Refuse tokens that are no whole sequences, given the number of each within its own, or that are ``wrong``."""
+    """Check that tokens are whole sequences, given the index of each in its sequence, and that none is ``wrong``."""
     if not readable(step):
         return
-    torn = step != torch.arange(step.shape[0], device=step.device) % every
-    torn = torn if wrong is None else torn | wrong
-    if bool(torn.any()):
-        token = int(torn.int().argmax())
+    misaligned = step != torch.arange(step.shape[0], device=step.device) % every
+    misaligned = misaligned if wrong is None else misaligned | wrong
+    if bool(misaligned.any()):
+        token = int(misaligned.int().argmax())
         raise UsageError(
-            f"{_rule(key, every)}, but a sequence begins, or is torn, at token {token}, which is step "
+            f"{_rule(key, every)}, but a sequence begins or is interrupted at token {token}, which is step "
             f"{int(step[token])} of a stored one. {_advice(every)}"
         )
 
@@ -222,7 +222,7 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _name(entry: Any) -> str | None:
-    """Return the name of the tensor with the numbers, None if there is none."""
+    """Return the name of the tensor that holds the numbers, or None if ``entry`` is not a sparse state."""
     found = (name for name, _ in entry.items() if _NAMED.fullmatch(name) and _STEP in entry)
     return next(found, None)
 
@@ -238,13 +238,13 @@ _ALL = "collect the states of all steps: Collector(...) without sequence_length;
 
 def _rule(key: NestedKey, every: int) -> str:
     return (
-        f"The state {key!r} of this batch is stored at the starts of sequences of {every} steps only, so the batch "
+        f"The state {key!r} of this batch is stored only at the starts of sequences of {every} steps, so the batch "
         "must be cut there"
     )
 
 
 def _advice(every: int) -> str:
     return (
-        f"Cut it into sequences of {every} steps, or a multiple, as SequenceMinibatches(..., slice_len={every}) does; "
+        f"Cut it into sequences of {every} steps or a multiple, as SequenceMinibatches(..., slice_len={every}) does; "
         f"or {_ALL}"
     )

@@ -1,4 +1,4 @@
-"""Names of TorchRL that recurl does not have, by the package that they are imported from, and what to write instead."""
+"""TorchRL names that recurl does not provide, by package, with their replacements."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _TRANSFORMS = {
     "GrayScale": _WRAPPERS.format("gymnasium.wrappers.GrayscaleObservation"),
     "Resize": _WRAPPERS.format("lambda env: gymnasium.wrappers.ResizeObservation(env, (84, 84))"),
     "ToTensorImage": "images stay uint8 tensors, which recurl.modules.ImageEncoder scales (any layout)",
-    "CatFrames": "a memory needs no stack; for one " + _WRAPPERS.format("gymnasium.wrappers.FrameStackObservation"),
+    "CatFrames": "a recurrent policy needs no frame stack; for one "
+    + _WRAPPERS.format("gymnasium.wrappers.FrameStackObservation"),
     "CatTensors": _WRAPPERS.format("gymnasium.wrappers.FlattenObservation")
     + ", or a module with several in_keys, which concatenates them",
     "DoubleToFloat": "leave it out, GymEnv converts float64 observations to float32",
     "ObservationNorm": "put recurl.modules.ObservationNorm first in the policy",
-    "RewardScaling": "scale rewards of batches by recurl.modules.RewardScaler, or "
+    "RewardScaling": "scale rewards of batches with recurl.modules.RewardScaler, or "
     + _WRAPPERS.format("lambda env: gymnasium.wrappers.TransformReward(env, scale)"),
     "RewardClipping": _WRAPPERS.format("lambda env: gymnasium.wrappers.ClipReward(env, -1, 1)"),
     **_each(
         "VecNorm VecNormV2",
-        "put recurl.modules.ObservationNorm first in the policy, and scale rewards by recurl.modules.RewardScaler",
+        "put recurl.modules.ObservationNorm first in the policy, and scale rewards with recurl.modules.RewardScaler",
     ),
     **_each(
         "NoopResetEnv FrameSkipTransform EndOfLifeTransform TimeMaxPool",
@@ -101,10 +102,10 @@ ABSENT: dict[str, dict[str, str]] = {
     "recurl.envs": {
         **_TRANSFORMS,
         **_each("set_gym_backend gym_backend", "leave it out, recurl uses gymnasium"),
-        "default_info_dict_reader": "put what the policy reads into the observation, by a gymnasium wrapper",
+        "default_info_dict_reader": "add the entries that the policy reads to the observation with a gymnasium wrapper",
         **_each(
             "BraxEnv DMControlEnv HabitatEnv JumanjiEnv ProcgenEnv",
-            "make it an environment of gymnasium, such as those of shimmy, and write GymWrapper(env)",
+            "wrap it as a gymnasium environment, for instance with shimmy, and write GymWrapper(env)",
         ),
         "MultiThreadedEnv": "write ParallelEnv",
     },
@@ -127,10 +128,10 @@ ABSENT: dict[str, dict[str, str]] = {
             "AdditiveGaussianWrapper OrnsteinUhlenbeckProcessModule OrnsteinUhlenbeckProcessWrapper",
             "write recurl.modules.AdditiveGaussianModule after the policy",
         ),
-        **_each("NoisyLinear NoisyLazyLinear", "explore by recurl.modules.EGreedyModule"),
+        **_each("NoisyLinear NoisyLazyLinear", "explore with recurl.modules.EGreedyModule"),
         **_each("DuelingCnnDQNet DdpgCnnActor DdpgCnnQNet", "write nn.Sequential with recurl.modules.ImageEncoder"),
         **_each("DdpgMlpActor DdpgMlpQNet", _MLP),
-        **_each("ValueNorm PopArtValueNorm RunningValueNorm", "scale rewards by recurl.modules.RewardScaler"),
+        **_each("ValueNorm PopArtValueNorm RunningValueNorm", "scale rewards with recurl.modules.RewardScaler"),
     },
     "recurl.modules.distributions": _DISTRIBUTIONS,
     "recurl.objectives": {
@@ -149,4 +150,4 @@ ABSENT: dict[str, dict[str, str]] = {
     ),
     "recurl.transforms": _TRANSFORMS,
 }
-"""Advice by name, for each module that raises it."""
+"""Replacements by name, for each module whose ``__getattr__`` raises."""

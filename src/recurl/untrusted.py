@@ -1,7 +1,7 @@
-"""Files that somebody else may have written: opened without following links, and read within bounds.
+"""Safe access to untrusted files: symbolic links are not followed, and reads are bounded.
 
-A run folder is data, and may come from elsewhere. What stands under a name in it is opened only if it is a regular
-file: a link would be read (or written) where it points to, a FIFO would block, a device could do anything.
+A run folder is data and may come from an untrusted source. An entry is opened only if it is a regular file: a link
+would be read (or written) at its target, a FIFO would block, and opening a device could have any side effect.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb", *, most: int | N
 
     Args:
         path: the file. Only its last component must not be a link.
-        mode: for reading, or for reading and writing.
-        most: bytes that it may have; None for any number.
+        mode: ``"rb"`` for reading, ``"r+b"`` for reading and writing.
+        most: maximum size in bytes; None for no limit.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it is a symbolic link, a folder, a FIFO, a socket or a device, is larger, or can't be opened. Its
-            ``strerror`` says which.
+        OSError: it is a symbolic link, a folder, a FIFO, a socket or a device, is too large, or can't be opened. Its
+            ``strerror`` gives the reason.
 
     Example:
         >>> import tempfile
@@ -60,27 +60,26 @@ def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb", *, most: int | N
 
 
 def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """Open a regular file like :func:`os.open`, without following a link and without ever blocking.
+    """Open a regular file like :func:`os.open`, without following a link and without blocking.
 
     Args:
         path: the file. Only its last component must not be a link.
-        flags: as of :func:`os.open`; ``O_CREAT`` makes the file when it is missing. ``O_TRUNC`` is applied after the
-            checks.
-        mode: permissions of a file that is made.
+        flags: as in :func:`os.open`; ``O_CREAT`` creates a missing file. ``O_TRUNC`` is applied after the checks.
+        mode: permissions of a newly created file.
 
     Raises:
-        FileNotFoundError: there is no such file, and ``flags`` has no ``O_CREAT``.
+        FileNotFoundError: the file is missing, and ``flags`` does not include ``O_CREAT``.
         OSError: see :func:`open_regular`.
     """
     try:
-        check_regular(path)  # opening a device could do something, and opening a FIFO for writing fails obscurely
+        check_regular(path)  # opening a device may have side effects, and opening a FIFO for writing fails obscurely
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
     try:
         descriptor = os.open(path, flags & ~os.O_TRUNC | _NO_LINK | _NO_WAIT | _PRIVATE, mode)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # it became a link meanwhile
+        if error.errno == errno.ELOOP:  # it has been replaced by a link meanwhile
             raise _refusal(path, stat.S_IFLNK) from None
         raise
     try:
@@ -96,7 +95,7 @@ def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY, mode: int = 0o
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is not a regular file, a link to one included.
+    """Check that a path is a regular file and not a link to one.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -108,11 +107,11 @@ def check_regular(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse what is not a folder, a link to one included.
+    """Check that a path is a folder and not a link to one.
 
     Raises:
         FileNotFoundError: there is nothing.
-        OSError: it is a symbolic link or a file. Its ``strerror`` says which.
+        OSError: it is a symbolic link or a file. Its ``strerror`` gives the reason.
     """
     found = os.lstat(path).st_mode
     if stat.S_ISREG(found):
@@ -141,7 +140,7 @@ def read_bytes(path: Path, most: int) -> bytes:
         OSError: it is larger, or see :func:`open_regular`.
     """
     with open_regular(path, most=most) as file:
-        data = file.read(most + 1)  # a file may grow meanwhile
+        data = file.read(most + 1)  # the file may grow meanwhile
     if len(data) > most:
         raise _too_large(path, most)
     return data
@@ -152,7 +151,7 @@ def _too_large(path: Path, most: int) -> OSError:
 
 
 def read_json(path: Path, most: int = 2**20) -> Any:
-    """Return the value in a file of JSON; infinite numbers are allowed, as Python writes them.
+    """Return the value in a JSON file; infinite numbers are allowed, in Python's notation.
 
     Args:
         path: the file.
@@ -161,8 +160,8 @@ def read_json(path: Path, most: int = 2**20) -> Any:
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it is larger, or see :func:`open_regular`.
-        ValueError: it isn't JSON in UTF-8, an object in it has a key twice, there is a NaN, a number is too long, or
-            it is nested too deeply.
+        ValueError: it isn't JSON in UTF-8, an object in it has a duplicate key, it contains a NaN, a number is too
+            long, or it is nested too deeply.
 
     Example:
         >>> import tempfile
@@ -194,7 +193,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(text: str) -> float:
     if text == "NaN":
-        raise ValueError("NaN is no value of an option")
+        raise ValueError("NaN is not a valid value of an option")
     return float(text)
 
 

@@ -1,4 +1,4 @@
-"""Versions of what a program runs on, and the commit of recurl's source."""
+"""Versions of recurl and its dependencies, and the commit of recurl's source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = ("torch", "tensordict", "gymnasium", "numpy", "triton")
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of recurl, Python, and the packages that recurl builds on; None for one not installed.
+    """Return the versions of recurl, Python and recurl's main dependencies; None for one that is not installed.
 
     Example:
         >>> list(versions())
@@ -34,7 +34,7 @@ def _version(package: str) -> str | None:
 def source_commit(file: Path = Path(__file__)) -> str | None:
     """Return the commit of the Git checkout that recurl is imported from, or None if it is installed otherwise.
 
-    Files are read, and no program is run. So uncommitted changes are not noticed.
+    Only files are read and Git is not run, so uncommitted changes are not detected.
 
     Args:
         file: a file of the package, ``ROOT/src/recurl/FILE`` in a checkout.
@@ -44,7 +44,7 @@ def source_commit(file: Path = Path(__file__)) -> str | None:
         return None
     try:
         git = root / ".git"
-        if git.is_file():  # of a worktree, or a submodule
+        if git.is_file():  # in a worktree or a submodule
             git = root / git.read_text().removeprefix("gitdir:").strip()
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref:"):

@@ -1,4 +1,4 @@
-"""A recording of steps that launches everything again, where there is no GPU."""
+"""A fake capture of steps that runs everything again, for machines without a GPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from recurl.collectors import collector as collection
 
 
 def record_again(steps, generator):
-    """Record as a graph does: nothing has happened afterwards, and a replay writes to the memory of the results."""
+    """Capture as a graph does: without side effects, and with replays that write to the memory of the results."""
     before = generator.get_state()
     with torch.random.fork_rng():
         kept = [[part.clone() for part in step] for step in steps()]
@@ -24,7 +24,7 @@ def record_again(steps, generator):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """Count recordings; the CPU is taken for a device that has graphs."""
+    """Count captures; the CPU is treated as a device that supports graphs."""
     count = []
 
     def record(steps, generator):
@@ -33,5 +33,5 @@ def recorded(monkeypatch):
 
     monkeypatch.setattr(captured, "record", record)
     monkeypatch.setattr(captured, "_DEVICE", "cpu")
-    monkeypatch.setattr(collection, "CompiledNetwork", lambda network: network)  # which rounds in its own way
+    monkeypatch.setattr(collection, "CompiledNetwork", lambda network: network)  # whose rounding differs
     return count

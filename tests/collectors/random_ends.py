@@ -1,4 +1,4 @@
-"""An environment whose episodes end at random, and policies with a memory for it."""
+"""An environment whose episodes end at random, and recurrent policies for it."""
 
 from __future__ import annotations
 

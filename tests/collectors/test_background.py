@@ -20,7 +20,7 @@ from recurl.modules import GRUModule, set_recurrent_mode
 
 
 class Buffer:
-    """Keeps what it is extended with, and reports it to one who waits."""
+    """Stores the batches it is extended with, and lets a thread wait for them."""
 
     def __init__(self, ndim: int | None = None) -> None:
         self.batches: list = []
@@ -82,7 +82,7 @@ def test_slices_of_a_buffer_that_is_filled_in_the_background(ndim: int) -> None:
     collector = make(policy, buffer)
     collector.start()
     end = time.monotonic() + 20
-    while collector.frames < 400 and time.monotonic() < end:  # the ring goes round
+    while collector.frames < 400 and time.monotonic() < end:  # the ring wraps around
         assert len(buffer) == 0 or replays(buffer.sample(), policy)
     collector.async_shutdown()
     assert len(buffer) > 150
@@ -141,7 +141,7 @@ def test_the_background_has_modes_of_its_own() -> None:
     collector = make(policy, buffer, exploration_type=ExplorationType.RANDOM)
     with set_recurrent_mode(True):
         collector.start()
-        for _ in range(200):  # these must not leak into the thread, nor its own out of it
+        for _ in range(200):  # these must not leak into the thread, and its own must not leak out
             with set_exploration_type(ExplorationType.MODE):
                 time.sleep(0.0005)
                 assert exploration_type() is ExplorationType.MODE
@@ -164,7 +164,7 @@ def test_the_background_policy_changes_only_when_told() -> None:
     buffer.wait(start + 2)
     start = len(buffer.batches)
     collector.update_policy_weights_()
-    add(policy, 0.3)  # after the hand-over: not seen
+    add(policy, 0.3)  # after the handover: no effect
     buffer.wait(start + 4)
     collector.async_shutdown()
     assert all(replays(batch, old) for batch in buffer.batches[:start])
@@ -224,7 +224,7 @@ def test_threads_with_one_exploration_type_are_refused(monkeypatch: pytest.Monke
     collector = make(make_policy(), buffer)
     with pytest.raises(
         NotImplementedError,
-        match=r"needs an exploration type of its own, but tensordict [\d.]+ has one for all threads\. Install",
+        match=r"needs a separate exploration type, but tensordict [\d.]+ has one for all threads\. Install",
     ):
         collector.start()
     assert not collector.running

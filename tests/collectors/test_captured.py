@@ -1,4 +1,4 @@
-"""Steps recorded and replayed: the bookkeeping around a CUDA graph, with a recording that launches everything again."""
+"""Captured and replayed steps: the bookkeeping around a CUDA graph, with a fake capture that runs everything again."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_batches_keep_their_memory():
 
 
 def changed(collector):
-    """Everything that may happen between two batches."""
+    """Changes that may happen between two batches."""
     found = batches(collector, 4)
     collector.reset_rows(torch.tensor([True, False, False, True, False]))
     found += batches(collector, 1)
@@ -174,7 +174,7 @@ def turned_memory(policy):
 
 @pytest.mark.parametrize("edit", [forward_of_its_own, another_hook, attribute, turned_memory])
 def test_a_policy_that_works_in_another_way_is_compiled_anew(edit):
-    """What is compiled goes on with what was there when it was traced."""
+    """A compiled step keeps using the values present when it was traced."""
 
     class Scaled(nn.Linear):
         scale: float
@@ -226,7 +226,7 @@ def test_a_module_that_counts_its_calls_is_recorded_once(monkeypatch):
 
 
 def test_what_happens_between_batches_of_vectors(recorded, monkeypatch):
-    """Compiled by columns, as on a GPU: recorded and not, the same bits; trajectories go on as without."""
+    """Compiled by columns, as on a GPU: captured or not, the same bits; trajectories continue as without."""
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
     runs = []
     for options in ({}, {"compile_step": True}, {"compile_step": True, "cuda_graph": True}):
@@ -317,7 +317,7 @@ def test_a_step_that_waits_is_named(monkeypatch):
 
 
 class Shifting(Dynamics):
-    """Two numbers that change places at every step: what is new is the memory of what was."""
+    """Two numbers swapped at every step: the new state aliases the memory of the old one."""
 
     def __init__(self):
         super().__init__(observation_space=Box(0, 9, (2,), np.float32), actions=2, step_limit=100)
@@ -344,7 +344,7 @@ def test_states_that_change_places():
 
 
 class Turned(Shifting):
-    """A wide state and wide observations whose rows lie next to each other in memory, or not."""
+    """A wide state and wide observations whose rows are contiguous in memory, or not."""
 
     def __init__(self):
         Dynamics.__init__(self, observation_space=Box(-9, 9, (12,), np.float32), actions=2, step_limit=3)

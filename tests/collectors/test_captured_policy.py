@@ -1,4 +1,4 @@
-"""A policy recorded and replayed at every step, with a recording that launches everything again."""
+"""A policy captured once and replayed at every step, with a fake capture that runs everything again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_batches_are_those_of_single_launches(groups, lowered, recorded):
 
 
 def changed(collector):
-    """Everything that may happen between two batches."""
+    """Changes that may happen between two batches."""
     found = batches(collector, 1)
     collector.reset_rows(torch.tensor([True, False, False, True]))
     found += batches(collector, 1)
@@ -79,7 +79,7 @@ def test_replaced_weights_are_recorded_anew(replace, recorded):
 
 
 class Another(nn.Module):
-    """A policy that returns another TensorDict than it is given, without an entry."""
+    """A policy that returns a new TensorDict, without one of the entries."""
 
     def forward(self, tensordict):
         out = tensordict.exclude("truncated")

@@ -17,7 +17,7 @@ from tests.collectors.random_ends import CELLS, make_policy, random_ends
 @pytest.mark.parametrize("rows", [None, 1, 3])
 @pytest.mark.parametrize("cell", CELLS)
 def test_replayed_features_equal_the_collected_ones(cell: str, rows: int | None, backend: str) -> None:
-    """Through environment, collector and module together, over batches that continue each other."""
+    """Through environment, collector and module together, over consecutive batches."""
     policy = make_policy(cell, num_layers=2, recurrent_backend=backend)
     env = random_ends(rows)
     env.set_seed(3)
@@ -153,7 +153,7 @@ def test_random_frames_use_the_encoding_of_the_policy(one_hot: bool, categorical
     assert torch.equal(action[:, 20:], chosen[:, 20:])
     assert not torch.equal(action[:, :20], chosen[:, :20])
     assert batch["action"].shape == ((2, 40, 2) if one_hot else (2, 40))
-    with set_recurrent_mode(True):  # the hidden states are the policy's all the same
+    with set_recurrent_mode(True):  # the hidden states are still the policy's
         torch.testing.assert_close(policy(batch.clone())["features"], batch["features"], rtol=1e-5, atol=1e-6)
 
 
@@ -219,7 +219,7 @@ def test_state_dict_continues_exactly() -> None:
 
 
 def test_state_of_an_environment_that_cannot_be_saved() -> None:
-    collector = Collector(random_ends(None), make_policy(), frames_per_batch=4)  # which nothing makes again
+    collector = Collector(random_ends(None), make_policy(), frames_per_batch=4)  # can't be recreated
     collector.collect()
     state = collector.state_dict()
     assert state["env"] is None
@@ -243,7 +243,7 @@ def test_an_environment_that_was_used_elsewhere_is_noticed(rows: int | None, wra
     collector = Collector(env, make_policy(), frames_per_batch=8, total_frames=24)
     batches = iter(collector)
     next(batches)
-    next(batches)  # its own resets are none of that
+    next(batches)  # its own resets don't count
     (collector.env if wrapped else env).rollout(2)
     with pytest.raises(
         UsageError, match=r"environment was reset elsewhere since the last batch.*reset_at_each_iter=True"
@@ -254,7 +254,7 @@ def test_an_environment_that_was_used_elsewhere_is_noticed(rows: int | None, wra
 @pytest.mark.parametrize("rows", [None, 3])
 def test_rows_are_reset_between_batches(rows: int | None) -> None:
     collector = Collector(random_ends(rows), make_policy(), frames_per_batch=8 * (rows or 1))
-    collector.reset_rows(torch.zeros(collector.env.batch_size, dtype=torch.bool))  # before the first batch: nothing yet
+    collector.reset_rows(torch.zeros(collector.env.batch_size, dtype=torch.bool))  # before the first batch: no effect
     first = collector.collect()
     chosen = torch.ones((), dtype=torch.bool) if rows is None else torch.tensor([False, True, False])
     collector.reset_rows(chosen)
@@ -288,7 +288,7 @@ class Interrupted(Exception):
 
 
 def test_after_an_interrupted_batch_episodes_begin_anew() -> None:
-    """The environment went on from the root that the collector held."""
+    """The environment has advanced past the root held by the collector."""
     env, calls = random_ends(2), []
 
     def policy(td):

@@ -1,4 +1,4 @@
-"""Policies and arguments that a collector wires, or refuses."""
+"""Policies and arguments that a collector wires or rejects."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ from recurl.modules import GRUModule, set_recurrent_mode
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Faulty(gym.Env):
-    """Episodes of five steps. Before a step, does what is written in a file, once; ``always ...`` every time."""
+    """Episodes of five steps. Before a step, executes the order in a file once; ``always ...`` every time."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -70,7 +70,7 @@ REPORTS = {
 
 
 def give_order(folder: Path, order: str) -> None:
-    """Write the file in one piece: a worker that is stepping may read it at any moment."""
+    """Write the file atomically: a stepping worker may read it at any time."""
     (folder / "written").write_text(order)
     (folder / "written").replace(folder / "orders")
 
@@ -95,7 +95,7 @@ def test_a_fault_is_reported_and_everything_cleaned_up(
     give_order(tmp_path, fault)
     begin = time.monotonic()
     with pytest.raises(WorkerError, match=REPORTS[fault].format(0)) as caught:
-        list(collector)  # the order may come when a batch is already under way
+        list(collector)  # the order may arrive when a batch is already in progress
     assert " in step\n" in str(caught.value.__cause__)
     del caught  # its frames keep the collector
     assert time.monotonic() - begin < 10
@@ -108,7 +108,7 @@ def test_a_fault_is_reported_and_everything_cleaned_up(
 
 
 def test_a_worker_is_replaced(tmp_path: Path, descriptors: Callable[[], int]) -> None:
-    """Worker 1 raises, is killed, hangs; the batch is complete all the same, and worker 0 never notices."""
+    """Worker 1 raises, is killed, or hangs; the batch is still complete, and worker 0 is not affected."""
     before, policy = descriptors(), make_policy()
     creators = [creator(tmp_path / "never"), creator(tmp_path / "orders")]
     options = {"frames_per_batch": 40, "timeout": 3.0, "restart_workers": True}
@@ -117,7 +117,7 @@ def test_a_worker_is_replaced(tmp_path: Path, descriptors: Callable[[], int]) ->
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.5)
-    collector.update_policy_weights_()  # a replacement must have these, not those it is made with
+    collector.update_policy_weights_()  # a replacement must get these, not its initial ones
     for fault, report in REPORTS.items():
         give_order(tmp_path, fault)
         with pytest.warns(UserWarning, match=f"A worker failed and is replaced(?s:.*){report.format(1)}"):

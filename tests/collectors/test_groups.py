@@ -1,4 +1,4 @@
-"""Collection from groups of environments that take turns."""
+"""Collection from groups of environments that are stepped in turn."""
 
 import sys
 
@@ -26,7 +26,7 @@ from recurl.errors import UsageError
 from recurl.keys import TRAJ_IDS
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -73,7 +73,7 @@ def test_a_group_beside_another_gives_what_it_gives_alone() -> None:
 
 
 class Image(Mod):
-    """Adds an entry with rows of more bytes than are gathered before they get to the batch."""
+    """Adds an entry whose rows have too many bytes for staging."""
 
     def __init__(self) -> None:
         super().__init__(lambda x: x.sum(-1, keepdim=True).expand(-1, 1100).contiguous(), ["observation"], ["image"])
@@ -84,7 +84,7 @@ class Image(Mod):
 def test_steps_that_are_gathered_first_give_the_same_batch(
     make, length: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where rows that lie apart are copied one by one."""
+    """As on a GPU, where noncontiguous rows are copied one by one."""
     batches = []
     for devices in ((), ("cpu",)):
         monkeypatch.setattr(batch_module, "_STAGED_ON", devices)
@@ -124,7 +124,7 @@ def test_trajectories_of_groups(lowered: bool) -> None:
 
 
 class Drawing:
-    """A policy that notes the number that it draws for every row."""
+    """A policy that records the number it draws for every row."""
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         td.set("draw", torch.rand(td.batch_size))

@@ -1,4 +1,4 @@
-"""Steps written in place are those of the collector that makes tensors at every step, bit for bit."""
+"""Steps written in place are bitwise equal to those of a collector that allocates tensors at every step."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Double(nn.Module):
 
 
 class Apart(TransformedEnv):
-    """A subclass, which might do more, so that its steps make tensors."""
+    """A subclass, which might do more, so that its steps are not in place."""
 
 
 class Reused(gym.vector.VectorEnv):
-    """Observations, rewards and flags in arrays that are written again at every step, of unusual dtypes and strides."""
+    """Observations, rewards and flags in arrays reused at every step, with unusual dtypes and strides."""
 
     metadata: ClassVar[dict] = {"autoreset_mode": gym.vector.AutoresetMode.DISABLED}
 
@@ -83,7 +83,7 @@ class Reused(gym.vector.VectorEnv):
         self._reward[...] = actions
         self._seen[...] = self._random.normal(size=(3, 4))
         self._ends[...] = self._random.random((2, 3)) < 0.1
-        actions[...] = -1  # it may keep and change what it got
+        actions[...] = -1  # it may keep and modify its input
         return self._seen, self._reward, self._ends[0], self._ends[1], {}
 
 
@@ -220,7 +220,7 @@ def check_equal(ours: TensorDict, theirs: TensorDict) -> None:
     assert (ours.names, ours.batch_size, ours.device) == (theirs.names, theirs.batch_size, theirs.device)
     for key in ours.keys(True, True):
         value, expected = ours[key], theirs[key]
-        if key == TRAJ_IDS:  # numbered through the process
+        if key == TRAJ_IDS:  # numbered across the process
             value, expected = (ids.unique(return_inverse=True)[1] for ids in (value, expected))
         assert value.dtype == expected.dtype
         assert torch.equal(value, expected), key
@@ -408,7 +408,7 @@ def test_a_worker_says_at_every_step_that_it_lives() -> None:
 
 
 class Doubled(InitTracker):
-    """More than its constants say."""
+    """Transform that does more than set its constants."""
 
     def _step(self, tensordict: TensorDict, next_tensordict: TensorDict) -> TensorDict:
         return super()._step(tensordict, next_tensordict).set("reward", 2 * next_tensordict["reward"])
@@ -458,7 +458,7 @@ def test_why_steps_make_tensors(
     else:
         policy = choosing(LSTMModule)(env)
     collector = Collector(env, policy, frames_per_batch=40 * env.batch_size.numel(), **options)
-    assert collector.why_not_in_place() == "there was no batch yet"
+    assert collector.why_not_in_place() == "no batch was collected yet"
     batch = collector._collect()
     assert re.search(reason, str(collector.why_not_in_place())), collector.why_not_in_place()
     assert batch["next", "done"].any()
@@ -491,7 +491,7 @@ def test_a_worker_calls_the_hooks_of_an_instance() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_worker_writes_the_same_bits_without_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that reset what is done, in memory shared with the parent."""
+    """Steps that reset done rows, in memory shared with the parent."""
     found = []
     for apart in (False, True):
         env = CASES[case][0]()

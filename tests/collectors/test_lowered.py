@@ -1,4 +1,4 @@
-"""Collection on plain tensors equals collection on TensorDicts, bit for bit; and says when it isn't used."""
+"""Collection on plain tensors is bitwise equal to collection on TensorDicts; reasons are given if it isn't used."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_bits_are_those_of_the_tensordict_path(case: str, options: dict) -> None
         assert (ours.names, ours.batch_size) == (theirs.names, theirs.batch_size)
         for key in ours.keys(True, True):
             value, expected = ours[key], theirs[key]
-            if key == TRAJ_IDS:  # numbered through the process
+            if key == TRAJ_IDS:  # numbered across the process
                 value, expected = value - value.min(), expected - expected.min()
             assert value.dtype == expected.dtype
             assert torch.equal(value, expected), key
@@ -180,7 +180,7 @@ def test_bits_are_those_of_the_tensordict_path(case: str, options: dict) -> None
 
 @pytest.mark.parametrize("case", ["lstm", "gru", "one environment", "one-hot", "values", "separate trunks"])
 def test_compiled_steps_are_those_of_the_tensordict_path(case: str) -> None:
-    """Choices are the same, as the random numbers are; what leads to them is equal to rounding."""
+    """Choices are the same, as random numbers are; values that lead to them are equal up to rounding."""
     (fast, _), (plain, _) = (collect(case, way, [StepCounter()], compiled=way) for way in (True, False))
     for ours, theirs in zip(fast, plain, strict=True):
         assert set(ours.keys(True, True)) == set(theirs.keys(True, True))

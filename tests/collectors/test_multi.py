@@ -22,7 +22,7 @@ from tests.collectors.test_background import Buffer, add, replays
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 BLOCK = 2**40
@@ -55,7 +55,7 @@ def sync(policy: Seq):
 
 @pytest.fixture
 def collector(sync: MultiSyncCollector, policy: Seq) -> MultiSyncCollector:
-    """The shared collector with the weights and frames it started with."""
+    """The shared collector with its initial weights and frames."""
     policy.load_state_dict(make_policy().state_dict())
     sync.update_policy_weights_()
     sync.frames = 0
@@ -78,7 +78,7 @@ def test_batches_of_all_workers(collector: MultiSyncCollector, policy: Seq) -> N
     assert torch.equal(ids[..., 1:] != ids[..., :-1], init[..., 1:])
     rows = [set(row.tolist()) for row in ids.reshape(6, -1)]
     assert sum(map(len, rows)) == len(set.union(*rows))
-    assert not torch.equal(batch["action"][0], batch["action"][1])  # every worker draws its own numbers
+    assert not torch.equal(batch["action"][0], batch["action"][1])  # every worker draws different numbers
 
 
 def test_the_mode_outside_does_not_matter(collector: MultiSyncCollector, policy: Seq) -> None:
@@ -183,7 +183,7 @@ def test_async_collection_and_the_buffer() -> None:
 
 
 def test_errors_of_the_workers_collector() -> None:
-    """The environment lacks what the policy needs, and the collector was told not to add it."""
+    """The environment lacks entries that the policy needs, and the collector is not allowed to add them."""
     options = {"frames_per_batch": 3, "auto_register_policy_transforms": False}
     with pytest.raises(MissingKeyError, match=r"^Worker 0 .* raised MissingKeyError: The policy reads 'is_init'"):
         MultiSyncCollector([lambda: env_of(3)], make_policy(), **options)

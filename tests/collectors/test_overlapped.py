@@ -18,7 +18,7 @@ from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import the tests: what is defined here goes to them by value.
+# Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -54,7 +54,7 @@ def test_every_batch_but_the_first_is_exactly_one_update_old() -> None:
             batch = collector.collect()
             pushes.append(push(batch))
             assert batch.shape == (3, 10)
-            set_bias(policy, -1000.0 * (update + 1))  # what an update does to the weights
+            set_bias(policy, -1000.0 * (update + 1))  # changes the weights as an update does
         assert abs(pushes[0]) < 10
         assert abs(pushes[1]) < 10  # begun when the first was fetched, before the first update
         assert pushes[2:] == pytest.approx([2000.0, 4000.0], abs=10)
@@ -71,7 +71,7 @@ def test_states_go_on_from_batch_to_batch_and_replay() -> None:
 
 
 def run(batches: int, stop_at: tuple[int, ...] = ()) -> list[torch.Tensor]:
-    """Batches of a run whose weights change after each; stopped, saved and gone on from in a new collector."""
+    """Return batches of a run whose weights change after each; stopped, saved and resumed in a new collector."""
     policy = make_policy()
     torch.manual_seed(1)
     seen = list[torch.Tensor]()
@@ -102,7 +102,7 @@ def test_a_seed_determines_actions_too() -> None:
     batches = []
     for torch_seed in range(2):
         policy = make_policy()
-        torch.manual_seed(torch_seed)  # which determines those of workers that aren't seeded
+        torch.manual_seed(torch_seed)  # determines the seeds of workers that aren't seeded explicitly
         with OverlappedCollector(create, policy, frames_per_batch=90) as collector:
             collector.set_seed(7)
             batches.append(collector.collect())

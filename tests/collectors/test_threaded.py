@@ -29,7 +29,7 @@ def make_policy() -> ProbabilisticActor:
 
 
 def change(policy: nn.Module, update: int) -> None:
-    """Do to the weights what an update does."""
+    """Change the weights as an update does."""
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.sin(torch.arange(parameter.numel()) * 0.7 + update).view_as(parameter) * 0.3)

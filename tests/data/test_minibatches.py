@@ -11,7 +11,7 @@ from recurl.errors import ArgumentError
 
 
 def make_batch(shape, seed=0, is_init=True):
-    """Tokens numbered in row-major order, with random resets and something of several dimensions."""
+    """Tokens numbered in row-major order, with random resets and a multi-dimensional entry."""
     generator = torch.Generator().manual_seed(seed)
     count = torch.Size(shape).numel()
     batch = TensorDict({"token": torch.arange(count).reshape(shape)}, shape)
@@ -137,6 +137,6 @@ def test_errors():
 
 
 def test_nothing_is_read_back_from_the_device():
-    """A meta tensor has no data to read: whatever would wait for a device fails on it."""
+    """A meta tensor has no data: any operation that would wait for a device raises."""
     for part in SequenceMinibatches(make_batch((3, 8)).to("meta"), 2, slice_len=3):
         assert part["state"].device.type == part["is_init"].device.type == "meta"

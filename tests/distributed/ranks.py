@@ -1,4 +1,4 @@
-"""Processes that tests share: each call runs a function on some of them, in a process group of its own."""
+"""Processes shared by tests: each call runs a function on some of them, in a separate process group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = 300
 
 
 class Ranks:
-    """Up to ``most`` processes; ``run(2, function, *arguments)`` returns what the function returns on each of two."""
+    """Up to ``most`` processes; ``run(2, function, *arguments)`` returns the results of the function on two of them."""
 
     def __init__(self, most, folder, programs):
         self._pipes, self._processes = [], []
@@ -51,9 +51,9 @@ class Ranks:
 
 
 def serve(rank):
-    """Do what is asked for at the standard input."""
+    """Serve requests from standard input."""
     pipe = Connection(os.dup(0))
-    current_process().authkey = pipe.recv_bytes()  # with which tensors are shared
+    current_process().authkey = pipe.recv_bytes()  # used to share tensors
     torch.set_num_threads(1)
     while (work := pipe.recv()) is not None:
         world, store, function, arguments, options = work
@@ -66,7 +66,7 @@ def serve(rank):
                     world_size=world,
                     timeout=timedelta(seconds=60),
                 )
-                distributed.barrier()  # a rank that ends at once would end while others still connect
+                distributed.barrier()  # otherwise a rank could end while others are still connecting
             result = None, function(*arguments, **options)
         except Exception:  # noqa: BLE001 - it is raised by the test
             result = traceback.format_exc(), None

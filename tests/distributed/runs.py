@@ -1,4 +1,4 @@
-"""What the ranks of the tests do."""
+"""Functions run by the ranks of the tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UPDATES = 5
 
 
 class Joined:
-    """Collects what the ranks of a run collect, one after the other, in one process."""
+    """Collects the batches of all ranks of a run, one after another, in one process."""
 
     def __init__(self, config, policy, ranks):
         self._collectors, self._states = [], []
@@ -72,7 +72,7 @@ def double(kind):
 
 
 def learn(algorithm, options, ranks=1, in_float64=False):
-    """Five updates; with ``ranks``, of one process that has the environments of so many."""
+    """Run five updates; with ``ranks``, in one process that has the environments of that many ranks."""
     kind, config = KINDS[algorithm]
     kind = double(kind) if in_float64 else kind
     options = {"env": "recurl/MaskedCartPole-v1", "hidden_size": 8, "num_envs": 2, "rollout_steps": 16, **options}
@@ -99,8 +99,8 @@ def learn(algorithm, options, ranks=1, in_float64=False):
 
 
 def train(path, stop_after=None, resume=False, kind=PPOConfig, **options):
-    """A run in a folder that the ranks share; where asked, only the last rank wants to stop after so many updates."""
-    folder = RunFolder(path, print, trust=True)  # its cluster of Ray is the tests' own
+    """Run in a folder shared by the ranks; with ``stop_after``, only the last rank stops after that many updates."""
+    folder = RunFolder(path, print, trust=True)  # its Ray cluster belongs to the tests
     values = {
         "env": "recurl/RepeatPrevious-v0",
         "env_kwargs": ("k=1", "episode_length=8"),
@@ -134,7 +134,7 @@ def train(path, stop_after=None, resume=False, kind=PPOConfig, **options):
 
 
 def refusal(kind, **options):
-    """The message with which a learner of these options is refused."""
+    """Return the error message for a learner with these options."""
     small = {"env": "recurl/TMaze-v0", "num_envs": 2, "rollout_steps": 8, "total_steps": 64, "hidden_size": 4}
     own = {"sequence_length": 4, "minibatches": 2} if kind is PPOConfig else {}
     try:
@@ -145,7 +145,7 @@ def refusal(kind, **options):
 
 
 def improve(kind, env, rows):
-    """Gradients of one step on a batch of eight rows, of which each rank takes its share."""
+    """Return gradients of one step on a batch of eight rows, divided among the ranks."""
     small = {"rollout_steps": 12, "total_steps": 96 * world_size(), "hidden_size": 4, "seed": 3}
     replay = {"slices": 2, "slice_length": 12, "learning_starts": 1}
     learner = make_algorithm(kind(env=env, num_envs=rows, **small, **replay))
@@ -163,7 +163,7 @@ def improve(kind, env, rows):
 
 
 def estimate_as_on_a_gpu(algorithm, options):
-    """Whether the estimate of advantages is a program where ends aren't gathered, and what is learnt with it."""
+    """Return whether advantages are compiled if ends aren't gathered, and the results of learning with them."""
     gathered, sequences._GATHERED_ON = sequences._GATHERED_ON, ()
     try:
         kind, config = KINDS[algorithm]
@@ -178,7 +178,7 @@ def estimate_as_on_a_gpu(algorithm, options):
 
 
 def replay_weights(compiled):
-    """The weights after some updates from slices that are drawn on the device."""
+    """Return the weights after some updates from slices drawn on the device."""
     sizes = {
         "num_envs": 2,
         "rollout_steps": 16,
@@ -198,14 +198,14 @@ def replay_weights(compiled):
 
 
 def replayed(path, kind, stop_after=None, resume=False):
-    """A run that learns from replay."""
+    """Run an algorithm that learns from replay."""
     sizes = {"slices": 4, "slice_length": 6, "burn_in": 2, "gradient_steps": 2}
     sizes |= {"learning_starts": 32, "buffer_size": 64}
     return train(path, stop_after, resume, kind=kind, minibatches=None, sequence_length=None, **sizes)
 
 
 def wrapped():
-    """The example with torch's DistributedDataParallel; returns what rank 0 prints."""
+    """Run the example with torch's DistributedDataParallel; return the output of rank 0."""
     with mock_arguments("examples/ddp.py", "1024"), contextlib.redirect_stdout(io.StringIO()) as said:
         names = runpy.run_path("examples/ddp.py")
     return said.getvalue(), {name: value.detach().clone() for name, value in names["loss"].named_parameters()}
@@ -219,7 +219,7 @@ def mock_arguments(*arguments):
 
 
 def ddp_gradients(in_ddp):
-    """Gradients of a loss inside DistributedDataParallel, of a rank's half of a batch or of the whole."""
+    """Return gradients of a loss inside DistributedDataParallel, on a rank's half of a batch or all of it."""
     torch.manual_seed(0)
     small = {"env": "recurl/TMaze-v0", "num_envs": 4, "rollout_steps": 8, "total_steps": 64, "hidden_size": 4}
     config = PPOConfig(**small, sequence_length=8)
@@ -239,6 +239,6 @@ def ddp_gradients(in_ddp):
 
 @contextlib.contextmanager
 def graphs_only():
-    """Programs run as the graphs of which Inductor would make kernels. That takes each rank many seconds."""
+    """Run graphs without compiling them with Inductor, which takes each rank many seconds."""
     with mock.patch("recurl.traced.inductor_program", lambda graph, kept, *_: lambda *tensors: graph(*tensors, *kept)):
         yield

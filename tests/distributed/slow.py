@@ -1,4 +1,4 @@
-"""Environments and callbacks of ranks that fail."""
+"""Environments and callbacks for failing ranks."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ class Slow(gym.Env):
         return np.zeros(2, np.float32), 0.0, self._steps % 8 == 0, False, {}
 
 
-if "recurl-test/Slow-v0" not in gym.registry:  # imported under two names: by its own, and for its doctests
+if "recurl-test/Slow-v0" not in gym.registry:  # imported under two names: its own, and that of its doctests
     gym.register("recurl-test/Slow-v0", entry_point=Slow, disable_env_checker=True)
 
 

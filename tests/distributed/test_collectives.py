@@ -112,7 +112,7 @@ def test_one_process_needs_no_group():
 
 def without_the_other():
     if rank() == 0:
-        with pytest.raises(RankError, match="Another rank has gone"):
+        with pytest.raises(RankError, match="Another rank is gone"):
             on_any_rank(True)
 
 

@@ -1,4 +1,4 @@
-"""Several ranks learn what one process with all their environments learns."""
+"""Several ranks learn the same as one process with all their environments."""
 
 import math
 
@@ -22,7 +22,7 @@ def check_same(results, whole, tolerance):
     for name, value in whole["state"].items():
         found = results[0]["state"][name]
         assert found.dtype == value.dtype
-        is_exact = name.endswith(".exact")  # running moments, in float64 beside any weights
+        is_exact = name.endswith(".exact")  # running moments, in float64 next to any weights
         assert value.dtype in (torch.int64, torch.float64 if tolerance == 1e-12 or is_exact else torch.float32)
         if is_exact:
             rounded = torch.stack([results[0]["state"][name.replace(".exact", kind)] for kind in (".mean", ".var")])
@@ -48,7 +48,7 @@ def test_ppo(ranks, world, in_float64):
 
 
 def test_losses_as_a_program(ranks):
-    """A program can't exchange what the advantages are normalised by: that is done before."""
+    """A compiled function can't exchange the statistics that normalize advantages: that is done before."""
     check_same(ranks.run(2, runs.learn, "ppo", {**PPO, "compile": True}), runs.learn("ppo", PPO, 2), 1e-5)
 
 
@@ -56,7 +56,7 @@ def test_losses_as_a_program(ranks):
 def test_an_estimate_that_exchanges_nothing_is_a_program(ranks, algorithm, options, is_program):
     found = ranks.run(2, runs.estimate_as_on_a_gpu, algorithm, {**options, "compile": True})
     assert [program for program, _ in found] == [is_program] * 2
-    check_same([learnt for _, learnt in found], runs.learn(algorithm, options, 2), 1e-5)
+    check_same([learned for _, learned in found], runs.learn(algorithm, options, 2), 1e-5)
 
 
 def test_rows_that_are_shorter_than_a_sequence(ranks):

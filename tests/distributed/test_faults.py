@@ -1,4 +1,4 @@
-"""Ranks that die, fail or hang end the others, with a line that names them; what can't work is refused in one line."""
+"""Ranks that die, fail or hang end the others with a line that names them; impossible setups get one-line errors."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ SECONDS = 15
 
 
 def with_options(words, *more):
-    """A command line with other values of some options."""
+    """Return a command line with other values of some options."""
     return [*without_options([str(word) for word in words], [str(word) for word in more]), *more]
 
 
@@ -128,7 +128,7 @@ def test_a_rank_that_is_stopped_ends_the_others(server, tmp_path):
     folder = RunFolder(tmp_path / "run")
     ranks = server.both(*LONG, "--rank-timeout", 2, "--run-dir", folder.path)
     await_update(folder, ranks, 4)
-    os.kill(ranks[0].pid, signal.SIGSTOP)  # the store is its
+    os.kill(ranks[0].pid, signal.SIGSTOP)  # it hosts the store
     try:
         text = ranks[1].ends_within(SECONDS)
     finally:
@@ -148,7 +148,7 @@ for block in range(2):
 
 
 def test_ranks_join_again_and_end_by_themselves_where_all_fail(programs):
-    """Two programs that end as any does: neither is aborted. The store is torchrun's, which outlives a block."""
+    """Two programs that end normally: neither is aborted. The store is torchrun's, which outlives a block."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     place["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -214,7 +214,7 @@ def test_devices_differ(server, tmp_path):
     texts = [rank.ends_within(SECONDS) for rank in ranks]
     said = "recurl: All ranks must have the same device, got cpu on rank 0, cuda on rank 1.\n"
     lines = [line for text in texts for line in text.splitlines(keepends=True) if "recurl: " in line]
-    assert "".join(lines) == said, "one of them says it"
+    assert "".join(lines) == said, "one of them reports it"
 
 
 def test_nobody_answers(server, tmp_path):
@@ -222,11 +222,11 @@ def test_nobody_answers(server, tmp_path):
     rank = server.start([*LONG, "--run-dir", tmp_path / "run"], port=free_port(), TORCHELASTIC_USE_AGENT_STORE="True")
     text = rank.ends_within(SECONDS + 5)
     assert time.monotonic() - began < SECONDS + 3
-    assert "recurl: Nobody answers at 127.0.0.1:" in text
+    assert "recurl: No answer at 127.0.0.1:" in text
 
 
 def test_torchrun_goes_on_after_a_kill(tmp_path, programs):
-    """The whole way: torchrun, a killed rank, a restart from the newest checkpoint, the end."""
+    """End to end: torchrun, a killed rank, a restart from the newest checkpoint, completion."""
     folder = RunFolder(tmp_path / "run")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "1", "-m", "recurl", "train", "ppo", *TASK, "--total-steps", "640"]

@@ -48,7 +48,7 @@ def test_nccl_is_missing(launched):
 def test_gpus(launched):
     launched.setattr(distributed, "is_nccl_available", lambda: True)
     launched.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ArgumentError, match="this machine has 0 for rank 0 of those here"), joined("cuda"):
+    with pytest.raises(ArgumentError, match="this machine has 0 for its local rank 0"), joined("cuda"):
         pass
     launched.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ArgumentError, match="write --device cuda, got cuda:1"), joined("cuda:1"):

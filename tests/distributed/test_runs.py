@@ -39,7 +39,7 @@ def test_a_run_is_one_and_goes_on_bit_for_bit(ranks, tmp_path):
     assert len(rows(whole)) == 12
 
     stopped = ranks.run(2, runs.train, cut, stop_after=5)
-    assert [result[:2] for result in stopped] == [("stopped", 160)] * 2, "one rank wants to stop, all do"
+    assert [result[:2] for result in stopped] == [("stopped", 160)] * 2, "if one rank stops, all do"
     state = load_checkpoint(latest_checkpoint(RunFolder(cut).checkpoints))
     assert len(state["ranks"]) == 1
     assert not torch.equal(state["rng"]["torch"], state["ranks"][0]["rng"]["torch"])
@@ -101,7 +101,7 @@ def test_replay_goes_on_bit_for_bit_and_over_other_ranks(ranks, tmp_path):
 def refused():
     other = ({"minibatches": 3}, {"sequence_length": 5}, {"total_steps": 20}, {"overlap": True})
     texts = [runs.refusal(runs.PPOConfig, **options) for options in other]
-    DQN.data_parallel = False  # as that of an algorithm of one's own
+    DQN.data_parallel = False  # as in a custom algorithm
     try:
         return [*texts, runs.refusal(DQNConfig, slices=2, slice_length=4)]
     finally:

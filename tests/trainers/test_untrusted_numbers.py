@@ -52,7 +52,7 @@ def make(path, rows="1,1000,0.5\n", **options):
         (b"[" * 100_000, "is not JSON: it is nested more than 32 levels deep"),
         (b'{"a":' * 50 + b"1" + b"}" * 50, "is not JSON: it is nested more than 32 levels deep"),
         (b'{"env": 1, "env": 2}', "is not JSON: an object has the key 'env' twice"),
-        (b'{"env": "recurl/TMaze-v0", "gamma": NaN}', "is not JSON: NaN is no value of an option"),
+        (b'{"env": "recurl/TMaze-v0", "gamma": NaN}', "is not JSON: NaN is not a valid value of an option"),
         (b'{"env": "recurl/TMaze-v0", "gamma": Infinity}', "--gamma must be a finite number"),
         (b'{"env": "recurl/TMaze-v0", "seed": ' + b"9" * 5000 + b"}", "is not JSON: Exceeds the limit"),
         (b'{"env": "recurl/TMaze-v0", "seed": ' + b"9" * 400 + b"}", "--seed must be at most 9,223,"),

@@ -1,7 +1,7 @@
-"""Files of tensors and plain Python values: verified when read, and without execution of any code in them.
+"""Files of tensors and plain Python values, verified when read and loaded without executing code.
 
-The files are those of ``torch.save``. They are read by an interpreter of recurl's own: it takes time and memory in
-proportion to the size of the file, and no more, whatever the file declares.
+The format is that of ``torch.save``. The files are read by recurl's own interpreter, whose time and memory are
+proportional to the size of the file, regardless of its contents.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def save_archive(value: Any, file: Path | IO[bytes]) -> None:
 
     Args:
         value: dense tensors and plain Python values, nested in dicts, lists, tuples and sets.
-        file: destination: a path, or a binary file that is open for writing.
+        file: destination, a path or a binary file open for writing.
 
     Raises:
-        ArgumentTypeError: ``value`` holds something else, which :func:`load_archive` would refuse.
-        ArgumentError: it is nested too deeply, or in itself.
+        ArgumentTypeError: ``value`` contains anything else, which :func:`load_archive` would reject.
+        ArgumentError: ``value`` is nested too deeply, or contains itself.
     """
     value = savable(value)
     before = get_crc32_options()
@@ -48,12 +48,12 @@ def save_archive(value: Any, file: Path | IO[bytes]) -> None:
 
 
 def load_archive(path: Path) -> Any:
-    """Load a file written by :func:`save_archive`, onto the CPU.
+    """Load a file written by :func:`save_archive` to the CPU.
 
-    Checksums are verified before anything is used; only tensors and plain values are read.
+    Checksums are verified before any data is used. Only tensors and plain values are read.
 
     Raises:
-        ArgumentError: the file is missing, can't be read, is damaged, or holds anything else.
+        ArgumentError: the file is missing, can't be read, is damaged, or contains anything else.
 
     Example:
         >>> import tempfile
@@ -79,17 +79,17 @@ def load_archive(path: Path) -> Any:
 
 
 def read_archive(file: IO[bytes]) -> Any:
-    """Read what :func:`save_archive` wrote from an open file; see :func:`load_archive`.
+    """Read an archive from an open file; see :func:`load_archive`.
 
     Raises:
-        DamageError: the file is damaged, or no container.
-        ContentError: it holds anything else.
+        DamageError: the file is damaged, or is not a container.
+        ContentError: it contains anything but tensors and plain values.
         OSError: it can't be read.
     """
     members = read_directory(file)
     length = file.seek(0, 2)
     if length > (most := total_memory("cpu")):
-        raise DamageError(f"it has {length:,} bytes, more than the {most:,} of memory")
+        raise DamageError(f"it has {length:,} bytes, more than the {most:,} bytes of memory")
     found = [member for member in members if member.name.endswith(f"/{_PICKLE}")]
     if len(found) != 1:
         raise DamageError("it has no data.pkl")
@@ -98,7 +98,7 @@ def read_archive(file: IO[bytes]) -> Any:
     named = {member.name: member for member in members}
     order = named.get(prefix + _ORDER)
     if order is not None and read_member(file, order) != b"little":
-        raise ContentError("it has bytes in another order than little-endian")
+        raise ContentError("its byte order is not little-endian")
     read = {pickle.name}
 
     def read_storage(key: str) -> Tensor:
@@ -124,7 +124,7 @@ def _read_tensor(file: IO[bytes], member: Member) -> Tensor:
     while done < member.size:
         count = cast(Any, file).readinto(view[done:])
         if not count:
-            raise DamageError(f"{member.name!r} is cut")
+            raise DamageError(f"{member.name!r} is truncated")
         done += count
     check_crc(member, zlib.crc32(view))
     return data

@@ -1,8 +1,8 @@
-"""Zip containers as ``torch.save``, ``torch.export`` and ``numpy.savez`` write them: members stored one after another.
+"""Strict reader of the zip containers written by ``torch.save``, ``torch.export`` and ``numpy.savez``.
 
-Anything else that a zip file may be is refused before a member is read: compressed members, members that share bytes,
-two members of one name, a directory whose two descriptions differ. Every reader of such a container finds the same
-members in it, and all of them together have no more bytes than the file.
+Members must be stored uncompressed, one after another. Other zip features are rejected before any member is read:
+compressed or overlapping members, duplicate names, and directories with contradictory descriptions. Every zip reader
+therefore finds the same members in an accepted container, and they have no more bytes in total than the file.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ _CHUNK = 1 << 20
 
 
 class DamageError(ArgumentError):
-    """A container differs from what was written, or is none."""
+    """A file is damaged or is not a valid container."""
 
 
 class Member(NamedTuple):
-    """A file in a container."""
+    """Member of a container."""
 
     name: str
     start: int
-    """Position of its first byte."""
+    """Offset of the first byte."""
     size: int
     crc: int
 
 
 def read_directory(file: IO[bytes]) -> list[Member]:
-    """Return the members of a container, in the order of their bytes.
+    """Return the members of a container, ordered by offset.
 
     Raises:
-        DamageError: see the module.
+        DamageError: the container is damaged or uses rejected features; see the module.
         OSError: the file can't be read.
     """
     length = file.seek(0, os.SEEK_END)
     start, size, count = _directory(file, length)
     file.seek(start)
     entries, offsets = _entries(file.read(size), count)
-    if len({entry.name.lower() for entry in entries}) != len(entries):  # torch looks them up without regard to case
+    if len({entry.name.lower() for entry in entries}) != len(entries):  # torch's lookup is case-insensitive
         raise DamageError("two members have the same name")
     members: list[Member] = []
     end = 0
@@ -81,10 +81,10 @@ def read_member(file: IO[bytes], member: Member) -> bytes:
 
 
 def verify_member(file: IO[bytes], member: Member) -> None:
-    """Check the checksum of a member.
+    """Verify the checksum of a member.
 
     Raises:
-        DamageError: it is wrong.
+        DamageError: the checksum is wrong.
         OSError: the file can't be read.
     """
     file.seek(member.start)
@@ -95,17 +95,17 @@ def verify_member(file: IO[bytes], member: Member) -> None:
 
 
 def check_crc(member: Member, crc: int) -> None:
-    """Refuse bytes of a member whose CRC32 is another.
+    """Compare a computed CRC32 with that of a member.
 
     Raises:
-        DamageError: it is another.
+        DamageError: they differ.
     """
     if crc != member.crc:
         raise DamageError(f"the checksum of {member.name!r} is wrong")
 
 
 def _directory(file: IO[bytes], length: int) -> tuple[int, int, int]:
-    """Return start and length of the directory, and the number of its entries."""
+    """Return the start, the length and the number of entries of the directory."""
     end = length - _END_FORMAT.size
     found = _unpacked(file, end, _END_FORMAT)
     if found is None or found[0] != _END or found[-1]:
@@ -120,10 +120,10 @@ def _directory(file: IO[bytes], length: int) -> tuple[int, int, int]:
         *_, here_64, count_64, size_64, start_64 = found
         pairs = ((here, here_64, _MANY_16), (count, count_64, _MANY_16), (size, size_64, _MANY_32))
         if any(small != min(large, most) for small, large, most in (*pairs, (start, start_64, _MANY_32))):
-            raise DamageError("its directory is described twice, differently")
+            raise DamageError("its directory has two contradictory descriptions")
         here, count, size, start = here_64, count_64, size_64, start_64
     if here != count or start + size != end:
-        raise DamageError("its directory is not where it should be")
+        raise DamageError("its directory is misplaced")
     return start, size, count
 
 
@@ -136,13 +136,13 @@ def _unpacked(file: IO[bytes], start: int, form: struct.Struct) -> tuple[Any, ..
 
 
 def _entries(data: bytes, count: int) -> tuple[list[Member], list[int]]:
-    """Return the members of a directory, and where the header of each begins."""
+    """Return the members of a directory, and the offsets of their headers."""
     members: list[Member] = []
     offsets: list[int] = []
     place = 0
     while place < len(data):
         if len(data) - place < _ENTRY_FORMAT.size:
-            raise DamageError("its directory is cut")
+            raise DamageError("its directory is truncated")
         (kind, _, _, flags, method, _, _, crc, packed, size, *lengths, disk, _, outer, offset) = (
             _ENTRY_FORMAT.unpack_from(data, place)
         )
@@ -154,23 +154,23 @@ def _entries(data: bytes, count: int) -> tuple[list[Member], list[int]]:
         further = data[place + named : place + named + extra]
         place += named + extra + comment
         if method or flags & _ENCRYPTED:
-            raise DamageError(f"{name!r} is compressed or encrypted, which recurl writes nowhere")
-        if outer & _FOLDER:  # torch would read nothing and return uninitialised memory
+            raise DamageError(f"{name!r} is compressed or encrypted, which recurl never writes")
+        if outer & _FOLDER:  # torch would read nothing and return uninitialized memory
             raise DamageError(f"{name!r} is marked as a folder")
         size, packed, offset = _large(further, [size, packed, offset])
         if packed != size:
             raise DamageError(f"{name!r} has two sizes")
         if disk or "\0" in name:
-            raise DamageError(f"{name!r} is described wrongly")
+            raise DamageError(f"{name!r} has an invalid description")
         members.append(Member(name, 0, size, crc))
         offsets.append(offset)
     if place != len(data) or len(members) != count:
-        raise DamageError("its directory has another number of entries")
+        raise DamageError("its directory has a wrong number of entries")
     return members, offsets
 
 
 def _large(extra: bytes, numbers: list[int]) -> list[int]:
-    """Return sizes and offset of an entry, those that don't fit into 32 bits from its extra field."""
+    """Return the sizes and offset of an entry; those that exceed 32 bits are read from its extra field."""
     wanted = [place for place, number in enumerate(numbers) if number == _MANY_32]
     place = 0
     while wanted and place + 4 <= len(extra):

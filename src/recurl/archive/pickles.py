@@ -1,6 +1,6 @@
-"""The pickle in a file of ``torch.save``, read by an interpreter that knows tensors and plain values only.
+"""Restricted interpreter of the pickle in a ``torch.save`` file, for tensors and plain values only.
 
-No function that a file names is looked up: the few that such files need are in a table here. Time and memory are
+Functions named by a file are never imported: the few that such files need are in a table here. Time and memory are
 bounded by the lengths of the pickle and of the file.
 """
 
@@ -20,8 +20,8 @@ from recurl.errors import ArgumentError, ArgumentTypeError
 __all__ = ["ContentError", "read_values"]
 
 _PROTOCOL = 2
-_EXPANSION = 4  # parts of what is read, per byte of the pickle
-_REPEATED = 16  # bytes of all tensors together, per byte of the file: tensors may share memory
+_EXPANSION = 4  # maximum number of parts of the value per byte of the pickle
+_REPEATED = 16  # maximum total bytes of tensors per byte of the file: tensors may share memory
 _DIMENSIONS = 64
 _STORAGES = {
     "BFloat16Storage": torch.bfloat16,
@@ -41,11 +41,11 @@ _NO_NUMBERS = ("quint8", "qint8", "qint32", "quint4x2", "quint2x4")
 
 
 class ContentError(ArgumentError):
-    """The pickle holds something else than tensors and plain values."""
+    """The pickle contains something other than tensors and plain values."""
 
 
 class _Kind(NamedTuple):
-    """Class of a storage; without a dtype its bytes."""
+    """Class of a storage; untyped if ``dtype`` is None."""
 
     dtype: torch.dtype | None
 
@@ -63,7 +63,7 @@ class _Function:
 
 
 class _Mark:
-    """Begin of the arguments of an instruction."""
+    """Stack marker before the arguments of an instruction."""
 
 
 def read_values(data: bytes, length: int, read_storage: Callable[[str], Tensor]) -> Any:
@@ -71,11 +71,11 @@ def read_values(data: bytes, length: int, read_storage: Callable[[str], Tensor])
 
     Args:
         data: the pickle.
-        length: bytes of the file that it is in.
-        read_storage: returns the bytes of a storage by its key, as uint8 ``[N]``.
+        length: number of bytes of the file that contains it.
+        read_storage: returns the bytes of a storage, given its key, as uint8 ``[N]``.
 
     Raises:
-        ContentError: it holds anything else than :func:`recurl.archive.values.savable` allows, or is damaged.
+        ContentError: it contains anything that :func:`recurl.archive.values.savable` rejects, or is damaged.
     """
     interpreter = _Interpreter(data, length, read_storage)
     try:
@@ -91,21 +91,21 @@ def read_values(data: bytes, length: int, read_storage: Callable[[str], Tensor])
 
 
 def _check(value: Any, most: int) -> None:
-    """Refuse what is nested too deeply, or in itself, or so often in several places that reading it never ends."""
+    """Reject values nested too deeply or in themselves, or shared so often that traversing them never ends."""
     left, seen = [(value, 0)], 0
     while left:
         part, depth = left.pop()
         parts = parts_of(part)
         if parts is None:
             if not is_plain(part) and not isinstance(part, Tensor):
-                _refuse("something else than tensors and plain values")
+                _refuse("something other than tensors and plain values")
             continue
         inner = [(one, depth + 1) for one in parts]
         seen += len(inner)
         if inner and depth >= DEPTH:
             _refuse("containers that are nested too deeply")
         if seen > most:
-            _refuse("containers that are in too many places at once")
+            _refuse("containers that are referenced too often")
         left += inner
 
 
@@ -114,11 +114,11 @@ def _refuse(what: str) -> NoReturn:
 
 
 class _Interpreter:
-    """Stack machine of a pickle of protocol 2."""
+    """Stack machine for pickles of protocol 2."""
 
     def __init__(self, data: bytes, length: int, read_storage: Callable[[str], Tensor]) -> None:
         self._data = data
-        self._place = 0
+        self._position = 0
         self._left = _REPEATED * length
         self._read_storage = read_storage
         self._storages: dict[str, Tensor] = {}
@@ -152,16 +152,16 @@ class _Interpreter:
         return value
 
     def _take(self, count: int) -> bytes:
-        part = self._data[self._place : self._place + count]
+        part = self._data[self._position : self._position + count]
         if len(part) != count:
-            _refuse("less than it says")
-        self._place += count
+            _refuse("fewer parts than declared")
+        self._position += count
         return part
 
     def _byte(self) -> int:
         return self._take(1)[0]
 
-    def _number(self, form: str) -> Any:
+    def _unpack(self, form: str) -> Any:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def _push(self, value: Any) -> None:
@@ -185,12 +185,12 @@ class _Interpreter:
     def _tuple(self, count: int) -> None:
         parts = tuple(self._stack[-count:])
         if len(parts) != count:
-            _refuse("less than it says")
+            _refuse("fewer parts than declared")
         del self._stack[-count:]
         self._push(parts)
 
     def _text(self) -> str:
-        return self._take(self._number("<I")).decode("utf-8", "surrogatepass")
+        return self._take(self._unpack("<I")).decode("utf-8", "surrogatepass")
 
     def _put(self, place: int) -> None:
         self._memo[place] = self._stack[-1]
@@ -198,21 +198,21 @@ class _Interpreter:
     def _append(self, parts: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not list:
-            _refuse("what isn't a list, appended to")
+            _refuse("an append to something that isn't a list")
         target += parts
 
     def _set_items(self, parts: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) not in (dict, OrderedDict) or len(parts) % 2:
-            _refuse("what isn't a dict, with items")
+            _refuse("items of something that isn't a dict")
         for key, value in zip(parts[::2], parts[1::2], strict=True):
             check_key(key)
             target[key] = value
 
     def _global(self) -> None:
-        end = self._data.index(b"\n", self._data.index(b"\n", self._place) + 1)
-        name = self._take(end - self._place).decode("ascii").replace("\n", " ")
-        self._place += 1
+        end = self._data.index(b"\n", self._data.index(b"\n", self._position) + 1)
+        name = self._take(end - self._position).decode("ascii").replace("\n", " ")
+        self._position += 1
         module, _, last = name.partition(" ")
         if name in self._globals:
             self._push(self._globals[name])
@@ -226,29 +226,29 @@ class _Interpreter:
     def _reduce(self) -> None:
         arguments, function = self._stack.pop(), self._stack.pop()
         if type(function) is not _Function or type(arguments) is not tuple:
-            _refuse("a call of what isn't a function")
+            _refuse("a call of something that isn't a function")
         self._push(function.call(*arguments))
 
     def _build(self) -> None:
-        """Attach what ``torch.nn.Module.state_dict`` notes."""
+        """Attach the metadata of ``torch.nn.Module.state_dict``."""
         state, target = self._stack.pop(), self._stack[-1]
         if type(target) is not OrderedDict or type(state) is not dict or [*state] != ["_metadata"]:
             _refuse("an object with attributes")
-        noted = state["_metadata"]
-        if type(noted) not in (dict, OrderedDict):
+        metadata = state["_metadata"]
+        if type(metadata) not in (dict, OrderedDict):
             _refuse("an object with attributes")
-        target._metadata = noted  # pyright: ignore[reportAttributeAccessIssue] - as torch does
+        target._metadata = metadata  # pyright: ignore[reportAttributeAccessIssue] - as torch does
 
     def _storage(self) -> None:
         kind_of, kind, key, location, count = self._stack.pop()
         if kind_of != "storage" or type(kind) is not _Kind or type(key) is not str or type(location) is not str:
-            _refuse("what isn't a storage")
+            _refuse("an invalid storage")
         if key not in self._storages:
             self._storages[key] = self._read_storage(key)
         data = self._storages[key]
         size = 1 if kind.dtype is None else kind.dtype.itemsize
         if type(count) is not int or count * size != data.numel():
-            _refuse(f"a storage of another size than its data (data/{key[:20]})")
+            _refuse(f"a storage whose size differs from its data (data/{key[:20]})")
         self._push(_Storage(data, kind.dtype))
 
     def _tensor(
@@ -287,7 +287,7 @@ class _Interpreter:
         if any(metadata) or hooks or type(grad) is not bool:
             _refuse("a tensor with hooks, or a conjugated or negated one")
         if len(_naturals(size)) != len(_naturals(stride)) or len(size) > _DIMENSIONS:
-            _refuse("a tensor with more strides than sizes, or with too many")
+            _refuse("a tensor with different numbers of sizes and strides, or with too many")
         (offset,) = _naturals((offset,))
         count, last = 1, offset
         for one, step in zip(size, stride, strict=True):
@@ -295,10 +295,10 @@ class _Interpreter:
             last += (one - 1) * step
         there = data.numel() // dtype.itemsize
         if count and (count > there or last >= there):
-            _refuse(f"a tensor {list(size)[:8]} that has more elements than its storage")
+            _refuse(f"a tensor {list(size)[:8]} that exceeds its storage")
         self._left -= count * dtype.itemsize
         if self._left < 0:
-            _refuse("tensors that share their memory too often")
+            _refuse("tensors that share memory too often")
         if not count:
             return torch.empty(size, dtype=dtype).requires_grad_(grad)
         view = torch.empty(0, dtype=dtype).set_(data.untyped_storage(), offset, size, stride)  # pyright: ignore[reportUnknownMemberType, reportArgumentType] - not annotated
@@ -307,7 +307,7 @@ class _Interpreter:
 
 def _naturals(numbers: Any) -> tuple[int, ...]:
     if type(numbers) is not tuple or any(type(one) is not int or not 0 <= one < 1 << 62 for one in numbers):
-        _refuse("a tensor whose sizes and strides are no natural numbers")
+        _refuse("a tensor whose sizes and strides are not natural numbers")
     return numbers
 
 
@@ -317,7 +317,7 @@ def _ordered_dict() -> OrderedDict[Any, Any]:
 
 def _parameter(data: Any, grad: Any, hooks: Any) -> Tensor:
     if not isinstance(data, Tensor) or type(grad) is not bool or hooks:
-        _refuse("what isn't a parameter")
+        _refuse("an invalid parameter")
     return torch.nn.Parameter(data.detach(), grad)
 
 
@@ -327,34 +327,34 @@ def _size(sizes: Any) -> torch.Size:
 
 def _device(kind: Any, index: Any = 0) -> torch.device:
     if type(kind) is not str or len(kind) > _DIMENSIONS or type(index) is not int:
-        _refuse("what isn't a device")
+        _refuse("an invalid device")
     try:
         return torch.device(kind, index) if index else torch.device(kind)
     except RuntimeError:
-        _refuse("what isn't a device")
+        _refuse("an invalid device")
 
 
 def _encode(text: Any, coding: Any) -> bytes:
     if type(text) is not str or coding != "latin1":
-        _refuse("what isn't text")
+        _refuse("invalid text")
     return text.encode("latin1")
 
 
 def _bytearray(data: Any = b"") -> bytearray:
     if type(data) is not bytes:
-        _refuse("what isn't bytes")
+        _refuse("invalid bytes")
     return bytearray(data)
 
 
 def _complex(real: Any, imaginary: Any) -> complex:
     if type(real) is not float or type(imaginary) is not float:
-        _refuse("what isn't a complex number")
+        _refuse("an invalid complex number")
     return complex(real, imaginary)
 
 
 def _hashable(parts: Any) -> list[Any]:
     if type(parts) is not list:
-        _refuse("what isn't a set")
+        _refuse("an invalid set")
     for part in parts:
         check_key(part)
     return parts
@@ -374,16 +374,16 @@ _INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
     ord("N"): lambda self: self._push(None),
     0x88: lambda self: self._push(True),
     0x89: lambda self: self._push(False),
-    ord("J"): lambda self: self._push(self._number("<i")),
+    ord("J"): lambda self: self._push(self._unpack("<i")),
     ord("K"): lambda self: self._push(self._byte()),
-    ord("M"): lambda self: self._push(self._number("<H")),
+    ord("M"): lambda self: self._push(self._unpack("<H")),
     0x8A: lambda self: self._push(int.from_bytes(self._take(self._byte()), "little", signed=True)),
-    ord("G"): lambda self: self._push(self._number(">d")),
+    ord("G"): lambda self: self._push(self._unpack(">d")),
     ord("X"): lambda self: self._push(self._text()),
     ord("q"): lambda self: self._put(self._byte()),
-    ord("r"): lambda self: self._put(self._number("<I")),
+    ord("r"): lambda self: self._put(self._unpack("<I")),
     ord("h"): lambda self: self._push(self._memo[self._byte()]),
-    ord("j"): lambda self: self._push(self._memo[self._number("<I")]),
+    ord("j"): lambda self: self._push(self._memo[self._unpack("<I")]),
     ord("a"): lambda self: self._append([self._stack.pop()]),
     ord("e"): lambda self: self._append(self._since_mark()),
     ord("s"): lambda self: self._set_items([self._stack.pop(-2), self._stack.pop()]),

@@ -1,4 +1,4 @@
-"""What an archive may hold: dense tensors and plain Python values, nested in dicts, lists, tuples and sets."""
+"""Values allowed in an archive: dense tensors and plain Python values, nested in dicts, lists, tuples and sets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from recurl.errors import ArgumentError, ArgumentTypeError
 __all__ = ["DEPTH", "INTEGER_BYTES", "check_key", "is_plain", "parts_of", "savable"]
 
 DEPTH = 100
-"""Containers inside each other."""
+"""Maximum depth of nested containers."""
 INTEGER_BYTES = 255
-"""Bytes of an integer."""
+"""Maximum number of bytes of an integer."""
 _KEY_PARTS = 1000
 _KEY_BYTES = 16
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device, torch.Size)
@@ -27,12 +27,12 @@ _METADATA = "_metadata"
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is a plain one without parts."""
+    """Return whether a value is a plain value and not a container."""
     return type(value) in _PLAIN
 
 
 def parts_of(value: Any) -> Iterable[Any] | None:
-    """Return the values in a container, those that ``torch.nn.Module.state_dict`` notes included; None for others."""
+    """Return the values in a container, including a state dict's metadata; None if ``value`` is not a container."""
     if type(value) in _LISTS:
         return value
     if type(value) in _DICTS:
@@ -42,10 +42,10 @@ def parts_of(value: Any) -> Iterable[Any] | None:
 
 
 def check_key(key: Any) -> None:
-    """Refuse keys whose hash could take long, or could be that of many others.
+    """Reject keys whose hash could be slow to compute or could collide with many others.
 
     Raises:
-        ArgumentTypeError: the key is no plain value or tuple of such, or a large one.
+        ArgumentTypeError: the key is not a plain value or a tuple of plain values, or is too large.
     """
     if type(key) is str:
         return
@@ -62,28 +62,26 @@ def check_key(key: Any) -> None:
 
 
 def savable(value: Any, path: str = "") -> Any:
-    """Return a value as it can be saved: with tensors that repeat elements of memory, as ``expand`` gives, copied.
+    """Check that a value can be saved, and return it with tensors that repeat memory, as from ``expand``, copied.
 
     Args:
-        value: what is to be saved; it stays as it is.
-        path: its place, for messages.
+        value: the value to save; it is not modified.
+        path: location of the value, for messages.
 
     Raises:
-        ArgumentTypeError: it holds something else than :func:`load_archive` reads.
-        ArgumentError: it is nested too deeply, or in itself; or an integer is too large.
+        ArgumentTypeError: it contains something that :func:`load_archive` can't read.
+        ArgumentError: it is nested too deeply or in itself, or an integer is too large.
     """
     return _savable(value, path, 0)
 
 
 def _savable(value: Any, path: str, depth: int) -> Any:
     if depth > DEPTH:
-        raise ArgumentError(
-            f"What is saved must have at most {DEPTH} containers inside each other; {path[:80]} has more."
-        )
+        raise ArgumentError(f"A saved value may have at most {DEPTH} nested containers; {path[:80]} has more.")
     kind = type(value)
     if kind is int:
         if value.bit_length() >= 8 * INTEGER_BYTES:
-            raise ArgumentError(f"Integers must have at most {INTEGER_BYTES} bytes, that at {path} has more.")
+            raise ArgumentError(f"Integers must have at most {INTEGER_BYTES} bytes, but the one at {path} has more.")
         return value
     if kind in _PLAIN:
         return value
@@ -122,7 +120,7 @@ def _dense(value: Tensor, path: str) -> Tensor:
         what = (
             type(value).__name__ if value.layout == torch.strided and not value.is_quantized else "sparse or quantized"
         )
-        raise ArgumentTypeError(f"Only dense tensors can be saved, {path or 'this'} is {what}: convert it.")
+        raise ArgumentTypeError(f"Only dense tensors can be saved, but {path or 'this'} is {what}: convert it.")
     if value.is_meta:
         raise ArgumentTypeError(f"{path or 'This'} is on the device meta, and has no values to save.")
     if value.is_conj() or value.is_neg():

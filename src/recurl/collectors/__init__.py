@@ -1,4 +1,4 @@
-"""Collection of experience: carries recurrent states and appends the transforms that they need."""
+"""Collectors of experience that carry recurrent states and append the transforms these need."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What acts in an environment: the policy as a network, on another device, or chance."""
+"""Selection of actions: lowered policies, policies on TensorDicts or another device, and random actions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["act_on_tensordict", "lowered", "on_device", "why_not_lowered"]
 
 
 def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
-    """Return the reason why ``policy`` or ``env`` needs TensorDicts at every step of a collector, or None.
+    """Return the reason why a collector needs TensorDicts at every step of ``policy`` in ``env``, or None.
 
-    If there is none, a collector runs on plain tensors, which is faster.
+    If there is none, the collector runs on plain tensors, which is faster.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -36,13 +36,13 @@ def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
 
 
 def lowered(policy: Policy | None, env: EnvBase) -> tuple[Network | None, str | None]:
-    """Return ``policy`` as a network, and the reason why it or ``env`` needs TensorDicts, or None."""
+    """Return ``policy`` as a lowered network, and the reason why it or ``env`` needs TensorDicts, or None."""
     network = None if policy is None else Network([policy])
     return network, env.why_not_lowered() or (None if network is None else network.why_not_lowered())
 
 
 def random_action(env: EnvBase, tensordict: TensorDictBase) -> Any:
-    """Draw an action in the encoding (one-hot or integer) that the policy used in ``tensordict``."""
+    """Draw a random action in the encoding (one-hot or integer) of the policy's action in ``tensordict``."""
     like: Any = tensordict.get(ACTION)
     spec, action = env.action_spec, env.rand_action(tensordict.copy()).get(ACTION)
     if not isinstance(action, Tensor) or not isinstance(like, Tensor):
@@ -62,15 +62,15 @@ def act_on_tensordict(
     past: Sequence[object],
     tensordict: TensorDictBase,
 ) -> TensorDictBase:
-    """Return ``tensordict`` with the action of a policy on ``device``, or a random one.
+    """Return ``tensordict`` with the action of a policy on ``device``, or a random action.
 
     Args:
         policy: the policy.
-        device: where it is; None where the environment is.
+        device: device of the policy; None for the environment's.
         env: the environment.
-        random_steps: number of steps of the batch that have random actions.
-        past: has an item for each step of the batch that was made.
-        tensordict: the root.
+        random_steps: number of initial steps of the batch with random actions.
+        past: sequence with one item for each completed step of the batch.
+        tensordict: the root of the step.
     """
     if device is not None and device != env.device:
         with span(TRANSFERS):
@@ -86,7 +86,7 @@ def act_on_tensordict(
 
 
 def on_device(policy: Policy, device: torch.device | None) -> Policy:
-    """Return ``policy`` itself where it is on ``device`` or no module, else a copy there."""
+    """Return ``policy`` itself if it is on ``device`` or is not a module, else a copy on ``device``."""
     if device is None or not isinstance(policy, nn.Module):
         return policy
     tensors = itertools.chain(policy.parameters(), policy.buffers())

@@ -1,4 +1,4 @@
-"""Base class of collectors: iteration, delivery to a replay buffer, and collection in a thread."""
+"""Base class of collectors: iteration, delivery to a replay buffer, and background collection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Extendable(Protocol):
 
 
 class _Background:
-    """A thread that repeats a function until the function returns False or raises, or :meth:`stop` is called.
+    """Thread that repeats a function until it returns False or raises, or :meth:`stop` is called.
 
     Args:
         step: the function to repeat.
@@ -73,7 +73,7 @@ class _Background:
         return not self._ended
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Return the result of ``function``, called by the thread between two steps."""
+        """Call ``function`` in the thread between two steps, and return its result."""
         with self._lock:
             ended, future = self._ended, Future[_T]()
             if not ended:
@@ -81,7 +81,7 @@ class _Background:
         return function() if ended else future.result()
 
     def stop(self, timeout: float | None) -> bool:
-        """Wait up to ``timeout`` seconds for the current step, and return whether the thread has ended."""
+        """Stop after the current step, wait up to ``timeout`` seconds, and return whether the thread has ended."""
         self._stop.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -95,7 +95,7 @@ class _Background:
 
 def _stop_thread(stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    thread.join(_EXIT_SECONDS)  # a daemon thread that still runs while the interpreter exits may crash it
+    thread.join(_EXIT_SECONDS)  # a daemon thread still running at interpreter exit may crash it
 
 
 class CollectorBase(ABC):
@@ -105,8 +105,8 @@ class CollectorBase(ABC):
         frames_per_batch: number of frames in a batch.
         total_frames: number of frames after which collection stops, rounded up (with a warning) to whole batches; -1
             for no limit.
-        postproc: function applied to every batch; its result is delivered.
-        replay_buffer: buffer whose ``extend`` receives the batches; None is yielded instead of each. Batches with more
+        postproc: function applied to every batch; its result is delivered instead.
+        replay_buffer: buffer whose ``extend`` receives the batches; None is yielded for each. Batches with more
             dimensions than the buffer's storage are flattened to its number of dimensions, row by row.
 
     Raises:
@@ -140,7 +140,7 @@ class CollectorBase(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Free the collector's resources."""
+        """Release the collector's resources."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until ``total_frames`` are collected; iterating again continues from there.
@@ -148,7 +148,7 @@ class CollectorBase(ABC):
         With a replay buffer, None is yielded after every batch.
 
         Raises:
-            UsageError: the collector was shut down, or collects in the background.
+            UsageError: the collector was shut down or is running in the background.
         """
         self._check_idle()
         while self._remains():
@@ -159,7 +159,7 @@ class CollectorBase(ABC):
         """Collect and return one batch, independently of ``total_frames`` and ``replay_buffer``.
 
         Raises:
-            UsageError: the collector was shut down or collects in the background, or a step writes other entries than
+            UsageError: the collector was shut down or is running in the background, or a step writes other entries than
                 the first one.
         """
         self._check_idle()
@@ -178,7 +178,7 @@ class CollectorBase(ABC):
         self.replay_buffer.extend(data)
         return None
 
-    # -- in the background
+    # -- background collection
 
     def start(self) -> None:
         """Start collecting into the replay buffer in a thread, until ``total_frames`` or :meth:`async_shutdown`.
@@ -199,7 +199,7 @@ class CollectorBase(ABC):
 
     @abstractmethod
     def _prepare_background(self) -> None:
-        """Make the collector independent of other threads."""
+        """Isolate the collector from other threads."""
 
     def _background_step(self) -> bool:
         if self._remains():
@@ -208,7 +208,7 @@ class CollectorBase(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the collector collects in the background."""
+        """Whether the collector is running in the background."""
         return self._background is not None and self._background.running
 
     def async_shutdown(self, timeout: float | None = None) -> None:
@@ -218,8 +218,8 @@ class CollectorBase(ABC):
             timeout: seconds to wait for that batch; None for no limit.
 
         Raises:
-            UsageError: the batch takes longer; the collector is then not shut down.
-            Exception: the exception that ended the thread, if it was not raised before.
+            UsageError: the batch takes longer; the collector is not shut down then.
+            Exception: the exception that ended the thread, if it was not raised earlier.
         """
         if self._background is not None and not self._background.stop(timeout):
             raise UsageError(
@@ -230,11 +230,11 @@ class CollectorBase(ABC):
         self._raise_background_error()
 
     def shutdown(self) -> None:
-        """Stop collecting and free all resources; shutting down twice is harmless."""
+        """Stop collecting and release all resources; repeated calls are harmless."""
         self.async_shutdown()
 
     def _between_batches(self, function: Callable[[], _T]) -> _T:
-        """Return the result of ``function``, called while no batch is being collected."""
+        """Call ``function`` while no batch is being collected, and return its result."""
         self._raise_background_error()
         return function() if self._background is None else self._background.call(function)
 
@@ -263,10 +263,10 @@ def units_of(name: str, frames: int, unit: int, description: str) -> int:
     """Return ``frames / unit``, rounded up with a warning.
 
     Args:
-        name: name of the argument that gives the frames, for messages.
+        name: name of the argument for the number of frames, for messages.
         frames: number of frames, at least 1.
         unit: number of frames in a unit.
-        description: the unit in words, for the warning.
+        description: description of the unit, for the warning.
 
     Raises:
         ArgumentError: ``frames`` is below 1.

@@ -1,4 +1,4 @@
-"""Preallocated memory for one batch, filled step by step."""
+"""Preallocated batch, filled step by step."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ _STAGED_BYTES = 4096  # of a row: larger ones, such as images, would take as muc
 
 
 class BatchWriter:
-    """Writes rows of a batch ``[*B, T]``, allocated at the first step with its keys, shapes and dtypes.
+    """Writer of the rows of a batch ``[*B, T]``, allocated at the first step with its keys, shapes and dtypes.
 
-    Unless a row was reset, most root entries of a step are the same tensors as those of the previous step's ``next``.
-    They are not copied again at every step, where copies are made by torch, but at the end, in one piece from reset to
-    reset.
+    Unless a row was reset, most root entries of a step are the same tensors as the previous step's ``next`` entries. If
+    torch makes the copies, these entries are not copied at every step but at the end, with one copy between resets.
 
     Args:
-        batch: the batch, ``[*B, T]``, empty at first. Its memory is on its device; on that of the first step's tensors
-            where it has none.
-        rows: index of the rows to write, where other writers write the others; ``...`` for all.
-        batch_size: their shape, ``[*B]``.
-        states: takes recurrent states that are kept at the starts of sequences only; all are kept when None.
+        batch: the batch, ``[*B, T]``, initially empty. Its memory is on its device, or, if it has none, on the device
+            of the first step's tensors.
+        rows: index of the rows to write if other writers write the remaining ones; ``...`` for all.
+        batch_size: shape of these rows, ``[*B]``.
+        states: storage of recurrent states kept only at the starts of sequences; all states are kept when None.
     """
 
     def __init__(
@@ -46,13 +45,13 @@ class BatchWriter:
         self.steps = batch.shape[-1]
         self._shapes: dict[_Key, torch.Size] = {}
         self._keys: list[_Key] = []  # copied at every step
-        self._places: list[tuple[bool, str]] = []  # where these are: whether in ``next``, and the name
-        self._counts = 0, 0  # of names in root and next, where none of them is nested
-        self._repeats: list[_Key] = []  # whose values at a step are those of ``next`` at the last one, as a rule
+        self._places: list[tuple[bool, str]] = []  # of these keys: whether under ``next``, and the name
+        self._counts = 0, 0  # numbers of names at the root and under ``next``, if none is nested
+        self._repeats: list[_Key] = []  # root values usually equal those under ``next`` at the previous step
         self._carried: list[_Carried] = []
         self._memory: StepMemory | None = None
         self._entries: dict[_Key, Tensor] = {}  # [T, *B, ...]
-        self._staged: list[tuple[_Key, Tensor]] = []  # entries that come into the batch at the end, and their places
+        self._staged: list[tuple[_Key, Tensor]] = []  # entries copied to the batch at the end, and their destinations
 
     def write(self, step: int, tensordict: Step) -> None:
         """Copy the entries of a step into the batch.
@@ -76,14 +75,14 @@ class BatchWriter:
         if not memory.write(step, [found.get(key) for key in self._keys]):
             self._refuse(step, found)
         if self._carried:
-            self._begin_carrying(step, found)
+            self._write_changed(step, found)
 
-    def _begin_carrying(self, step: int, found: dict[_Key, Tensor]) -> None:
+    def _write_changed(self, step: int, found: dict[_Key, Tensor]) -> None:
         """Copy the carried entries that differ from the previous step's ``next``."""
         slots, values = list[Tensor](), list[Tensor]()
         for carried in self._carried:
             value = found.get(carried.key)
-            if not carried.goes_on(value):
+            if not carried.is_unchanged(value):
                 if value is None or value.shape != self._shapes[carried.key]:
                     self._refuse(step, found)
                 slots.append(carried.start(step))
@@ -93,7 +92,7 @@ class BatchWriter:
             foreach_copy_(slots, values)
 
     def _values(self, step: Any) -> list[Any] | None:
-        """Return what is copied of a step without nested entries; None of any other."""
+        """Return the values to copy for a step without nested entries; None for any other step."""
         after = step.get(NEXT) if type(step) is Entries else None
         if type(after) is not Entries or (len(step), len(after)) != self._counts:
             return None
@@ -101,7 +100,7 @@ class BatchWriter:
         return [get(after if is_next else step, name) for is_next, name in self._places]
 
     def _step_memory(self, found: dict[_Key, Tensor]) -> StepMemory:
-        """Return what is written at every step, allocated for steps like ``found`` unless it is."""
+        """Return the memory written at every step, after allocating the batch for steps like ``found`` if needed."""
         if not self._entries:
             self._allocate(found)
         repeated = [self._keys.index((NEXT, *key)) for key in self._repeats]
@@ -144,7 +143,7 @@ class BatchWriter:
         self._plan()
 
     def _plan(self) -> None:
-        """Note where entries are, if none is nested, and all are copied at every step."""
+        """Precompute the locations of entries, if none is nested and all are copied at every step."""
         after = [key for key in self._keys if key[0] == NEXT]
         flat = all(len(key) == 1 + (key[0] == NEXT) for key in self._keys)
         if flat and after and not self._carried and self._states is None:
@@ -152,7 +151,7 @@ class BatchWriter:
             self._counts = len(self._keys) - len(after) + 1, len(after)
 
     def _check_alike(self, found: dict[_Key, Tensor]) -> None:
-        """Refuse entries that differ from those of the rows of another writer."""
+        """Check that the entries match those written by another writer to its rows."""
         kinds = {key: (value.shape[self._time :], value.dtype) for key, value in found.items()}
         wanted = {key: (value.shape[self._time + 1 :], value.dtype) for key, value in leaves(self._batch)}
         differ = sorted(str(key) for key in kinds.keys() | wanted if kinds.get(key) != wanted.get(key))
@@ -171,21 +170,21 @@ class BatchWriter:
         )
 
     def memory(self) -> dict[_Key, Tensor] | None:
-        """Return the entries, ``[T, *B, ...]``, once they are allocated, if steps may be written there too.
+        """Return the allocated entries, ``[T, *B, ...]``, if steps may also be written to them directly, else None.
 
-        The root of a step then counts, also where it repeats the ``next`` of the previous step.
+        Direct writes must include the root of a step, even if it repeats the ``next`` of the previous step.
         """
         if self._rows is not ... or self._carried or self._states is not None or not self._entries:
             return None
         return self._entries
 
     def allocated(self, step: dict[_Key, Tensor]) -> dict[_Key, Tensor] | None:
-        """Allocate the batch for steps with such entries, ``[*B, ...]`` each, and return :meth:`memory`."""
+        """Allocate the batch for steps with these entries, ``[*B, ...]`` each, and return :meth:`memory`."""
         self._allocate(step)
         return self.memory()
 
     def clear(self) -> None:
-        """Forget what was allocated."""
+        """Release the allocated entries."""
         self._batch.clear()
         self._memory, self._entries, self._carried, self._shapes = None, {}, [], {}
 
@@ -200,9 +199,9 @@ class BatchWriter:
 
 
 def _is_staged(memory: Tensor, time: int) -> bool:
-    """Return whether the steps of an entry, ``[T, *B, ...]``, are gathered in one piece before they get to a batch.
+    """Return whether the steps of an entry, ``[T, *B, ...]``, are staged in contiguous memory before the batch.
 
-    On a GPU rows that lie apart are copied entry by entry, and rows in one piece all at once.
+    On a GPU, noncontiguous rows are copied entry by entry, and contiguous rows all at once.
     """
     row = memory.shape[1 + time :].numel() * memory.itemsize
     return memory.device.type in _STAGED_ON and row <= _STAGED_BYTES and not memory[0].is_contiguous()
@@ -216,7 +215,7 @@ def truncate_last(after: TensorDictBase) -> None:
     """Set ``truncated`` and ``done`` at the last step of a batch, in rows that aren't done.
 
     Args:
-        after: what is under ``"next"``, ``[*B, T]``.
+        after: the entries under ``"next"``, ``[*B, T]``.
     """
     done = after.get(DONE)[..., -1, :]
     after.get(TRUNCATED)[..., -1, :].logical_or_(~done)
@@ -224,7 +223,7 @@ def truncate_last(after: TensorDictBase) -> None:
 
 
 class _Carried:
-    """A root entry that is carried over from the previous step's ``next``.
+    """A root entry carried over from the previous step's ``next``.
 
     Args:
         key: key of the entry.
@@ -236,32 +235,32 @@ class _Carried:
         self.key = key
         self._root = root
         self._after = after
-        self._last: Tensor | None = None  # under ``next`` at the previous step
-        self._version: object = None  # of it, then
-        self._starts: list[int] = []  # steps whose value differs from it
+        self._last: Tensor | None = None  # value under ``next`` at the previous step
+        self._version: object = None  # its version counter at that time
+        self._starts: list[int] = []  # steps with a different value
 
-    def goes_on(self, value: Tensor | None) -> bool:
-        """Return whether the value of a step is that of the previous step's ``next``, unchanged."""
+    def is_unchanged(self, value: Tensor | None) -> bool:
+        """Return whether the value of a step is the unmodified tensor of the previous step's ``next``."""
         return value is self._last and _version(value) == self._version
 
     def start(self, step: int) -> Tensor:
-        """Note that the value of a step is another one, and return its place."""
+        """Record that a step has a different value, and return the destination of this value."""
         self._starts.append(step)
         return self._root[step]
 
     def keep(self, after: Tensor) -> None:
-        """Take note of the value under ``next``."""
+        """Record the value under ``next``."""
         self._last, self._version = after, _version(after)
 
     def finish(self) -> None:
-        """Copy the values that were not copied before."""
+        """Copy the values that have not been copied yet."""
         for start, stop in pairwise((*self._starts, len(self._root))):
             if stop > start + 1:
                 self._root[start + 1 : stop].copy_(self._after[start : stop - 1])
 
 
 def _version(tensor: Tensor | None) -> object:
-    """Return the version counter of ``tensor``; if it has none, an object that is unequal to all others."""
+    """Return the version counter of ``tensor``, or a unique object if it has none."""
     try:
         return None if tensor is None else edits_of(tensor)
     except RuntimeError:  # an inference tensor

@@ -1,4 +1,4 @@
-"""The steps of a batch as a program: one compiled step, all of them as one CUDA graph, or both."""
+"""Compilation of a step and CUDA graph capture of all steps of a batch."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from recurl.lowering import Entries, Step, leaves
 from recurl.source_lines import line_of
 from recurl.traced import Traced
 
-__all__ = ["CapturedSteps", "Programs", "recorded", "tensor_env", "why_not_captured"]
+__all__ = ["CapturedSteps", "Programs", "capture_graph", "tensor_env", "why_not_captured"]
 
-_WARM_UP = 2  # batches before the one that is recorded: kernels are compiled and libraries make their memory
+_WARM_UP = 2  # batches before capture, in which kernels are compiled and libraries allocate their memory
 _DEVICE = "cuda"
-_NUMBERED = 3  # tensors that the trajectories of a compiled step are
+_NUMBERED = 3  # number of tensors that represent the trajectories of a compiled step
 
 _Key = tuple[str, ...]
 _Tensors = Sequence[Tensor]
-_Batch = tuple[_Tensors, _Tensors, _Tensors]  # what was written, states where sequences start, what comes next
+_Batch = tuple[_Tensors, _Tensors, _Tensors]  # written entries, states at sequence starts, inputs of the next step
 
 
 class Programs(TypedDict, total=False):
-    """Options of a collector that runs steps as programs; see there."""
+    """Options of :class:`~recurl.collectors.Collector` for compiled and captured steps."""
 
     cuda_graph: bool
     compile_step: bool
 
 
-class _Program(NamedTuple):
-    """A step, and how tensors enter it; how they leave it, all whole when None."""
+class _TensorStep(NamedTuple):
+    """A step as a function of tensors, with the column layouts of its inputs and outputs (None: unsplit)."""
 
     run: Callable[..., Sequence[Tensor]]
-    entering: Sequence[Narrow | None]
-    leaving: Sequence[Narrow | None] | None
+    input_layouts: Sequence[Narrow | None]
+    output_layouts: Sequence[Narrow | None] | None
 
 
-class _Recording(NamedTuple):
+class _CapturedGraph(NamedTuple):
     replay: Callable[[], None]
     written: _Tensors
     states: _Tensors
@@ -57,28 +57,28 @@ class _Recording(NamedTuple):
 
 
 class CapturedSteps:
-    """Runs the steps of a batch as a program of tensors.
+    """Runs the steps of a batch with a compiled step, as a CUDA graph, or both.
 
-    A compiled step is compiled at the first batch (see :class:`~recurl.traced.Traced`). A CUDA graph of all steps is
-    recorded at the third batch and launched from then on: it reads weights and buffers in place, draws the random
-    numbers that launching the kernels one by one would have drawn, and gives the same bits. The root and the states of
-    the environment are in memory that every replay reads and overwrites; where somebody replaced them in between, by a
-    reset or a restored state, they are copied there first. Where a module, parameter or buffer of the policy was
-    replaced, or a module set to work in another way (see :class:`~recurl.capture.KeptTensors`), the program is made
-    anew; other edits, and those of the environment, are not seen.
+    The step is compiled at the first batch (see :class:`~recurl.traced.Traced`). A CUDA graph of all steps is captured
+    at the third batch and replayed afterwards. It reads weights and buffers in place, draws the same random numbers as
+    individual kernel launches, and gives bitwise equal results. The root and the states of the environment are in
+    memory that every replay reads and overwrites; if they were replaced in between, by a reset or a restored state,
+    they are first copied there. If a module, parameter or buffer of the policy was replaced, or the mode of a module
+    changed (see :class:`~recurl.capture.KeptTensors`), the step is compiled and captured again. Other modifications,
+    and those of the environment, are not detected.
 
     Args:
         env: the environment, a :class:`~recurl.envs.TensorEnv` with any transforms.
-        policy: what acts in it.
-        step: makes a step from a root, and returns what is written of it, and the next root.
-        trajectories: which go on from batch to batch.
+        policy: the policy.
+        step: runs a step from a root, and returns the written entries and the next root.
+        trajectories: trajectories, which continue across batches.
         count: number of steps of a batch.
         starts: which recurrent states are kept; all when None.
-        graph: record a CUDA graph.
+        graph: capture a CUDA graph.
         compiled: compile the step.
 
     Raises:
-        UsageError: (when called) the steps can't be recorded.
+        UsageError: (when called) the steps can't be captured.
         UnsupportedError: (when called) the step can't be compiled.
     """
 
@@ -106,63 +106,63 @@ class CapturedSteps:
         self._compiled = compiled
         self._warm = 0
         self._setting: object = None
-        self._root: object = None  # kind of the root that the program reads
-        self._after: object = None  # what was returned last
-        self._weights: KeptTensors | None = None
-        self._program: _Program | None = None
-        self._recording: _Recording | None = None
+        self._root: object = None  # type and keys of the root
+        self._last_root: object = None  # the root returned last
+        self._guard: KeptTensors | None = None
+        self._tensor_step: _TensorStep | None = None
+        self._captured: _CapturedGraph | None = None
         self._written: list[_Key] = []
         self._states: list[_Key] = []
 
     def __call__(self, root: Step, setting: object, read: Callable[[Step], Step]) -> tuple[TensorDict, Step]:
-        """Make the steps of a batch.
+        """Run the steps of a batch.
 
         Args:
-            root: where they begin.
-            setting: what else they depend on; the program is made anew where it differs.
-            read: returns a root as the policy reads it; left out where a batch goes on from the last one, and the
-                policy is as it was.
+            root: root of the first step.
+            setting: further state that the steps depend on; if it has changed, they are compiled and captured again.
+            read: converts a root to the form that the policy reads; not called if the batch continues the last one and
+                the policy is unchanged.
 
         Returns:
-            The batch, in memory of its own, and the next root.
+            The batch, in newly allocated memory, and the next root.
         """
-        goes_on = root is self._after and self._holds(setting)
-        root = root if goes_on else read(root)
+        continues = root is self._last_root and self._is_valid(setting)
+        root = root if continues else read(root)
         keys, running = [key for key, _ in leaves(root)], self._env.running
-        names = sorted(running)  # a state that was restored may have another order
+        names = sorted(running)  # a restored state may have another order
         given = [*(value for _, value in leaves(root)), *(running[name] for name in names)]
         if self._compiled:
             given += self._trajectories.ahead(self._count)
-        program = self._program if goes_on else self._prepare(root, keys, names, given, setting)
-        assert program is not None
+        tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, given, setting)
+        assert tensor_step is not None
         if self._warm < _WARM_UP or not self._graph:
             self._warm += 1
-            found, states, current = self._steps(program, self._entering(program, given), root.ndim)
+            found, states, current = self._run_steps(tensor_step, self._step_inputs(tensor_step, given), root.ndim)
             written: _Tensors = [tensor.contiguous() for tensor in found]
-            after: _Tensors = [tensor[0] for tensor in put_together(program.entering, [current], 0)]
+            after: _Tensors = [tensor[0] for tensor in put_together(tensor_step.input_layouts, [current], 0)]
         else:
-            written, states, after = self._replayed(program, given, root.ndim)
+            written, states, after = self._replay(tensor_step, given, root.ndim)
         self._env.running = dict(zip(names, after[len(keys) :], strict=False))
         batch = TensorDict({}, [*root.batch_size, self._count], device=root.device)
         for key, tensor in zip(self._written, written, strict=True):
             batch.set(key, tensor)
         if self._starts is not None:
-            self._keep(self._starts, states, batch)
+            self._store_states(self._starts, states, batch)
         if self._compiled:
             self._trajectories.caught_up(after[-_NUMBERED:])
         else:
             self._trajectories.number(batch, batch.get((NEXT, DONE)).squeeze(-1))
         batch.refine_names(..., "time")
-        after_root = self._after = _like(root, keys, after)
+        after_root = self._last_root = _like(root, keys, after)
         return batch, after_root
 
-    def _holds(self, setting: object) -> bool:
-        """Return whether there is a program, of the policy as it is."""
-        replaced = self._weights is not None and self._weights.replaced() is not None
-        return self._program is not None and self._setting == (setting, has_global_hooks()) and not replaced
+    def _is_valid(self, setting: object) -> bool:
+        """Return whether there is a tensor step for the current setting and policy."""
+        replaced = self._guard is not None and self._guard.replaced() is not None
+        return self._tensor_step is not None and self._setting == (setting, has_global_hooks()) and not replaced
 
-    def _keep(self, starts: StartStates, states: _Tensors, batch: TensorDict) -> None:
-        """Set the states that are kept in a batch."""
+    def _store_states(self, starts: StartStates, states: _Tensors, batch: TensorDict) -> None:
+        """Store the kept states in a batch."""
         sparse = SparseStates(starts, batch.batch_size, batch.device)
         for key, found in zip(self._states, states, strict=True):
             for step, state in zip(range(0, self._count, starts.every), found, strict=True):
@@ -170,13 +170,13 @@ class CapturedSteps:
         sparse.finish(batch)
 
     def reset(self) -> None:
-        """Forget the program, and free the graph."""
-        self._program = self._recording = None
+        """Discard the compiled step, and free the graph."""
+        self._tensor_step = self._captured = None
 
-    def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> _Program:
-        """Return the program of a step, made anew unless there is one that still holds."""
-        if self._program is not None and self._root == (type(root), keys) and self._holds(setting):
-            return self._program
+    def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> _TensorStep:
+        """Return the tensor step, rebuilt unless the existing one is still valid."""
+        if self._tensor_step is not None and self._root == (type(root), keys) and self._is_valid(setting):
+            return self._tensor_step
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             running = self._env.running
@@ -188,7 +188,7 @@ class CapturedSteps:
                 self._env.running = running
             found, following = dict(leaves(written)), dict(leaves(after))
             current = [*(following[key] for key in keys), *(state[name] for name in names)]
-            if self._compiled:  # a program takes tensors with the strides of those that it was made of
+            if self._compiled:  # a compiled step takes tensors with the strides of those it was compiled for
                 before = tensors[-_NUMBERED:]
                 found[TRAJ_IDS], found[TRAJ_STEPS], _ = before
                 numbered = followed(before, found[NEXT, DONE].squeeze(-1))
@@ -198,71 +198,71 @@ class CapturedSteps:
             return *found.values(), *states.values(), *current
 
         rows = root.batch_size[0] if root.ndim else None
-        program = _Program(run, [None] * len(given), None)
+        tensor_step = _TensorStep(run, [None] * len(given), None)
         if self._compiled:
             traced = Traced(run, [tensor.contiguous() for tensor in given], [self._env.generator], rows)
-            program = _Program(traced, traced.entering, traced.leaving)
-        self._program, self._setting, self._root = program, (setting, has_global_hooks()), (type(root), keys)
-        self._weights = self._kept()
-        self._recording = None
-        return program
+            tensor_step = _TensorStep(traced, traced.entering, traced.leaving)
+        self._tensor_step, self._setting, self._root = tensor_step, (setting, has_global_hooks()), (type(root), keys)
+        self._guard = self._new_guard()
+        self._captured = None
+        return tensor_step
 
-    def _kept(self) -> KeptTensors | None:
+    def _new_guard(self) -> KeptTensors | None:
         return None if self._policy is None else KeptTensors(self._policy, modes=True)
 
-    def _entering(self, program: _Program, given: _Tensors) -> _Tensors:
-        """Return what enters the first step, with the strides of what a compiled one was made of."""
-        entering = take_apart(program.entering, given)
+    def _step_inputs(self, tensor_step: _TensorStep, given: _Tensors) -> _Tensors:
+        """Return the inputs of the first step, with the strides that a compiled step expects."""
+        entering = take_apart(tensor_step.input_layouts, given)
         return [tensor.contiguous() for tensor in entering] if self._compiled else entering
 
-    def _steps(self, program: _Program, given: _Tensors, time_dim: int) -> _Batch:
-        """Make the steps from what enters the first, which stays as it is; what comes next enters in the same way."""
-        current: _Tensors = [torch.empty_like(tensor) for tensor in given]  # what is written may be these very tensors
+    def _run_steps(self, tensor_step: _TensorStep, given: _Tensors, time_dim: int) -> _Batch:
+        """Run the steps from the inputs of the first one, which are not modified."""
+        current: _Tensors = [torch.empty_like(tensor) for tensor in given]  # the results may alias the inputs
         _copy(current, given)
         results: list[_Tensors] = []
         for _ in range(self._count):
-            results.append(program.run(*current))
+            results.append(tensor_step.run(*current))
             current = results[-1][-len(given) :]
-        forms = program.leaving or [None] * len(results[0])
-        entries, states = forms[: len(self._written)], forms[len(self._written) :][: len(self._states)]
+        layouts = tensor_step.output_layouts or [None] * len(results[0])
+        entries, states = layouts[: len(self._written)], layouts[len(self._written) :][: len(self._states)]
         written = put_together(entries, results, time_dim)
-        first = sum(1 if form is None else form.width for form in entries)
+        first = sum(1 if layout is None else layout.width for layout in entries)
         begun = [] if self._starts is None else [result[first:] for result in results[:: self._starts.every]]
         return written, put_together(states, begun, 0), current
 
-    def _replayed(self, program: _Program, given: _Tensors, time_dim: int) -> _Batch:
-        recording = self._recording
-        if recording is None:
-            recording = self._recording = self._record(program, given)
-            self._weights = self._kept()  # a module may count its calls, of which there are no more
-        memory = {kept.untyped_storage().data_ptr() for kept in recording.memory}
-        replaced = [(kept, new) for kept, new in zip(recording.memory, given, strict=True) if kept is not new]
-        # All are read before the first is written: what was replaced may lie in memory that is overwritten here.
+    def _replay(self, tensor_step: _TensorStep, given: _Tensors, time_dim: int) -> _Batch:
+        graph = self._captured
+        if graph is None:
+            graph = self._captured = self._capture(tensor_step, given)
+            self._guard = self._new_guard()  # modules that count their calls don't change any more
+        memory = {kept.untyped_storage().data_ptr() for kept in graph.memory}
+        replaced = [(kept, new) for kept, new in zip(graph.memory, given, strict=True) if kept is not new]
+        # All values are read before the first write: a replacement may be in memory that is overwritten here.
         values = [new.clone() if new.untyped_storage().data_ptr() in memory else new for _, new in replaced]
         for (kept, _), value in zip(replaced, values, strict=True):
             kept.copy_(value)
-        recording.replay()
-        # The graph puts one step after another, which is quicker, and the batch gets memory of its own here anyway.
-        rows = [written.movedim(0, time_dim) for written in recording.written]
+        graph.replay()
+        # The graph writes time-major, which is faster, and the batch is copied to separate memory here anyway.
+        rows = [written.movedim(0, time_dim) for written in graph.written]
         batch = [written.clone(memory_format=torch.contiguous_format) for written in rows]
-        return batch, recording.states, recording.memory
+        return batch, graph.states, graph.memory
 
-    def _record(self, program: _Program, given: _Tensors) -> _Recording:
-        forms = program.entering
-        memory = [tensor[0] for tensor in put_together(forms, [take_apart(forms, given)], 0)]
-        entering = self._entering(program, memory)  # in the same memory
+    def _capture(self, tensor_step: _TensorStep, given: _Tensors) -> _CapturedGraph:
+        layouts = tensor_step.input_layouts
+        memory = [tensor[0] for tensor in put_together(layouts, [take_apart(layouts, given)], 0)]
+        entering = self._step_inputs(tensor_step, memory)  # in the same memory
 
         def steps() -> list[_Tensors]:
-            written, states, after = self._steps(program, entering, 0)
+            written, states, after = self._run_steps(tensor_step, entering, 0)
             _copy(entering, after)
             return [written, states]
 
-        replay, (written, states) = recorded("steps", steps, self._env.generator)
-        return _Recording(replay, written, states, memory)
+        replay, (written, states) = capture_graph("steps", steps, self._env.generator)
+        return _CapturedGraph(replay, written, states, memory)
 
 
 def _copy(targets: _Tensors, sources: _Tensors) -> None:
-    """Copy tensors into others of the same shapes and dtypes, the vectors in one launch for each dtype."""
+    """Copy tensors into others of the same shapes and dtypes; vectors take one launch per dtype."""
     pairs = list(zip(targets, sources, strict=True))
     vectors = [pair for pair in pairs if pair[0].ndim == 1]
     for target, source in pairs:
@@ -272,18 +272,18 @@ def _copy(targets: _Tensors, sources: _Tensors) -> None:
         foreach_copy_(*map(list, zip(*vectors, strict=True)))
 
 
-def recorded(
+def capture_graph(
     what: str, steps: Callable[[], list[_Tensors]], generator: Generator
 ) -> tuple[Callable[[], None], list[_Tensors]]:
-    """Return what launches all that ``steps`` launches, and its result, which every launch overwrites.
+    """Capture the kernels launched by ``steps``; return the replay function, and the result, which replays overwrite.
 
     Args:
-        what: what is recorded, for the message.
-        steps: launches something; it is not run.
-        generator: random generator that it draws from, besides that of the device.
+        what: description of the captured steps, for the message.
+        steps: function that launches kernels; they are captured but not run.
+        generator: random generator used by the steps, in addition to that of the device.
 
     Raises:
-        UsageError: it waits for the GPU.
+        UsageError: the steps wait for the GPU.
     """
     try:
         return record(steps, generator)
@@ -298,7 +298,7 @@ def recorded(
 
 
 def record(steps: Callable[[], list[_Tensors]], generator: Generator) -> tuple[Callable[[], None], list[_Tensors]]:
-    """Record what ``steps`` launches, and return what launches it, and its result, which every launch overwrites."""
+    """Capture a CUDA graph of ``steps``; return its replay function and its result, which replays overwrite."""
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
     with recording(), torch.cuda.graph(graph):
@@ -307,7 +307,7 @@ def record(steps: Callable[[], list[_Tensors]], generator: Generator) -> tuple[C
 
 
 def _like(root: Step, keys: list[_Key], tensors: _Tensors) -> Step:
-    """Return a root of the kind of ``root`` with other tensors; those beyond its own are left over."""
+    """Return a root of the type of ``root`` with other tensors; surplus tensors are ignored."""
     fresh: Any = Entries({}, root.batch_size, root.device)
     if not isinstance(root, Entries):
         fresh = TensorDict({}, root.batch_size, device=root.device)
@@ -317,7 +317,7 @@ def _like(root: Step, keys: list[_Key], tensors: _Tensors) -> Step:
 
 
 def tensor_env(env: EnvBase) -> TensorEnv | None:
-    """Return the :class:`~recurl.envs.TensorEnv` that ``env`` is or transforms, or None.
+    """Return the :class:`~recurl.envs.TensorEnv` that ``env`` is or wraps, or None.
 
     Example:
         >>> from recurl.envs import GymEnv, StepCounter
@@ -333,15 +333,15 @@ def tensor_env(env: EnvBase) -> TensorEnv | None:
 
 
 def _line(error: BaseException) -> str:
-    while error.__context__ is not None:  # the end of a failed capture fails too
+    while error.__context__ is not None:  # ending a failed capture raises too
         error = error.__context__
     return line_of(traceback.extract_tb(error.__traceback__)) or "an operation waits for it"
 
 
 def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool, compiled: bool) -> str | None:
-    """Return the reason why a collector can't make a program of the steps of ``policy`` in ``env``, or None.
+    """Return the reason why a collector can't compile or capture the steps of ``policy`` in ``env``, or None.
 
-    Of an environment that steps on the host, the policy alone can be captured.
+    If the environment steps on the host, only the policy can be captured.
 
     Example:
         >>> from recurl.envs import GymEnv

@@ -1,4 +1,4 @@
-"""A policy as a CUDA graph, launched at every step of environments on the host."""
+"""CUDA graph of a policy, replayed at every step of environments on the host."""
 
 from __future__ import annotations
 
@@ -11,96 +11,96 @@ from torch import Generator, Tensor, nn
 
 from recurl._torch import foreach_copy_
 from recurl.capture import KeptTensors
-from recurl.collectors.captured import recorded
+from recurl.collectors.captured import capture_graph
 from recurl.lowering import Entries, Step, leaves
 
 __all__ = ["CapturedPolicy", "generator_of"]
 
-_WARM_UP = 2  # calls before the one that is recorded: kernels are compiled and libraries make their memory
+_WARM_UP = 2  # calls before capture, in which kernels are compiled and libraries allocate their memory
 
 _Key = tuple[str, ...]
 
 
 class _Written(NamedTuple):
-    """Entries of one dtype."""
+    """Written entries of one dtype."""
 
     numbers: Tensor
-    """All of them, in one piece."""
+    """Values of all entries, concatenated."""
     keys: list[_Key]
     shapes: list[torch.Size]
     sizes: list[int]
 
 
-class _Recording(NamedTuple):
+class _CapturedGraph(NamedTuple):
     replay: Callable[[], None]
     memory: dict[_Key, Tensor]
-    passed: list[tuple[_Key, _Key]]  # entries of the result that are entries of the root
+    passed: list[tuple[_Key, _Key]]  # entries of the result that are unchanged entries of the root
     written: list[_Written]
 
 
 class CapturedPolicy:
     """Runs a policy as a CUDA graph.
 
-    The first two calls launch one operation after another, the third records them. From then on they are launched all
-    at once, which draws the random numbers that launching them one by one would have drawn and gives the same bits.
-    Weights and buffers are read in place. What a call returns is in memory of its own.
+    The first two calls launch individual operations, the third captures them, and later calls replay the graph. A
+    replay draws the same random numbers as individual launches and gives bitwise equal results. Weights and buffers are
+    read in place. Each call returns newly allocated results.
 
     Args:
-        policy: the policy; where a module, parameter or buffer in it was replaced, the graph is made anew.
-        generator: the random generator of its device, on which all its inputs are.
+        policy: the policy; if a module, parameter or buffer in it was replaced, the graph is captured again.
+        generator: the random generator of the policy's device, on which all inputs must be.
     """
 
     def __init__(self, policy: object, generator: Generator) -> None:
         self._policy = policy if isinstance(policy, nn.Module) else None
         self._generator = generator
         self._setting: object = None
-        self._weights: KeptTensors | None = None
+        self._guard: KeptTensors | None = None
         self.reset()
 
     def reset(self) -> None:
-        """Forget the graph, and free it."""
+        """Discard and free the graph."""
         self._warm = 0
-        self._recording: _Recording | None = None
+        self._captured: _CapturedGraph | None = None
 
     def begin(self, act: Callable[[Any], Step], setting: object) -> Self:
-        """Begin a batch, and return this object.
+        """Begin a batch, and return ``self``.
 
         Args:
             act: calls the policy.
-            setting: what else the result depends on; the graph is made anew where it differs.
+            setting: further state that the result depends on; if it has changed, the graph is captured again.
         """
         training = self._policy and [module.training for module in self._policy.modules()]
-        replaced = self._weights is not None and self._weights.replaced() is not None
+        replaced = self._guard is not None and self._guard.replaced() is not None
         if replaced or self._setting != (setting, training):
-            self._recording = None
-            self._weights = None if self._policy is None else KeptTensors(self._policy)
+            self._captured = None
+            self._guard = None if self._policy is None else KeptTensors(self._policy)
         self._act, self._setting = act, (setting, training)
         return self
 
     def __call__(self, root: Any) -> Any:
-        """Act, and return a root of the kind of ``root`` with the policy's results.
+        """Run the policy, and return a root of the type of ``root`` with its results.
 
         Raises:
-            UsageError: the policy can't be captured; the message says why.
+            UsageError: the policy can't be captured; the message gives the reason.
         """
         if self._warm < _WARM_UP:
             self._warm += 1
             return self._act(root)
         given = dict(leaves(root))
-        recording = self._recording
-        if recording is None or recording.memory.keys() != given.keys():
-            recording = self._recording = self._record(root, given)
-        foreach_copy_(list(recording.memory.values()), [given[key] for key in recording.memory])
-        recording.replay()
+        graph = self._captured
+        if graph is None or graph.memory.keys() != given.keys():
+            graph = self._captured = self._capture(root, given)
+        foreach_copy_(list(graph.memory.values()), [given[key] for key in graph.memory])
+        graph.replay()
         result = _empty(root)
-        for key, source in recording.passed:
+        for key, source in graph.passed:
             result.set(key, given[source])
-        for numbers, keys, shapes, sizes in recording.written:
+        for numbers, keys, shapes, sizes in graph.written:
             for key, shape, values in zip(keys, shapes, numbers.clone().split(sizes), strict=True):
                 result.set(key, values.view(shape))
         return result
 
-    def _record(self, root: Step, given: dict[_Key, Tensor]) -> _Recording:
+    def _capture(self, root: Step, given: dict[_Key, Tensor]) -> _CapturedGraph:
         memory = {key: tensor.clone() for key, tensor in given.items()}
         found: dict[_Key, Tensor] = {}
 
@@ -115,10 +115,10 @@ class CapturedPolicy:
             return [[torch.cat([tensor.reshape(-1) for tensor in kind.values()]) for kind in made.values()]]
 
         sources = {id(tensor): key for key, tensor in memory.items()}
-        made: dict[torch.dtype, dict[_Key, Tensor]] = {}  # copied in one launch for each dtype
-        replay, (written,) = recorded("policy", steps, self._generator)
+        made: dict[torch.dtype, dict[_Key, Tensor]] = {}  # copied with one launch per dtype
+        replay, (written,) = capture_graph("policy", steps, self._generator)
         passed = [(key, sources[id(tensor)]) for key, tensor in found.items() if id(tensor) in sources]
-        return _Recording(
+        return _CapturedGraph(
             replay, memory, passed, [_written(*kind) for kind in zip(written, made.values(), strict=True)]
         )
 
@@ -129,14 +129,14 @@ def _written(numbers: Tensor, tensors: dict[_Key, Tensor]) -> _Written:
 
 
 def _empty(root: Step) -> Any:
-    """Return a root of the kind of ``root`` without entries."""
+    """Return an empty root of the type of ``root``."""
     if isinstance(root, Entries):
         return Entries({}, root.batch_size, root.device)
     return TensorDict({}, root.batch_size, device=root.device)
 
 
 def generator_of(device: torch.device | None) -> Generator:
-    """Return torch's own random generator of a device."""
+    """Return torch's default random generator of a device."""
     if device is None or device.type == "cpu":
         return torch.default_generator
     return torch.cuda.default_generators[device.index or 0]

@@ -1,4 +1,4 @@
-"""Collection in this process, with the policy's recurrent states carried from batch to batch."""
+"""Collection in this process, with recurrent states carried across batches."""
 
 from __future__ import annotations
 
@@ -38,34 +38,35 @@ from recurl.spans import COLLECTION_GRAPH, span
 
 
 class Collector(CollectorBase):
-    """Runs a policy in an environment and yields batches ``[T]``, or ``[*B, T]`` for an environment of ``[*B]`` rows.
+    """Runs a policy in an environment and yields batches ``[T]``, or ``[*B, T]`` for an environment with ``[*B]`` rows.
 
-    A batch holds
+    A batch contains
 
     * at the root, the inputs and outputs of the policy,
     * under ``"next"``, the true next observation, the reward, ``done``, ``terminated`` and ``truncated``,
-    * ``("collector", "traj_ids")``, int64 ``[*B, T]``: trajectory ids, unique over all collectors of the process and
-      its workers (not over several programs),
-    * ``("collector", "traj_steps")``, int64 ``[*B, T]``: the number of the step within its trajectory, from 0.
+    * ``("collector", "traj_ids")``, int64 ``[*B, T]``: trajectory ids, unique across all collectors of the process and
+      its workers (not across programs),
+    * ``("collector", "traj_steps")``, int64 ``[*B, T]``: the index of the step within its trajectory, from 0.
 
-    A token continues the previous one only if the id is the same and the number is the next: a batch can be indexed in
-    any way, or shuffled, and is still replayed correctly. Recurrent modules run in sequential mode, whatever the mode
-    outside. Their states are carried from step to step and, unless ``reset_at_each_iter``, from batch to batch. Every
-    batch has its own memory.
+    A token continues the previous one only if the id is the same and the index is one higher, so a batch can be indexed
+    arbitrarily, or shuffled, and is still replayed correctly. Recurrent modules run in sequential mode, regardless of
+    the mode outside. Their states are carried from step to step and, unless ``reset_at_each_iter``, from batch to
+    batch. Every batch has its own memory.
 
     If environment and policy allow it, steps run on plain tensors instead of TensorDicts, which is faster and bitwise
-    equal. :meth:`why_not_lowered` returns the reason if they don't. On a CPU, what can be computed by recurl's C++
-    library is, in one call for each step: linear layers, activations, normalisation, LSTM, GRU, and the draw of an
-    action with its log-probability, from the random numbers that torch would draw. Results are equal to rounding (1e-6
-    in float32). :meth:`why_not_compiled` names what keeps a policy from being one call. If it is one, and all
-    transforms of a ``GymEnv`` set constants, steps are made where they lie in the batch (:meth:`why_not_in_place`).
+    equal; otherwise :meth:`why_not_lowered` returns the reason. On a CPU, supported parts of the policy run in recurl's
+    C++ library, ideally with one call per step: linear layers, activations, normalization, LSTM, GRU, and the sampling
+    of an action with its log-probability, from the same random numbers as torch. Results are equal up to rounding (1e-6
+    in float32). :meth:`why_not_compiled` returns the reason if the policy is not a single call. If it is, and all
+    transforms of a ``GymEnv`` only set constants, steps run in the memory of the batch (:meth:`why_not_in_place`).
 
-    With a replay buffer, batches are added to it instead, also in a thread (:meth:`start`, :meth:`async_shutdown`).
+    With a replay buffer, batches are added to it instead, optionally from a background thread (:meth:`start`,
+    :meth:`async_shutdown`).
 
     Args:
         create_env_fn: an environment, or a function that creates one.
         policy: maps a root to one with ``"action"``; random actions when None.
-        frames_per_batch: number of steps per batch, summed over rows; rounded up (with a warning) to a multiple of the
+        frames_per_batch: number of frames per batch, summed over rows; rounded up (with a warning) to a multiple of the
             number of rows.
         total_frames: number of frames after which collection stops, rounded up (with a warning) to whole batches; -1
             for no limit.
@@ -74,35 +75,35 @@ class Collector(CollectorBase):
             environment is not reset; the following steps get new trajectory ids.
         max_frames_per_traj: number of steps after which trajectories are truncated (by a StepCounter); None for no
             limit.
-        init_random_frames: number of frames at the beginning with random actions instead of the policy's.
+        init_random_frames: number of initial frames with random actions instead of the policy's.
         postproc: function applied to every batch; its result is yielded.
-        replay_buffer: object whose ``extend(batch)`` receives the batches; None is yielded instead of each. Batches
+        replay_buffer: object whose ``extend(batch)`` receives the batches; None is yielded for each. Batches
             with more dimensions than its storage are flattened to its number of dimensions.
         auto_register_policy_transforms: append the InitTracker and the primers that the policy needs and the
             environment lacks.
-        device: device of the policy, which is copied if it is on another one (see :meth:`update_policy_weights_`); the
-            policy's own device when None.
+        device: device of the policy, which is copied if it is on another device (see :meth:`update_policy_weights_`);
+            the policy's own device when None.
         storing_device: device of the batches; that of the environment when None.
-        exploration_type: exploration of stochastic policies.
-        cuda_graph: launch all steps of a batch at once, as a CUDA graph, with the same bits; the first two batches are
-            launched step by step, the third is recorded. Environment (a :class:`~recurl.envs.TensorEnv` with any
-            transforms) and policy must be on one CUDA device, and must not wait for it. With another environment the
-            policy of each step is a graph.
+        exploration_type: exploration type of stochastic policies.
+        cuda_graph: run all steps of a batch as one CUDA graph, with bitwise equal results. The first two batches are
+            launched step by step, and the third is captured. Environment (a :class:`~recurl.envs.TensorEnv` with any
+            transforms) and policy must be on one CUDA device and must not wait for it. With any other environment, the
+            policy's step alone is captured.
         compile_step: compile the step of policy and environment (a :class:`~recurl.envs.TensorEnv` with any transforms)
-            as one function, at the first batch: a few kernels instead of one for every operation, with other rounding.
-            Best together with ``cuda_graph``.
-        sequence_length: store recurrent states only where sequences of so many steps start, to save memory; it must
-            divide the steps of a row. Such a batch can be cut into these sequences, or multiples, and no others. All
+            as one function, at the first batch: a few kernels instead of one per operation, with different rounding.
+            Best combined with ``cuda_graph``.
+        sequence_length: store recurrent states only at the starts of sequences of this many steps, to save memory; it
+            must divide the steps of a row. Such a batch can be cut only into these sequences or multiples of them. All
             states are stored when None.
 
     Raises:
-        ArgumentError: a number is out of range, or random frames would contradict recorded log-probabilities.
-        ArgumentTypeError: ``create_env_fn`` is not and does not create an environment, or ``replay_buffer`` has no
+        ArgumentError: a number is out of range, or random frames would contradict stored log-probabilities.
+        ArgumentTypeError: ``create_env_fn`` neither is nor creates an environment, or ``replay_buffer`` has no
             ``extend``.
-        WiringError: a state of the policy would not be fed back, or would not start from zero.
-        MissingKeyError: the policy reads ``is_init``, and the environment does not write it.
-        UnsupportedError: ``cuda_graph`` or ``compile_step`` where that can't be; the message says why.
-        UsageError: (at the third batch) something in the steps waits for the GPU; the message names the line.
+        WiringError: a state of the policy would not be fed back or would not start from zero.
+        MissingKeyError: the policy reads ``is_init``, but the environment does not write it.
+        UnsupportedError: ``cuda_graph`` or ``compile_step`` is not possible; the message gives the reason.
+        UsageError: (at the third batch) a step waits for the GPU; the message names the line.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -112,7 +113,7 @@ class Collector(CollectorBase):
         >>> collector.shutdown()
     """
 
-    def __init__(  # noqa: PLR0913 - the field's arguments
+    def __init__(  # noqa: PLR0913 - the customary arguments
         self,
         create_env_fn: EnvBase | Callable[[], EnvBase],
         policy: Policy | None = None,
@@ -160,28 +161,28 @@ class Collector(CollectorBase):
         self.storing_device = env.device if storing_device is None else numbered(storing_device)
         self._pending_weights: dict[str, Tensor] | None = None
         self._groups = Groups(env)
-        self._roots: list[Step] | None = None  # of the groups
+        self._roots: list[Step] | None = None  # one per group
         self._resets = 0
         self._trajectories = Trajectories(env.batch_size, env.device)
         self._starts = start_states(policy, sequence_length, self.steps_per_batch)
-        self._programs = {"graph": cuda_graph, "compiled": compile_step}
-        self._captured = self._program()
-        self._example: dict[tuple[str, ...], Tensor] = {}  # entries of a step that lay in a batch
-        self._why_not_in_place: str | None = "there was no batch yet"
+        self._capture_options = {"graph": cuda_graph, "compiled": compile_step}
+        self._captured = self._make_captured()
+        self._example: dict[tuple[str, ...], Tensor] = {}  # entries of a step of an earlier batch
+        self._why_not_in_place: str | None = "no batch was collected yet"
 
-    def _program(self) -> CapturedSteps | list[CapturedPolicy]:
-        """Return what runs steps as a program, or policies: of each group, or none where operations are launched."""
-        env, policy, programs, steps = self.env, self.policy, self._programs, self.steps_per_batch
-        if not any(programs.values()):
+    def _make_captured(self) -> CapturedSteps | list[CapturedPolicy]:
+        """Return the captured or compiled steps, or else the captured policy of each group, if any."""
+        env, policy, options, steps = self.env, self.policy, self._capture_options, self.steps_per_batch
+        if not any(options.values()):
             return []
-        reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, **programs)
+        reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, **options)
         if reason is not None:
-            compiled = programs["compiled"] and not (programs["graph"] and tensor_env(env))
+            compiled = options["compiled"] and not (options["graph"] and tensor_env(env))
             what, option = ("compiled", "compile_step") if compiled else ("a CUDA graph", "cuda_graph")
             raise UnsupportedError(f"Steps can't be {what}: {reason}. Collect without {option}.")
         if tensor_env(env) is None:
             return [CapturedPolicy(policy, generator_of(env.device)) for _ in self._groups.envs]
-        return CapturedSteps(env, policy, self._step, self._trajectories, steps, self._starts, **programs)
+        return CapturedSteps(env, policy, self._step, self._trajectories, steps, self._starts, **options)
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None
@@ -207,11 +208,11 @@ class Collector(CollectorBase):
                 else:
                     with span(COLLECTION_GRAPH):
                         batch, *self._roots = self._captured(
-                            self._roots[0], self.exploration_type, lambda root: self._acting(root)[1]
+                            self._roots[0], self.exploration_type, lambda root: self._policy_and_root(root)[1]
                         )
                     batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
             except BaseException as error:
-                # The environment has advanced past the old roots, and these steps are lost.
+                # The environment has advanced past the old roots, and its steps since then are lost.
                 self._roots, self.frames = None, frames
                 self._trajectories.renew()
                 if isinstance(error, RuntimeError):
@@ -226,7 +227,7 @@ class Collector(CollectorBase):
     def _steps(
         self, roots: Sequence[Step], storing_device: torch.device | None = None
     ) -> tuple[TensorDict, Tensor, list[Step]]:
-        """Return a batch of steps from ``roots``, ``done`` of each on the environment's device, and the next roots."""
+        """Return a batch of steps from ``roots``, their ``done`` on the environment's device, and the next roots."""
         network, reason = self._prepared()
         groups = self._groups
         roots = [plain(root) if reason is not None else Entries.of(root) for root in roots]
@@ -242,30 +243,30 @@ class Collector(CollectorBase):
         return batch, ended, after
 
     def _policies(self, network: Network | None, past: list[list[Tensor]]) -> list[Act | None]:
-        """Return the policy of each group, whose steps so far are counted in ``past``."""
+        """Return the policy of each group; ``past`` has an item for each of its completed steps."""
         groups, act = self._groups.envs, network or self.policy
         if isinstance(self._captured, list) and self._captured and act is not None:
             return [captured.begin(act, self.exploration_type) for captured in self._captured]
         if network is not None and (self.env.device or torch.device("cpu")).type == "cpu":
-            return [CompiledNetwork(network) for _ in groups]  # each has memory of its own
+            return [CompiledNetwork(network) for _ in groups]  # each with its own memory
         if network is not None or self.policy is None:
             return [network] * len(groups)
-        return [self._acts(self.policy, group, steps) for group, steps in zip(groups, past, strict=True)]
+        return [self._tensordict_policy(self.policy, group, steps) for group, steps in zip(groups, past, strict=True)]
 
-    def _acts(self, policy: Policy, env: EnvBase, past: list[Tensor]) -> Act:
-        """Return the policy on TensorDicts, in a group that has made as many steps of a batch as ``past`` is long."""
+    def _tensordict_policy(self, policy: Policy, env: EnvBase, past: list[Tensor]) -> Act:
+        """Return the policy on TensorDicts, for a group that has completed ``len(past)`` steps of a batch."""
         random_steps = (self.init_random_frames - self.frames) / self.env.batch_size.numel()
         return partial(act_on_tensordict, policy, self._policy_device, env, random_steps, past)
 
     def _step(self, root: Step) -> tuple[Step, Step]:
-        """Return what a step from ``root`` writes, and the next root."""
-        act, root = self._acting(root)
+        """Run a step from ``root``, and return the written entries and the next root."""
+        act, root = self._policy_and_root(root)
         written: list[Step] = []
         after = interact(self.env, act, root, 1, write=lambda _, tensordict: written.append(tensordict))
         return written[0], after
 
     def _stepped(self, rows: int) -> None:
-        """Count a step of as many rows."""
+        """Count a step of ``rows`` rows."""
         self.frames += rows
 
     def why_not_lowered(self) -> str | None:
@@ -274,7 +275,7 @@ class Collector(CollectorBase):
             return self._prepared()[1]
 
     def why_not_compiled(self) -> str | None:
-        """Return the reason why a step of the policy is more than one call of the C++ library, or None if it is one."""
+        """Return the reason why a policy step is not a single call of the C++ library, or None if it is."""
         with exploring(self.exploration_type), torch.no_grad():
             network, reason = self._prepared()
             if reason is not None:
@@ -285,11 +286,11 @@ class Collector(CollectorBase):
             return CompiledNetwork(network).why_not_compiled(Entries.of(root))
 
     def why_not_in_place(self) -> str | None:
-        """Return the reason why steps of the last batch made tensors of their own, or None if they didn't."""
+        """Return the reason why steps of the last batch did not run in place, or None if they did."""
         return self._why_not_in_place
 
     def _prepared(self) -> tuple[Network | None, str | None]:
-        """Return the lowered policy of the next batch, and the reason why it needs TensorDicts, or None."""
+        """Return the lowered policy for the next batch, and the reason why it needs TensorDicts, or None."""
         if self._policy_device is not None and self._policy_device != self.env.device:
             reason = f"the policy is on {self._policy_device}, the environment on {self.env.device}"
         elif self.frames < self.init_random_frames:
@@ -300,28 +301,28 @@ class Collector(CollectorBase):
                 return network, None
         return None, reason
 
-    def _acting(self, root: Step) -> tuple[Act | None, Step]:
-        """Return the policy of a step, and ``root`` as it reads it."""
+    def _policy_and_root(self, root: Step) -> tuple[Act | None, Step]:
+        """Return the policy of a step, and ``root`` in the form that it reads."""
         network, reason = self._prepared()
         if reason is None:
             return network, Entries.of(root)
-        return None if self.policy is None else self._acts(self.policy, self.env, []), plain(root)
+        return None if self.policy is None else self._tensordict_policy(self.policy, self.env, []), plain(root)
 
     def _prepare_background(self) -> None:
         check_thread_explores_alone()
         if self.policy is self._original_policy and isinstance(self.policy, nn.Module):
             self.policy = copy.deepcopy(self.policy)
-            self._captured = self._program()
+            self._captured = self._make_captured()
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
-        """Update the weights of the collecting policy; in the background, from its next batch on.
+        """Update the weights of the collecting policy; in the background, starting with its next batch.
 
         Args:
             weights: module, state dict, or TensorDict of parameters to copy from; when None, the policy passed to the
                 constructor (no effect if the collector uses that object itself).
 
         Raises:
-            UsageError: the policy is not a module, so it has no weights.
+            UsageError: the policy is not a module and has no weights.
         """
         self._raise_background_error()
         source = self._original_policy if weights is None else weights
@@ -359,9 +360,9 @@ class Collector(CollectorBase):
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state for exact continuation: carried states, trajectories, frames, environment.
 
-        It consists of tensors and plain Python values. ``"env"`` is None if the environment can't save its state, and
-        ``"obstacle"`` says why.
-        Weights and torch's random generator are not included. In the background it is taken between two batches.
+        It consists of tensors and plain Python values. If the environment can't save its state, ``"env"`` is None and
+        ``"obstacle"`` is the reason. Weights and torch's random generator are not included. In the background, it is
+        taken between two batches.
         """
         return self._between_batches(self._state_dict)
 
@@ -376,7 +377,7 @@ class Collector(CollectorBase):
         }
 
     def _env_state(self) -> tuple[dict[str, Any] | None, str | None]:
-        """Return the state of the environment, or why it can't be saved, which may turn out in the midst of a run."""
+        """Return the environment's state, or the reason why it can't be saved, which may appear only during a run."""
         if not self.env.can_save_state:
             return None, self.env.state_obstacle
         try:
@@ -389,8 +390,8 @@ class Collector(CollectorBase):
         """Restore a :meth:`state_dict`.
 
         Returns:
-            Whether the environment's state was restored. If not (it wasn't saved, or doesn't fit, of which a warning
-            gives the reason), the next batch starts with a reset and new trajectories.
+            Whether the environment's state was restored. If not (it wasn't saved, or is incompatible, with a warning
+            that gives the reason), the next batch starts with a reset and new trajectories.
         """
         self._check_idle()
         self.frames = state["frames"]

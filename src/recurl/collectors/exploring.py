@@ -1,4 +1,4 @@
-"""The exploration type of the thread that collects."""
+"""Exploration type of the collecting thread."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _OF_THREAD = {"thread_local": True} if "thread_local" in signature(set_explorati
 
 
 def exploring(kind: ExplorationType) -> AbstractContextManager[Any]:
-    """Return a block in which policies act as ``kind`` says; other threads don't see it, if tensordict can do that."""
+    """Return a context manager that sets the exploration type, for this thread only if tensordict supports that."""
     return set_exploration_type(kind, **_OF_THREAD)
 
 
 def check_thread_explores_alone() -> None:
-    """Refuse a second thread that acts, where its exploration type would be that of all threads.
+    """Check that exploration types are per thread, as needed for acting in a second thread.
 
     Raises:
         UnsupportedError: tensordict has one exploration type for all threads.
     """
     if not _OF_THREAD:
         raise UnsupportedError(
-            f"Collection in a thread needs an exploration type of its own, but tensordict {tensordict.__version__} has "
+            f"Collection in a thread needs a separate exploration type, but tensordict {tensordict.__version__} has "
             "one for all threads. Install tensordict 0.15, or collect in worker processes (MultiSyncCollector)."
         )

@@ -1,4 +1,4 @@
-"""The groups of an environment that take turns, and what they have in common."""
+"""Groups of an environment, which are stepped in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Groups:
 
     Attributes:
         envs: the groups, at least one.
-        rows: index of each one's rows in the environment.
+        rows: index of each group's rows in the environment.
 
     Example:
         >>> from recurl.envs import GroupedEnv, GymEnv
@@ -48,17 +48,17 @@ class Groups:
         return [group.reset() for group in self.envs]
 
     def reset_rows(self, roots: Sequence[Step], mask: Tensor) -> list[Step]:
-        """Reset the rows of the mask, bool ``[*B]``, and return the roots."""
+        """Reset the rows selected by ``mask``, bool ``[*B]``, and return the roots."""
         parts = zip(self.envs, roots, self.rows, strict=True)
         return [group.reset(plain(root).set(RESET, mask[rows].unsqueeze(-1))) for group, root, rows in parts]
 
     def joined(self, roots: Sequence[Step]) -> TensorDictBase:
-        """Return a copy of the roots as one of all rows."""
+        """Return a copy of the groups' roots as one root of all rows."""
         parts: list[Any] = [plain(root) for root in roots]
         return parts[0].clone() if len(parts) == 1 else cast(TensorDictBase, torch.cat(parts))
 
     def split(self, root: TensorDictBase) -> list[Step]:
-        """Return the roots of the groups, from one of all rows."""
+        """Return the roots of the groups, given one root of all rows."""
         return [root[rows].clone() for rows in self.rows]
 
 

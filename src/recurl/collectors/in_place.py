@@ -1,4 +1,4 @@
-"""Collection of a batch whose steps make no tensors: all is read and written in the memory of the batch."""
+"""In-place collection: steps read and write the memory of the batch and allocate no tensors."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def interact_and_write(
     stepped: Callable[[int], None],
     example: dict[_Path, Tensor],
 ) -> tuple[Tensor, list[Step], str | None]:
-    """Make the steps of a batch and write it, in place if that can be, with the same bits as otherwise.
+    """Run the steps of a batch and write it, in place if possible, with bitwise equal results.
 
-    Of the first batch, and where something has changed since, the first step is made as :func:`interact_in_turn` does:
-    it allocates the batch, and so tells what its entries are.
+    In the first batch, and if something has changed since, the first step is run by :func:`interact_in_turn`, which
+    allocates the batch and determines its entries.
 
     Args:
         envs: groups of environments.
-        policies: of each one.
-        roots: of each one, to start from.
-        writers: of each one, of the batch.
-        done: of each one, an empty list, which grows with every step that isn't made in place.
+        policies: policy of each group.
+        roots: initial root of each group.
+        writers: writer of each group's rows of the batch.
+        done: an empty list for each group, which grows with every step that isn't run in place.
         stepped: called with the number of rows after every step.
-        example: entries of the first step of an earlier batch, by which the next ones are allocated; empty at first.
+        example: entries of the first step of an earlier batch, used to allocate the next ones; empty at first.
 
     Returns:
-        Whether a trajectory ended with the step, bool ``[*B, T]``; the next roots, their done rows reset; and why the
-        steps weren't made in place, or None.
+        Whether a trajectory ended with the step, bool ``[*B, T]``; the next roots, with their done rows reset; and the
+        reason why the steps weren't run in place, or None.
     """
 
     def write(number: int, step: int, tensordict: Step) -> None:
@@ -84,7 +84,7 @@ def interact_and_write(
 def _steps_in_place(
     env: EnvBase, policy: CompiledNetwork, root: Any, memory: dict[_Path, Tensor] | None, first: int = 0
 ) -> _StepsInPlace | str:
-    """Return what makes the steps of a batch from the first or second one on, or the reason why nothing does."""
+    """Return the in-place steps of a batch from step ``first`` on, or the reason why they are not possible."""
     make = env.in_place()
     if isinstance(make, str):
         return make
@@ -95,10 +95,10 @@ def _steps_in_place(
         return act
     roots, reads, writes = list(leaves_by_path(root)), map(path_of, act.reads), map(path_of, act.writes)
     sources = Counter([*roots, *writes, *((NEXT, *path) for path in make.after)])
-    strange = [path for path, count in sources.items() if count > 1] + sorted(memory.keys() ^ sources.keys())
-    strange += sorted({*make.roots}.symmetric_difference(roots) | set(reads).difference(roots))
-    if strange or (ACTION,) not in memory:
-        return f"the policy or the environment writes more, or something else, than it should as {strange or ACTION}"
+    unexpected = [path for path, count in sources.items() if count > 1] + sorted(memory.keys() ^ sources.keys())
+    unexpected += sorted({*make.roots}.symmetric_difference(roots) | set(reads).difference(roots))
+    if unexpected or (ACTION,) not in memory:
+        return f"the policy or the environment has unexpected entries: {unexpected or ACTION}"
     for path, value in leaves_by_path(root).items():
         if value.shape != memory[path].shape[1:] or value.dtype is not memory[path].dtype:
             return f"{path} isn't as in the batch before"
@@ -110,15 +110,15 @@ class _StepsInPlace:
 
     Args:
         env: the environment.
-        act: computes actions and states of a step.
-        make: makes steps of the environment.
+        act: computes the actions and states of a step.
+        make: runs the steps of the environment.
         memory: entries of the batch, ``[T, *B, ...]``.
         root: root of the first of these steps.
-        first: its index.
+        first: index of this step.
 
     Attributes:
-        memory: see above.
-        done: whether a trajectory ended with a step, bool ``[*B, T]``, once it was made.
+        memory: entries of the batch, as passed.
+        done: whether a trajectory ended with a step, bool ``[*B, T]``, valid once the step was run.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class _StepsInPlace:
             constant = make.constants.get(path)
             if constant is None or constant.after_step is None:
                 self._carried.append((roots, last, after[path]))
-            else:  # the flags that an environment writes are set again at every step
+            else:  # flags written by the environment are set again at every step
                 roots[first:] = after[path][first:] = last[...] = constant.after_step
         make.begin(memory[ACTION,].numpy(), after)
         self._set_root(first, root)
 
     def run(self, write: Write, stepped: Callable[[int], None]) -> Entries:
-        """Make the steps and return the next root; see :func:`interact_and_write`."""
+        """Run the steps and return the next root; see :func:`interact_and_write`."""
         rows = self._env.batch_size.numel()
         act, advance = measured(ACTING, self._act), measured(ENVIRONMENT, self._advance)
         for step in range(self._first, self._steps):
@@ -149,11 +149,11 @@ class _StepsInPlace:
                 advance(step)
                 stepped(rows)
             else:
-                self._step_apart(step, write)
+                self._step_with_modules(step, write)
         return self._entries(self._last)
 
     def _advance(self, step: int) -> None:
-        """Make a step of the environment, and the root after it."""
+        """Run a step of the environment, and write the root after it."""
         any_done, following = self._make.step(step), step + 1
         if following < self._steps:
             for roots, _, after in self._carried:
@@ -165,7 +165,7 @@ class _StepsInPlace:
             self._make.reset(step, self._root_at(following))
 
     def _root_at(self, step: int) -> dict[_Path, Any]:
-        """Return where the root of a step lies: after the last step, not in the batch."""
+        """Return the memory of the root of a step; the root after the last step is not in the batch."""
         return {path: roots[step, ...] if step < self._steps else last for path, (roots, last) in self._roots.items()}
 
     def _set_root(self, step: int, root: Any) -> None:
@@ -173,8 +173,8 @@ class _StepsInPlace:
         for path, value in leaves_by_path(root).items():
             there[path][...] = value.numpy()
 
-    def _step_apart(self, step: int, write: Write) -> None:
-        """Make a step as the modules and the environment themselves do."""
+    def _step_with_modules(self, step: int, write: Write) -> None:
+        """Run a step with the policy's modules and the environment's own methods."""
 
         def act(root: Any) -> Step:
             self._act.run_modules(root)

@@ -41,7 +41,7 @@ _COLLECT = pickle.dumps(("collect",))
 
 
 class WorkerOptions(TypedDict, total=False):
-    """Arguments that are passed on to the :class:`~recurl.collectors.Collector` of each worker."""
+    """Arguments passed to the :class:`~recurl.collectors.Collector` of each worker."""
 
     reset_at_each_iter: bool
     set_truncated: bool
@@ -52,11 +52,11 @@ class WorkerOptions(TypedDict, total=False):
 
 
 def check_options(options: Mapping[str, object], init_random_frames: int) -> None:
-    """Refuse arguments that the collectors of the workers don't take.
+    """Check arguments that are passed to the workers' collectors.
 
     Raises:
         ArgumentError: ``init_random_frames`` is negative.
-        ArgumentTypeError: one isn't among :class:`WorkerOptions`.
+        ArgumentTypeError: an argument is not among :class:`WorkerOptions`.
     """
     unknown = sorted(options.keys() - WorkerOptions.__annotations__.keys())
     if unknown:
@@ -67,7 +67,7 @@ def check_options(options: Mapping[str, object], init_random_frames: int) -> Non
 
 
 def common_info(infos: Sequence[CollectorInfo]) -> CollectorInfo:
-    """Return what the workers have in common.
+    """Return the properties that the workers' collectors share.
 
     Raises:
         ArgumentError: the batch sizes of their environments differ.
@@ -82,13 +82,13 @@ def common_info(infos: Sequence[CollectorInfo]) -> CollectorInfo:
 
 
 class MultiCollector(CollectorBase):
-    """Base class of the collectors with worker processes.
+    """Base class of collectors with worker processes.
 
     Each worker has its own environment, policy and recurrent states, and runs a :class:`~recurl.collectors.Collector`.
     If a worker raises, dies or hangs, the call raises with the worker's traceback as its cause, and all workers are
-    stopped (unless ``restart_workers``). They also end when this object is closed or garbage-collected, and when this
-    process dies. The main script needs no ``if __name__ == "__main__"`` guard, and environments that it has registered
-    with ``gymnasium.register`` are registered in the workers too. Requires a POSIX system: Linux, macOS.
+    stopped (unless ``restart_workers``). They also exit when this object is closed or garbage-collected, and when this
+    process dies. The main script needs no ``if __name__ == "__main__"`` guard, and environments registered there with
+    ``gymnasium.register`` are also registered in the workers. Requires a POSIX system: Linux, macOS.
 
     Args:
         create_env_fn: one function per worker, each of which creates an environment of the same batch size ``[*B]``.
@@ -101,7 +101,7 @@ class MultiCollector(CollectorBase):
             raised.
         timeout: seconds that a policy call together with its step and reset may take before the worker counts as hung;
             None for no limit.
-        init_random_frames: number of frames at the beginning, summed over workers, with random actions.
+        init_random_frames: number of initial frames with random actions, summed over workers.
         postproc: function applied to every batch, in this process; its result is yielded.
         replay_buffer: object whose ``extend(batch)`` receives the batches; see ``Collector``.
         storing_device: device of the batches.
@@ -170,13 +170,13 @@ class MultiCollector(CollectorBase):
 
     @abstractmethod
     def _workers_per_batch(self) -> int:
-        """Return the number of workers that collect one batch together."""
+        """Return the number of workers that collect a batch together."""
 
     def _prepare_background(self) -> None:
-        """Do nothing: workers have their own policies."""
+        """Do nothing, as workers have their own policies."""
 
     def _begin(self, index: int) -> None:
-        """Send a worker that has started its block of trajectory ids and the weights."""
+        """Send a newly started worker its block of trajectory ids and the weights."""
         entries = None if self._weights is None else self._weights.memory.entries
         self._group.ask(index, pickle.dumps(("begin", TRAJECTORY_IDS.reserve(), entries)))
         if self._weights is not None:
@@ -188,7 +188,7 @@ class MultiCollector(CollectorBase):
             self._collecting.add(index)
 
     def _next_batch(self) -> int:
-        """Wait for the first collecting worker that has written a batch to its memory, and return its index."""
+        """Wait for any collecting worker to write a batch to its memory, and return its index."""
         try:
             while True:
                 reply = self._group.next_reply(self._collecting)
@@ -207,7 +207,7 @@ class MultiCollector(CollectorBase):
                     self._collecting.discard(index)
                     self._fragile.discard(index)
                     return index
-        except BaseException:  # also after an interrupt: outstanding batches would be taken for later ones
+        except BaseException:  # including interrupts: outstanding batches would be mistaken for later ones
             self._group.kill()
             raise
 
@@ -222,7 +222,7 @@ class MultiCollector(CollectorBase):
         self._fragile.add(reply.worker)
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
-        """Send weights to the workers, which use them from their next batch on.
+        """Send weights to the workers, which use them starting with their next batch.
 
         Args:
             weights: module, state dict, or TensorDict of parameters; when None, the policy passed to the constructor.
@@ -247,10 +247,10 @@ class MultiCollector(CollectorBase):
             raise
 
     def set_seed(self, seed: int) -> None:
-        """Seed environments, at their next full reset, and random actions, from the next batch that begins.
+        """Seed environments, at their next full reset, and random actions, starting with the next batch.
 
-        Row ``i`` of all workers gets ``seed + i``. The global generators of each worker, from which it
-        draws its actions, get seeds that are derived from ``seed`` (:func:`recurl.seeding.derive_seed`).
+        Row ``i`` of all workers gets ``seed + i``. The global generators of each worker, from which it draws actions,
+        get seeds derived from ``seed`` (:func:`recurl.seeding.derive_seed`).
         """
         first = checked_seed(seed)
         self._between_batches(lambda: self._seed_workers(first))
@@ -267,7 +267,8 @@ class MultiCollector(CollectorBase):
     def _query(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the answers of all workers to one request each."""
         for index, request in enumerate(requests):
-            self._group.ask(index, pickle.dumps(request), makes_envs=request[0] == "save")  # for a trial of saving
+            # Saving may create environments to test the saved state.
+            self._group.ask(index, pickle.dumps(request), makes_envs=request[0] == "save")
         return self._group.answers(range(self.num_workers))
 
     def _check_open(self) -> None:
@@ -363,10 +364,10 @@ class MultiSyncCollector(MultiCollector):
 
 
 class MultiAsyncCollector(MultiCollector):
-    """Collects with several workers, each of which makes its own batches ``[*B, T]`` at its own pace.
+    """Collects with several workers, each of which produces its own batches ``[*B, T]`` at its own pace.
 
-    A batch has ``frames_per_batch`` frames, all of one worker. A worker begins its next batch as soon as the previous
-    one is fetched, so batches may come from weights that are one or more updates old.
+    A batch has ``frames_per_batch`` frames, all from one worker. A worker begins its next batch as soon as the previous
+    one is fetched, so the acting weights may be one or more updates old.
 
     Args:
         create_env_fn: one function per worker, each of which creates an environment of the same batch size ``[*B]``.

@@ -1,4 +1,4 @@
-"""Collection in a worker process while this process learns."""
+"""Collection in a worker process that overlaps with learning."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["OverlappedCollector"]
 
 
 class OverlappedCollector(MultiCollector):
-    """Collects batches ``[*B, T]`` in a worker, each while this process learns from the previous one.
+    """Collects each batch ``[*B, T]`` in a worker while this process learns from the previous one.
 
     A batch begins when the previous one is fetched, with the policy's weights at that time: the first batch is
-    on-policy, every later one is exactly one update old. Its log-probabilities are those of the weights that acted, so
-    importance ratios are correct. The same seed gives the same batches, however fast either process is.
+    on-policy, and every later one is exactly one update old. Its log-probabilities are those of the acting weights, so
+    importance ratios are correct. The same seed gives the same batches, regardless of the speed of either process.
 
     Args:
         create_env_fn: function that creates the environment, in the worker.
@@ -60,7 +60,7 @@ class OverlappedCollector(MultiCollector):
         return self._tensordict(batch, [*self._rows, self.steps_per_batch])
 
     def _start(self) -> None:
-        # The worker is idle, so it can't read weights that are half written.
+        # The worker is idle, so it can't read partially written weights.
         if self._weights is not None:
             self._write_weights(self._source)
         self._ask([0])
@@ -75,7 +75,7 @@ class OverlappedCollector(MultiCollector):
         return self._fetched
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
-        """Set the source of the weights of all batches that begin from now on.
+        """Set the source of the weights for the batches that begin after this call.
 
         Args:
             weights: module, state dict, or TensorDict of parameters; when None, the policy passed to the constructor.

@@ -1,4 +1,4 @@
-"""What collectors with several workers or actors make of their parts: one batch, one state."""
+"""Helpers that combine the batches and states of several workers or actors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["check_cat_results", "dimension", "load_requests"]
 
 
 def check_cat_results(cat_results: str | int | None) -> None:
-    """Refuse another word than ``"stack"``, before any worker starts.
+    """Check that ``cat_results``, if a string, is ``"stack"``; called before any worker starts.
 
     Raises:
-        ArgumentError: it is one.
+        ArgumentError: it is another string.
     """
     if isinstance(cat_results, str) and cat_results != "stack":
         raise ArgumentError(f"cat_results must be 'stack', None or a dimension, got {cat_results!r}.")
@@ -37,19 +37,19 @@ def dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
     return cat_results % ndim
 
 
-def load_requests(states: Sequence[Any], count: int, who: str) -> list[tuple[Any, ...]]:
-    """Return the requests to load what each of ``count`` workers saved, with trajectory ids that nobody has.
+def load_requests(states: Sequence[Any], count: int, kind: str) -> list[tuple[Any, ...]]:
+    """Return the requests to load the saved states of ``count`` workers, with unused trajectory ids.
 
     Args:
-        states: what they saved.
-        count: how many there are.
-        who: what they are called.
+        states: the saved states.
+        count: number of workers.
+        kind: name of the workers, for the message.
 
     Raises:
-        ArgumentError: there are others.
+        ArgumentError: the number of states differs from ``count``.
     """
     if len(states) != count:
-        raise ArgumentError(f"The state must be of a collector with {count} {who}, got that of {len(states)}.")
+        raise ArgumentError(f"The state must be of a collector with {count} {kind}, got that of {len(states)}.")
     for saved in states:
         TRAJECTORY_IDS.skip(saved["collector"]["traj_ids"])
     return [("load", saved, TRAJECTORY_IDS.reserve()) for saved in states]

@@ -1,4 +1,4 @@
-"""What a collector demands of a policy."""
+"""Checks of a collector's policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_policy"]
 
 
 def check_policy(policy: Policy | None, env: EnvBase, init_random_frames: int) -> None:
-    """Refuse a policy that a collector can't run in an environment.
+    """Check that a collector can run a policy in an environment.
 
     Args:
         policy: maps a root to one with ``"action"``; None for random actions.
@@ -25,8 +25,8 @@ def check_policy(policy: Policy | None, env: EnvBase, init_random_frames: int) -
         init_random_frames: number of frames with random actions.
 
     Raises:
-        ArgumentError: random frames would contradict recorded log-probabilities, or are negative.
-        ArgumentTypeError: the policy takes tensors.
+        ArgumentError: random frames would contradict stored log-probabilities, or are negative.
+        ArgumentTypeError: the policy takes tensors instead of a TensorDict.
         MissingKeyError: the policy reads ``is_init``, and the environment does not write it.
         WiringError: a state of the policy would not be fed back, or would not start from zero.
     """
@@ -61,6 +61,6 @@ def check_policy(policy: Policy | None, env: EnvBase, init_random_frames: int) -
 
 
 def _takes_tensors(policy: nn.Module) -> bool:
-    """Return whether ``policy`` is a network of torch.nn without TensorDict modules in it."""
+    """Return whether ``policy`` is a ``torch.nn`` network that contains no TensorDict modules."""
     plain = type(policy).forward.__module__.startswith("torch.nn.modules")
     return plain and not any(isinstance(module, TensorDictModuleBase) for module in policy.modules())

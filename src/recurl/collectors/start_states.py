@@ -1,4 +1,4 @@
-"""What a collector does to keep recurrent states only where sequences start."""
+"""Collection of sparse recurrent states, stored only where sequences start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Path: TypeAlias = tuple[str, ...]
 
 
 class StartStates:
-    """The recurrent states that a batch keeps: those before the first step of each sequence.
+    """Rule for storing recurrent states only before the first step of each sequence.
 
     Args:
         keys: keys of the states.
@@ -34,7 +34,7 @@ class StartStates:
         self._next = [next_key(key) for key in keys]
 
     def take(self, found: dict[_Path, Tensor]) -> dict[_Path, Tensor]:
-        """Remove the states, before and after a step, from its entries, and return those before it."""
+        """Remove the states before and after a step from its entries, and return those before it."""
         for key in self._next:
             found.pop(key, None)
         return {key: found.pop(key) for key in self.keys if key in found}
@@ -45,12 +45,12 @@ class StartStates:
 
 
 class SparseStates:
-    """The states of one batch.
+    """Sparse states of one batch.
 
     Args:
-        starts: which ones are kept.
-        batch_size: that of the batch, ``[*B, T]``.
-        device: that of the batch; that of the states when None.
+        starts: which states are kept.
+        batch_size: batch size of the batch, ``[*B, T]``.
+        device: device of the batch; that of the states when None.
     """
 
     def __init__(self, starts: StartStates, batch_size: torch.Size, device: torch.device | None) -> None:
@@ -59,19 +59,19 @@ class SparseStates:
         self._entries: dict[_Path, tuple[TensorDict, Tensor]] = {}
 
     def take(self, step: int, rows: Any, found: dict[_Path, Tensor]) -> None:
-        """Remove the states from the entries of a step, and keep them if it is the first of a sequence.
+        """Remove the states from the entries of a step, and store them if a sequence begins there.
 
         Args:
-            step: its number in the batch.
-            rows: index of its rows in the batch.
-            found: its entries.
+            step: index of the step in the batch.
+            rows: index of the rows in the batch.
+            found: entries of the step.
         """
         for key, state in self._starts.take(found).items():
             if self._starts.begin(step):
                 self.write(step, rows, key, state)
 
     def write(self, step: int, rows: Any, key: _Path, state: Tensor) -> None:
-        """Keep the state before the first step of a sequence."""
+        """Store the state before the first step of a sequence."""
         lead = len(self._batch_size) - 1
         if key not in self._entries:
             device = self._device or state.device
@@ -82,21 +82,21 @@ class SparseStates:
         memory.select(lead, step // self._starts.every).copy_(state.reshape(*state.shape[:lead], -1))
 
     def finish(self, batch: TensorDict) -> None:
-        """Set the states in their batch."""
+        """Add the states to the batch."""
         for key, (entry, _) in self._entries.items():
             batch.set(key, entry)
 
 
 def start_states(policy: Policy | None, sequence_length: int | None, steps: int) -> StartStates | None:
-    """Return what keeps the states of a policy at the starts of sequences; None where all are kept.
+    """Return the rule that stores a policy's states at the starts of sequences, or None if all are stored.
 
     Args:
-        policy: what acts.
-        sequence_length: length of the sequences; None to keep all states.
-        steps: steps of a batch.
+        policy: the policy.
+        sequence_length: length of the sequences; None to store all states.
+        steps: number of steps of a batch.
 
     Raises:
-        ArgumentError: the length doesn't divide the steps.
+        ArgumentError: the length does not divide the number of steps.
     """
     if sequence_length is None:
         return None

@@ -1,4 +1,4 @@
-"""Collection in a thread while the calling thread learns, on the same GPU."""
+"""Collection in a thread that overlaps with learning on the same GPU."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _T = TypeVar("_T")
 
 
 class ThreadedCollector:
-    """Collects batches ``[*B, T]`` in a thread, each while the calling thread learns from the previous one.
+    """Collects each batch ``[*B, T]`` in a thread while the calling thread learns from the previous one.
 
     As with :class:`OverlappedCollector` a batch begins when the previous one is fetched, with a copy of the policy's
-    weights at that time: the first batch is on-policy, every later one is exactly one update old. Where the policy is
-    on a GPU, it acts on a stream of its own, ahead of the learner's kernels, and a batch stays on the GPU.
+    weights at that time: the first batch is on-policy, and every later one is exactly one update old. If the policy is
+    on a GPU, it acts on a separate stream with higher priority than the learner's kernels, and batches stay on the GPU.
 
-    It is for environments that step in worker processes, so that the thread needs little of Python's lock; in this
-    process two threads would take turns at it. Random numbers come from the default generator of the policy's device:
-    the same seed gives the same batches as long as nothing else draws from it before :meth:`wait`.
+    It is intended for environments that step in worker processes, so that the thread rarely holds the GIL; environments
+    in this process would compete for it. Random numbers come from the default generator of the policy's device: the
+    same seed gives the same batches as long as nothing else draws from it before :meth:`wait`.
 
     Args:
         create_env_fn: an environment, or a function that creates one; see :class:`Collector`.
@@ -70,7 +70,7 @@ class ThreadedCollector:
         self._running: Future[TensorDict] | None = None
         self._fetched: TensorDict | None = None
         self._source, self._policy = policy, copy.deepcopy(policy)
-        self._collector = self._idle(
+        self._collector = self._call_when_idle(
             lambda: Collector(
                 create_env_fn,
                 self._policy,
@@ -81,7 +81,7 @@ class ThreadedCollector:
         )
 
     def collect(self) -> TensorDict:
-        """Return the current batch, and begin the next one."""
+        """Return the current batch and begin the next one."""
         with span(WAITING):
             batch = self.wait()
         self._fetched = None
@@ -89,13 +89,13 @@ class ThreadedCollector:
         return batch
 
     def wait(self) -> TensorDict:
-        """Wait for the current batch, which :meth:`collect` will return; nothing is collected then."""
+        """Wait for the current batch, which :meth:`collect` will return; the thread is then idle."""
         if self._fetched is None:
             if self._running is None:
                 self._start()
             assert self._running is not None
             running, self._running = self._running, None
-            self._fetched = self._taken_over(running.result())
+            self._fetched = self._on_callers_stream(running.result())
         return self._fetched
 
     def _start(self) -> None:
@@ -111,40 +111,40 @@ class ThreadedCollector:
     def _on_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def _taken_over(self, batch: TensorDict) -> TensorDict:
-        """Return a batch for the caller's stream."""
+    def _on_callers_stream(self, batch: TensorDict) -> TensorDict:
+        """Return a batch that is safe to use on the caller's stream."""
         if self._stream is not None:
-            own = torch.cuda.current_stream(self._stream.device)
-            own.wait_stream(self._stream)
+            current = torch.cuda.current_stream(self._stream.device)
+            current.wait_stream(self._stream)
             for tensor in batch.values(True, True):
                 if isinstance(tensor, Tensor) and tensor.is_cuda:
-                    tensor.record_stream(own)
+                    tensor.record_stream(current)
         return batch
 
-    def _idle(self, function: Callable[[], _T]) -> _T:
-        """Return the result of ``function``, called here on the thread's stream once a batch under way is complete."""
+    def _call_when_idle(self, function: Callable[[], _T]) -> _T:
+        """Call ``function`` on the thread's stream, after any batch in progress, and return its result."""
         if self._running is not None:
             self.wait()
         if self._stream is None:
             return function()
-        own = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(own)
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
         with self._on_stream():
             result = function()
-        own.wait_stream(self._stream)
+        current.wait_stream(self._stream)
         return result
 
     def reset_rows(self, rows: Tensor) -> None:
         """Begin new episodes in some rows after the current batch; see :meth:`Collector.reset_rows`."""
-        self._idle(lambda: self._collector.reset_rows(rows))
+        self._call_when_idle(lambda: self._collector.reset_rows(rows))
 
     def set_seed(self, seed: int) -> None:
         """Seed the environment; takes effect at its next full reset."""
-        self._idle(lambda: self._collector.set_seed(seed))
+        self._call_when_idle(lambda: self._collector.set_seed(seed))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state for exact continuation; waits for the current batch, which is included."""
-        state = self._idle(lambda: self._collector.state_dict())
+        state = self._call_when_idle(lambda: self._collector.state_dict())
         return {"batch": None if self._fetched is None else self._fetched.to_dict(), "collector": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -153,7 +153,7 @@ class ThreadedCollector:
         Returns:
             Whether the environment's state was restored; see :meth:`Collector.load_state_dict`.
         """
-        restored = self._idle(lambda: self._collector.load_state_dict(state["collector"]))
+        restored = self._call_when_idle(lambda: self._collector.load_state_dict(state["collector"]))
         batch, collector = state["batch"], self._collector
         self._fetched = None
         if batch is not None:
@@ -163,6 +163,6 @@ class ThreadedCollector:
         return restored
 
     def shutdown(self) -> None:
-        """Wait for the current batch and close the environment; shutting down twice is harmless."""
+        """Wait for the current batch and close the environment; repeated calls are harmless."""
         self._thread.shutdown(wait=True)
         self._collector.shutdown()

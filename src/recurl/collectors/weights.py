@@ -1,4 +1,4 @@
-"""Sharing of policy weights with workers."""
+"""Sharing of policy weights with worker processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSION = ("recurl", "version")
 
 
 def state_of(weights: Any) -> dict[str, Tensor]:
-    """Return weights, given as a module, a TensorDict or a state dict, as a state dict.
+    """Return the state dict of weights given as a module, a TensorDict or a state dict.
 
     Example:
         >>> list(state_of(nn.Linear(1, 1)))
@@ -35,7 +35,7 @@ def tensors_of_policy(policy: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of a policy whose weights are sent to other processes.
 
     Raises:
-        UnsupportedError: it holds anything but tensors.
+        UnsupportedError: the state dict contains anything but tensors.
     """
     state = policy.state_dict()
     other = [name for name, value in state.items() if not isinstance(value, Tensor)]  # pyright: ignore[reportUnnecessaryIsInstance] - extra state
@@ -62,7 +62,7 @@ def matching(weights: Weights, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class SharedWeights:
-    """Weights in memory that is shared with workers, which load them when they have changed.
+    """Weights in memory shared with workers, which reload them when they have changed.
 
     Args:
         memory: shared memory of the weights and their version number.
@@ -96,7 +96,7 @@ class SharedWeights:
 
         Raises:
             ArgumentError: names or shapes differ from the policy's.
-            WorkerError: a worker reads for longer than ``seconds``.
+            WorkerError: a worker takes longer than ``seconds`` to read.
         """
         state = matching(weights, self._values)
         with torch.no_grad(), self.memory.lock(seconds):

@@ -1,4 +1,4 @@
-"""Collectors in worker processes."""
+"""Collector in a worker process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["CollectorInfo", "serve_collector"]
 
 
 class CollectorInfo(NamedTuple):
-    """Properties of a collector in a worker that the parent needs."""
+    """Properties of a worker's collector that the parent needs."""
 
     rows: torch.Size
     steps: int
 
 
 class _WorkerCollector(Collector):
-    """A collector that signals every step to the parent.
+    """Collector that signals every step to the parent.
 
     Args:
         channel: connection to the parent.
@@ -44,7 +44,7 @@ class _WorkerCollector(Collector):
 
     def __init__(self, channel: Channel, env: EnvBase, policy: Policy | None, **options: Any) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "frames_per_batch=")  # the parent warns
+            warnings.filterwarnings("ignore", "frames_per_batch=")  # the parent has already warned
             super().__init__(env, policy, **options)
         self._channel = channel
 
@@ -60,7 +60,7 @@ class _WorkerCollector(Collector):
 def serve_collector(
     channel: Channel, create_env_fn: Callable[[], EnvBase], policy: Policy | None, options: dict[str, Any]
 ) -> None:
-    """Collect for the parent until it closes the worker or is gone.
+    """Serve the parent's requests until it closes the worker or exits.
 
     Args:
         channel: connection to the parent.
@@ -80,7 +80,7 @@ def serve_collector(
 
 
 class _Server:
-    """Answers the parent's requests, which consist of a name and its arguments."""
+    """Server of the parent's requests, which consist of a name and arguments."""
 
     def __init__(self, channel: Channel, collector: _WorkerCollector) -> None:
         self._channel = channel
@@ -114,7 +114,7 @@ class _Server:
         self._deliver(self._collector.collect())
 
     def _deliver(self, batch: TensorDict) -> None:
-        """Copy a batch into shared memory, which is reused unless the entries have changed."""
+        """Copy a batch to shared memory, which is reused unless the entries have changed."""
         leaves = cast(dict[NestedKey, Tensor], dict(batch.items(True, True)))
         entries = [Entry(key, tuple(value.shape), value.dtype) for key, value in leaves.items()]
         memory = self._memory

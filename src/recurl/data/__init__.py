@@ -1,6 +1,6 @@
 """Specs, minibatches of collected data, and replay buffers.
 
-``from recurl.data import *`` does not import the spec ``Categorical``, as ``recurl.modules`` has a distribution of the
+``from recurl.data import *`` omits the spec ``Categorical``, because ``recurl.modules`` has a distribution of the
 same name: import the spec explicitly.
 """
 

@@ -1,4 +1,4 @@
-"""Minibatches of shuffled sequences."""
+"""Minibatches of shuffled sequences for recurrent training."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ __all__ = ["SequenceMinibatches"]
 
 
 class SequenceMinibatches:
-    """Iterable that cuts a batch into sequences and shuffles them into minibatches; each iteration is one epoch.
+    """Iterable that splits a batch into sequences and shuffles them into minibatches; each iteration is one epoch.
 
-    Every token of the batch occurs exactly once per epoch. Sequences are dealt in strata: of each run of
-    ``num_minibatches`` consecutive ones, every minibatch gets one. A sequence starts from the recurrent state stored at
-    its first token, where ``"is_init"`` is set; within a sequence, tokens keep their order and resets stay marked. The
-    marks are written to a new entry of the minibatch, never into the batch. There is no synchronisation with the
-    device.
+    Every token of the batch occurs exactly once per epoch. Shuffling is stratified: each minibatch gets one of every
+    ``num_minibatches`` consecutive sequences. A sequence starts from the recurrent state stored at its first token,
+    where ``"is_init"`` is set; within a sequence, tokens keep their order and resets stay marked. The marks are written
+    to a new entry of the minibatch, never into the batch. Iteration does not synchronize with the device.
 
     Args:
         batch: collected data, ``[T]`` or ``[*B, T]``, time last. To save memory, drop unused entries first:
             ``batch.select(*loss.in_keys, strict=False)``.
-        num_minibatches: number of minibatches per epoch; their numbers of sequences differ by at most one.
-        slice_len: length of a sequence; if it does not divide T, the last slice of each row is shorter. Whole rows
+        num_minibatches: number of minibatches per epoch; their sizes differ by at most one sequence.
+        slice_len: length of a sequence; if it does not divide T, the last sequence of each row is shorter. Whole rows
             when None.
         generator: CPU generator for shuffling; torch's default generator when None.
-        rank: number of this process among ``ranks``, each of which holds as large a part of a larger batch. With
-            generators of one seed, their minibatches together are those of the larger batch, its rows in the order of
-            the ranks.
+        rank: rank of this process; each of the ``ranks`` processes holds an equal part of a larger batch. If all
+            generators have the same seed, their combined minibatches are those of the larger batch, with its rows in
+            the order of the ranks.
         ranks: number of processes.
 
     Yields:
-        Flat TensorDicts ``[M]`` with the entries of the batch, and ``"is_init"`` (``[M, 1]`` if the batch has none). As
-        in samples of a buffer, the collected flag is at ``("collector", "stored", "is_init")``.
+        Flat TensorDicts ``[M]`` with the entries of the batch and ``"is_init"`` (``[M, 1]`` if the batch has none). As
+        in samples of a replay buffer, the collected flag is at ``("collector", "stored", "is_init")``.
 
     Raises:
         ArgumentError: the batch has no time dimension, ``slice_len`` or ``num_minibatches`` is not positive, or there
             are fewer sequences than minibatches.
-        UsageError: the tokens of the batch don't follow each other; see :func:`~recurl.continuity.check_order`. Or
+        UsageError: the tokens of the batch are not consecutive; see :func:`~recurl.continuity.check_order`. Or
             sequences would begin where no state is stored; see ``sequence_length`` of ``Collector``.
 
     Example:
@@ -110,10 +109,10 @@ class SequenceMinibatches:
             yield minibatch
 
     def entries(self, order: Tensor | None = None) -> Iterator[Entries]:
-        """Iterate over one epoch of minibatches as ``Entries``, without the cost of creating TensorDicts.
+        """Iterate over one epoch of minibatches as ``Entries``, without the overhead of TensorDicts.
 
         Args:
-            order: what :meth:`deal` drew, where minibatches have one size; drawn here when None.
+            order: an order drawn by :meth:`deal`, if all minibatches have one size; drawn here when None.
         """
         if order is None:
             order, counts = self._deal()
@@ -134,16 +133,16 @@ class SequenceMinibatches:
             yield minibatch
 
     def deal(self) -> Tensor:
-        """Draw the order of the sequences in an epoch, int64 ``[S]`` on the CPU."""
+        """Draw the order of the sequences of an epoch, int64 ``[S]`` on the CPU."""
         return self._deal()[0]
 
     def rows(self, order: Tensor) -> Iterator[Entries]:
-        """Iterate over an epoch of minibatches ``[S / num_minibatches, slice_len]``, all sequences of one length.
+        """Iterate over one epoch of minibatches ``[S / num_minibatches, slice_len]``; all sequences have one length.
 
-        Nothing here waits for the device, or copies to it.
+        This does not wait for the device or copy to it.
 
         Args:
-            order: what :meth:`deal` drew, on the device of the batch.
+            order: an order drawn by :meth:`deal`, on the device of the batch.
 
         Raises:
             ArgumentError: sequences differ in length, or minibatches in size.
@@ -165,24 +164,24 @@ class SequenceMinibatches:
             yield minibatch
 
     def _deal(self) -> tuple[Tensor, list[int]]:
-        """Return the sequences in the order of a new epoch, and how many of them each minibatch has."""
+        """Return the sequences in the order of a new epoch, and the number of sequences in each minibatch."""
         number, sequences = self._num_minibatches, len(self._starts)
         strata = -(-sequences // number)
         drawn = torch.rand(strata * self._ranks, number, generator=self._generator).argsort(dim=-1, stable=True)
         places = drawn[strata * self._rank : strata * (self._rank + 1)] + torch.arange(strata).unsqueeze(-1) * number
         dealt = places.T.reshape(-1)  # one row per minibatch
-        there = dealt < sequences  # the last stratum may be smaller
-        return dealt[there], there.view(number, strata).sum(-1).tolist()
+        valid = dealt < sequences  # the last stratum may be smaller
+        return dealt[valid], valid.view(number, strata).sum(-1).tolist()
 
     def _tokens(self, order: Tensor) -> Tensor:
-        """Return the numbers of all tokens in an order of the sequences, int64 on the device of the batch."""
+        """Return the indices of all tokens for an order of the sequences, int64 on the device of the batch."""
         starts, lengths = self._starts[order], self._lengths[order]
         before = lengths.cumsum(0) - lengths
         index = torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
         return index.to(_device_of(self._flat), non_blocking=True)
 
     def _gather(self, values: list[Tensor], order: Tensor) -> list[Tensor]:
-        """Return the tokens of entries in an order of the sequences; those of one length are moved as wholes."""
+        """Return the tokens of entries in an order of the sequences; sequences of one length are copied as a whole."""
         length = int(self._lengths[0])
         if bool((self._lengths != length).any()):
             index = self._tokens(order)
@@ -191,7 +190,7 @@ class SequenceMinibatches:
         return [value.unflatten(0, (-1, length)).index_select(0, order).flatten(0, 1) for value in values]
 
     def _mark(self, epoch: Step, order: Tensor, counts: list[int]) -> list[int]:
-        """Mark the starts of the sequences of an epoch; return the sizes of its minibatches."""
+        """Mark the starts of the sequences of an epoch, and return the sizes of its minibatches."""
         lengths = self._lengths[order]
         first = lengths.cumsum(0) - lengths
         mark_starts(epoch, torch.zeros(epoch.batch_size, dtype=torch.bool).index_fill_(0, first, True))
@@ -199,7 +198,7 @@ class SequenceMinibatches:
 
 
 def _boundaries(epoch: Step, sizes: list[int]) -> Iterator[Boundaries]:
-    """Return the boundaries of every minibatch, computed once for the epoch: each minibatch begins with a mark."""
+    """Yield the boundaries of every minibatch, computed once per epoch: each minibatch begins with a mark."""
     is_init, traj_ids, traj_steps = sources_of(epoch)
     boundaries = Boundaries.from_is_init(is_init, traj_ids, epoch.batch_size, traj_steps)
     for starts in boundaries.starts.split(sizes):

@@ -1,6 +1,6 @@
-"""Several processes that learn together, started by torchrun: gradients and statistics over all of them.
+"""Data-parallel training of several processes started by torchrun: gradients and statistics over all ranks.
 
-Without a process group every function does what one process needs: nothing, or the identity.
+Without a process group, every function is the identity or has no effect, as appropriate for a single process.
 """
 
 from recurl.distributed.collectives import (

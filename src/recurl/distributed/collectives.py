@@ -1,4 +1,4 @@
-"""Collectives of the default process group; without one, what a single process needs."""
+"""Collectives of the default process group, with single-process behavior if there is none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _has_group() -> bool:
 
 
 def rank() -> int:
-    """Return the number of this process in the process group, 0 without one.
+    """Return the rank of this process in the process group, 0 without one.
 
     Example:
         >>> rank(), world_size()
@@ -50,18 +50,18 @@ def world_size() -> int:
 
 
 @contextmanager
-def _saying_who() -> Generator[None]:
-    """Turn the failure of a collective into an error that says which rank has gone.
+def _rank_errors() -> Generator[None]:
+    """Convert the failure of a collective to a RankError, unless the watch ends the process first.
 
     Raises:
-        RankError: instead of torch's errors.
+        RankError: a collective raised a RuntimeError.
     """
     try:
         yield
     except RuntimeError as error:
         Watch.await_verdict()
         raise RankError(
-            f"Another rank has gone, or its tensors differ: {str(error).partition(chr(10))[0]}. Look at the first "
+            f"Another rank is gone, or its tensors differ: {str(error).partition(chr(10))[0]}. Look at the first "
             "error among the ranks."
         ) from error
 
@@ -70,50 +70,50 @@ def all_sum_(tensor: Tensor) -> Tensor:
     """Sum a contiguous tensor over all ranks, in place, and return it.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
     """
     if world_size() > 1:
-        with _saying_who():
+        with _rank_errors():
             distributed.all_reduce(tensor)
     return tensor
 
 
 def all_gather(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor ``[...]`` of all ranks, ``[ranks, ...]``.
+    """Gather a contiguous tensor ``[...]`` from all ranks into ``[ranks, ...]``.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
     """
     found = tensor.new_empty(world_size(), *tensor.shape)
-    # From torch 2.13 on the first is its name, and it warns of the second.
+    # The first name exists since torch 2.13, which warns about the second.
     name = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
-    with _saying_who():
+    with _rank_errors():
         getattr(distributed, name)(found.view(-1), tensor.view(-1))
     return found
 
 
 def _average_(tensor: Tensor) -> Tensor:
     """Replace a contiguous tensor by its mean over all ranks, and return it."""
-    if tensor.is_cuda and "nccl" in distributed.get_backend_config():  # others can't divide
-        with _saying_who():
+    if tensor.is_cuda and "nccl" in distributed.get_backend_config():  # other backends can't divide
+        with _rank_errors():
             distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
         return tensor
     return all_sum_(tensor).div_(world_size())
 
 
 def average_(tensors: Sequence[Tensor]) -> None:
-    """Replace tensors by their means over all ranks: one flat all-reduce for those of one dtype and device.
+    """Replace tensors by their means over all ranks, with one flat all-reduce per dtype and device.
 
     Args:
-        tensors: the same number, shapes and dtypes on every rank, real or complex; parameters too.
+        tensors: real or complex tensors or parameters, with the same number, shapes and dtypes on every rank.
 
     Raises:
-        ArgumentError: one holds integers or bools, which have no means of their dtype.
-        RankError: a rank has gone.
+        ArgumentError: a tensor holds integers or bools, whose means are not of the same dtype.
+        RankError: a rank is gone.
 
     Example:
         >>> x = torch.ones(2)
-        >>> average_([x])  # without a process group: as it was
+        >>> average_([x])  # without a process group: unchanged
         >>> x
         tensor([1., 1.])
     """
@@ -134,15 +134,15 @@ def average_(tensors: Sequence[Tensor]) -> None:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace gradients by their means over all ranks, in one flat all-reduce; call it between backward and step.
+    """Replace gradients by their means over all ranks, in one flat all-reduce; call between backward and step.
 
-    Where every rank's loss is a mean over equally many tokens, these are the gradients of the mean over all tokens.
+    If every rank's loss is a mean over the same number of tokens, these are the gradients of the mean over all tokens.
 
     Args:
-        parameters: those that are trained; the ones that have a gradient are the same on every rank.
+        parameters: trained parameters; the same ones must have a gradient on every rank.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -155,20 +155,20 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def broadcast_parameters(module: nn.Module) -> None:
-    """Give parameters and buffers of every rank the values that they have on rank 0.
+    """Copy the values of parameters and buffers on rank 0 to all ranks.
 
     Args:
         module: the same networks on every rank.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> broadcast_parameters(nn.Linear(2, 1))
     """
     if world_size() == 1:
         return
-    with _saying_who(), torch.no_grad():
+    with _rank_errors(), torch.no_grad():
         for tensor in chain(module.parameters(), module.buffers()):
             value = tensor.contiguous()
             distributed.broadcast(value, 0)
@@ -177,10 +177,10 @@ def broadcast_parameters(module: nn.Module) -> None:
 
 
 def gather(value: _T) -> list[_T]:
-    """Return the values of all ranks, in their order: any objects that can be pickled, on the CPU.
+    """Return the values of all ranks, in rank order: any picklable objects, on the CPU.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> gather("mine")
@@ -189,30 +189,30 @@ def gather(value: _T) -> list[_T]:
     if world_size() == 1:
         return [value]
     found: list[Any] = [None] * world_size()
-    with _saying_who():
+    with _rank_errors():
         distributed.all_gather_object(found, value)
     return found
 
 
 def gather_on_first(value: _T) -> list[_T]:
-    """Return the values of all ranks on rank 0, and none elsewhere; see :func:`gather`.
+    """Return the values of all ranks on rank 0, and an empty list elsewhere; see :func:`gather`.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
     """
     if world_size() == 1:
         return [value]
     found: list[Any] = [None] * world_size()
-    with _saying_who():
+    with _rank_errors():
         distributed.gather_object(value, found if rank() == 0 else None)
     return found if rank() == 0 else []
 
 
 def on_any_rank(flag: bool) -> bool:
-    """Return whether ``flag`` is true on a rank.
+    """Return whether ``flag`` is true on any rank.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> on_any_rank(True)
@@ -222,10 +222,10 @@ def on_any_rank(flag: bool) -> bool:
 
 
 def broadcast(value: _T) -> _T:
-    """Return the value of rank 0, any object that can be pickled, on the CPU.
+    """Return the value of rank 0, any picklable object, on the CPU.
 
     Raises:
-        RankError: a rank has gone.
+        RankError: a rank is gone.
 
     Example:
         >>> broadcast("rank 0's")
@@ -234,6 +234,6 @@ def broadcast(value: _T) -> _T:
     if world_size() == 1:
         return value
     found: list[Any] = [value]
-    with _saying_who():
+    with _rank_errors():
         distributed.broadcast_object_list(found, 0, device=torch.device("cpu"))
     return found[0]

@@ -1,4 +1,4 @@
-"""Processes started by torchrun: joined in a process group, and watched."""
+"""Launch by torchrun: joining the process group and starting the watch."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from recurl.errors import ArgumentError, MissingDependencyError, RankError, Recu
 __all__ = ["check_nccl", "is_launched", "joined", "restarted", "said_once", "speaks"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_ANSWER = timedelta(seconds=15)
+_CONNECT_TIMEOUT = timedelta(seconds=15)
 _PAUSE = 0.2
-_BLOCKS = itertools.count()  # of joined ranks in this process, as many on all of them
-_END = 30  # seconds that a process that has failed may take to end
-_OTHERS = timedelta(minutes=5)  # for all ranks to import what they need
+_JOIN_NUMBERS = itertools.count()  # number of each join in this process, the same on all ranks
+_EXIT_SECONDS = 30  # seconds within which a failed process must exit
+_STORE_TIMEOUT = timedelta(minutes=5)  # time for all ranks to finish their imports
 
 
 def is_launched() -> bool:
-    """Return whether torchrun, or something that sets the same variables, has started this process.
+    """Return whether this process was started by torchrun or a launcher that sets the same variables.
 
     Example:
         >>> is_launched()
@@ -43,21 +43,21 @@ def is_launched() -> bool:
 
 
 def restarted() -> bool:
-    """Return whether torchrun has started the processes again after a failure (``--max-restarts``)."""
+    """Return whether torchrun has restarted the processes after a failure (``--max-restarts``)."""
     return is_launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def speaks() -> bool:
-    """Return whether this process says what all of a machine's have to say: the first one there."""
+    """Return whether this process prints messages for all processes of its machine: True for the first one."""
     return not is_launched() or os.environ["LOCAL_RANK"] == "0"
 
 
 @contextmanager
 def said_once() -> Generator[None]:
-    """Let one process of a machine say what all of them find, before they are joined.
+    """Report an error that all processes of a machine raise only once, before the ranks are joined.
 
     Raises:
-        SaidElsewhere: instead of an error that another process says.
+        SaidElsewhere: in place of an error that another process reports.
     """
     try:
         yield
@@ -68,10 +68,10 @@ def said_once() -> Generator[None]:
 
 
 def check_nccl() -> None:
-    """Refuse a torch without NCCL, which ranks on GPUs talk through.
+    """Check that torch has NCCL, which ranks on GPUs use for communication.
 
     Raises:
-        MissingDependencyError: this torch has none.
+        MissingDependencyError: this build of torch has no NCCL.
     """
     if not distributed.is_nccl_available():
         raise MissingDependencyError(
@@ -82,19 +82,19 @@ def check_nccl() -> None:
 
 @contextmanager
 def joined(device: str = "cpu") -> Generator[None]:
-    """Join the ranks that torchrun has started, for the block; without torchrun, do nothing.
+    """Join the ranks started by torchrun for the duration of the block; without torchrun, do nothing.
 
-    Tensors on the CPU go through gloo, those on GPUs through NCCL; the rank's GPU is the one of its number on the
-    machine, which ``"cuda"`` then means. A rank that dies or fails inside the block ends the others, with a line that
-    names it, and a process whose block raises ends within seconds.
+    CPU tensors are communicated with gloo, GPU tensors with NCCL. The rank's GPU is the one with its local rank, and
+    becomes the meaning of ``"cuda"``. If a rank dies or fails inside the block, the others exit with a message that
+    names it, and a process whose block raises exits within seconds.
 
     Args:
-        device: where this rank computes, ``"cpu"`` or ``"cuda"``; the same on all ranks.
+        device: device of this rank, ``"cpu"`` or ``"cuda"``; the same on all ranks.
 
     Raises:
-        ArgumentError: the ranks differ in device or versions, a GPU is missing, or the variables make no sense.
+        ArgumentError: the ranks differ in device or versions, a GPU is missing, or the variables are invalid.
         MissingDependencyError: NCCL is missing.
-        RankError: nobody answers at the address.
+        RankError: the address does not answer.
 
     Example:
         >>> with joined():
@@ -104,21 +104,21 @@ def joined(device: str = "cpu") -> Generator[None]:
     if not is_launched():
         yield
         return
-    own, size = _place()
+    own, size = _rank_and_size()
     try:
         _join(device, own, size)
         yield
         _leave()
     except BaseException as error:
         if device != "cpu" and Watch.current is not None:
-            signal.alarm(_END)  # NCCL may wait for the other ranks when the process ends
-        if _says(error):
+            signal.alarm(_EXIT_SECONDS)  # NCCL may wait for the other ranks at process exit
+        if _must_raise(error):
             raise
-        raise SaidElsewhere(2) from error  # another rank says it
+        raise SaidElsewhere(2) from error  # another rank reports it
 
 
-def _says(error: BaseException) -> bool:
-    """Tell the other ranks of an error, and return whether this one is to raise it: one of those that meet it."""
+def _must_raise(error: BaseException) -> bool:
+    """Report an error to the other ranks, and return whether this rank must raise it, as the first one to fail."""
     if Watch.current is None:
         return speaks()
     return Watch.report(" ".join(str(error).split()) or type(error).__name__)
@@ -126,21 +126,21 @@ def _says(error: BaseException) -> bool:
 
 def _join(device: str, own: int, size: int) -> None:
     kind, _, index = device.partition(":")
-    refusal = _why_no_gpu(index) if kind == "cuda" else None
+    refusal = _gpu_error(index) if kind == "cuda" else None
     if refusal is not None and size == 1:
         raise refusal
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     hosts_store = own == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    number = next(_BLOCKS)
-    store = _connected(address, number, hosts=hosts_store)
+    number = next(_JOIN_NUMBERS)
+    store = _connect(address, number, hosts=hosts_store)
     by = "torchrun" if "TORCHELASTIC_USE_AGENT_STORE" in os.environ else "rank 0"
-    Watch(lambda: PrefixStore("watch", _connected(address, number)), own, size, f"{by} at {address}").start()
+    Watch(lambda: PrefixStore("watch", _connect(address, number)), own, size, f"{by} at {address}").start()
     _compare(store, own, size, kind)
-    if refusal is not None:  # the others wait no longer, and are told
+    if refusal is not None:  # the others no longer wait for this rank, and are informed
         raise refusal
     group: dict[str, Any] = {}
     if kind == "cuda":
-        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # graphs with NVLink multicast don't outlive the group
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # CUDA graphs with NVLink multicast don't outlive the group
         group["device_id"] = torch.device("cuda", torch.cuda.current_device())
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
@@ -149,22 +149,23 @@ def _join(device: str, own: int, size: int) -> None:
         world_size=size,
         **group,
     )
-    all_sum_(torch.ones(1, device=kind))  # the first makes connections, which a CUDA graph can't record
+    # The first collective opens connections, which can't be captured in a CUDA graph.
+    all_sum_(torch.ones(1, device=kind))
 
 
-def _place() -> tuple[int, int]:
-    """Return the number of this rank, and how many there are."""
-    said = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    if not all(text.isdecimal() for text in said.values()) or not int(said["RANK"]) < int(said["WORLD_SIZE"]):
-        listed = ", ".join(f"{name}={text}" for name, text in said.items())
+def _rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks."""
+    found = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    if not all(text.isdecimal() for text in found.values()) or not int(found["RANK"]) < int(found["WORLD_SIZE"]):
+        listed = ", ".join(f"{name}={text}" for name, text in found.items())
         raise ArgumentError(
-            f"Ranks are numbered from 0 to WORLD_SIZE - 1, got {listed}: let torchrun set that, or unset the variables."
+            f"Ranks are numbered from 0 to WORLD_SIZE - 1, got {listed}: let torchrun set them, or unset the variables."
         )
-    return int(said["RANK"]), int(said["WORLD_SIZE"])
+    return int(found["RANK"]), int(found["WORLD_SIZE"])
 
 
-def _why_no_gpu(index: str) -> RecurlError | None:
-    """Take the GPU of this rank; return the error where that can't be."""
+def _gpu_error(index: str) -> RecurlError | None:
+    """Select the GPU of this rank; return the error if that fails."""
     try:
         check_nccl()
         _take_gpu(index)
@@ -177,7 +178,7 @@ def _take_gpu(index: str) -> None:
     local, found = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if local >= found:
         raise ArgumentError(
-            f"Every rank needs a GPU of its own, but this machine has {found} for rank {local} of those here: lower "
+            f"Every rank needs its own GPU, but this machine has {found} for its local rank {local}: lower "
             "--nproc-per-node, or take --device cpu."
         )
     if index and int(index) != local:
@@ -185,29 +186,31 @@ def _take_gpu(index: str) -> None:
     torch.cuda.set_device(local)
 
 
-def _connected(address: str, number: int, *, hosts: bool = False) -> Any:
+def _connect(address: str, number: int, *, hosts: bool = False) -> Any:
     name, _, port = address.rpartition(":")
     try:
         if not hosts:
-            _await_answer(name, int(port))
-        store = TCPStore(name, int(port), is_master=hosts, timeout=_ANSWER, wait_for_workers=False, multi_tenant=True)
+            _await_server(name, int(port))
+        store = TCPStore(
+            name, int(port), is_master=hosts, timeout=_CONNECT_TIMEOUT, wait_for_workers=False, multi_tenant=True
+        )
     except (RuntimeError, ValueError, OSError) as error:
         raise RankError(
-            f"Nobody answers at {address} within {_ANSWER.seconds} s ({str(error).partition(chr(10))[0]}): start all "
-            "ranks with torchrun, and give those of other machines the first one's address (--rdzv-endpoint HOST:PORT)."
+            f"No answer at {address} within {_CONNECT_TIMEOUT.seconds} s ({str(error).partition(chr(10))[0]}): start "
+            "all ranks with torchrun, and on other machines set the first one's address (--rdzv-endpoint HOST:PORT)."
         ) from error
-    store.set_timeout(_OTHERS)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store remembers earlier ones, and blocks
+    store.set_timeout(_STORE_TIMEOUT)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store keeps entries of earlier attempts
     return PrefixStore(f"recurl/{attempt}/{number}", store)
 
 
-def _await_answer(name: str, port: int) -> None:
-    """Wait until somebody listens there: in silence, which a store doesn't.
+def _await_server(name: str, port: int) -> None:
+    """Wait until a server listens at the address, without the messages that a store would print.
 
     Raises:
-        OSError: nobody does.
+        OSError: there is no server.
     """
-    until = time.monotonic() + _ANSWER.seconds
+    until = time.monotonic() + _CONNECT_TIMEOUT.seconds
     while True:
         try:
             with socket.create_connection((name, port), max(until - time.monotonic(), 0.1)):
@@ -219,7 +222,7 @@ def _await_answer(name: str, port: int) -> None:
 
 
 def _compare(store: Any, own: int, size: int, kind: str) -> None:
-    """Refuse ranks that differ in what they must share."""
+    """Check that all ranks have the same device type and versions."""
     mine = {"device": kind, "recurl": __version__, "torch": torch.__version__}
     store.set(f"about/{own}", json.dumps(mine))
     table = [json.loads(store.get(f"about/{number}")) for number in range(size)]
@@ -231,7 +234,7 @@ def _compare(store: Any, own: int, size: int, kind: str) -> None:
 
 
 def _leave() -> None:
-    """Leave the process group together with the others."""
+    """Leave the process group together with the other ranks."""
     if world_size() > 1:
         all_sum_(torch.ones(1))
     watch = Watch.current

@@ -24,19 +24,18 @@ _SETTING = _Setting()
 
 @contextmanager
 def global_statistics() -> Generator[None]:
-    """Let the statistics of recurl's modules and losses be those of the data of all ranks, inside the block.
+    """Compute the statistics of recurl's modules and losses over the data of all ranks inside the block.
 
-    These are the means and variances with which advantages and rewards are normalised, those that
+    This affects the means and variances used to normalize advantages and rewards, those kept by
     :class:`~recurl.modules.ObservationNorm`, :class:`~recurl.modules.RewardScaler` and
-    :class:`~recurl.modules.ImageScale` keep, and the explained variance. All ranks must run the block together. Other
-    numbers that losses return are those of a rank's own tokens: average them with
-    :func:`~recurl.distributed.average_`.
+    :class:`~recurl.modules.ImageScale`, and the explained variance. All ranks must enter the block together. Other
+    values returned by losses are over a rank's own tokens: average them with :func:`~recurl.distributed.average_`.
 
     Example:
         >>> from recurl.modules import ObservationNorm
         >>> norm = ObservationNorm((1,))
         >>> with global_statistics():
-        ...     norm.update(torch.tensor([[0.0], [2.0]]))  # under torchrun: merged with those of the others
+        ...     norm.update(torch.tensor([[0.0], [2.0]]))  # under torchrun: merged with the other ranks' data
         >>> norm(torch.tensor([2.0]))
         tensor([1.])
     """
@@ -48,7 +47,7 @@ def global_statistics() -> Generator[None]:
 
 
 def is_global() -> bool:
-    """Return whether statistics are those of several ranks here: inside :func:`global_statistics`, with more than one.
+    """Return whether statistics are merged: inside :func:`global_statistics`, with more than one rank.
 
     Example:
         >>> is_global()
@@ -58,20 +57,20 @@ def is_global() -> bool:
 
 
 def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int | Tensor, Tensor, Tensor]:
-    """Return count, mean and biased variance of the data of all ranks; what is given outside ``global_statistics``.
+    """Merge count, mean and biased variance over all ranks; return them unchanged outside ``global_statistics``.
 
-    There is one exchange, in float64, and no wait for the device.
+    This takes one all-gather, in float64, and does not wait for the device.
 
     Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 
     Args:
-        count: number of this rank's samples, a tensor ``[]`` on any device. Where it is 0, the others alone count.
-        mean: their means ``[...]``, any finite numbers where there are no samples.
-        var: their biased variances ``[...]``, likewise.
+        count: number of this rank's samples, an int or a tensor ``[]`` on any device. A rank with 0 samples is ignored.
+        mean: means of the samples, ``[...]``; any finite numbers if there are none.
+        var: biased variances of the samples, ``[...]``; any finite numbers if there are none.
 
     Raises:
-        RankError: a rank has gone.
-        UnsupportedError: gradients flow into them, which they can't through other ranks.
+        RankError: a rank is gone.
+        UnsupportedError: they require gradients, which can't be propagated through other ranks.
 
     Example:
         >>> merge_moments(2, torch.tensor(1.0), torch.tensor(0.5))
@@ -81,7 +80,7 @@ def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int |
         return count, mean, var
     if torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad):
         raise UnsupportedError(
-            "Statistics over several ranks have no gradients: detach what they are taken of (differentiable=False)."
+            "Statistics over several ranks have no gradients: detach their inputs (differentiable=False)."
         )
     number = count if isinstance(count, Tensor) else mean.new_full((), count, dtype=torch.float64)
     own = torch.cat([number.reshape(1).double(), mean.reshape(-1).double(), var.reshape(-1).double()])
@@ -96,5 +95,5 @@ def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int |
 
 
 def merge_max(values: Tensor) -> Tensor:
-    """Return the largest values over all ranks; what is given outside ``global_statistics``."""
+    """Return the elementwise maximum over all ranks; return ``values`` unchanged outside ``global_statistics``."""
     return all_gather(values.contiguous()).amax(0) if is_global() else values

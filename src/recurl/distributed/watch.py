@@ -1,4 +1,4 @@
-"""Watch over the other ranks: one that has died, failed or hangs ends this process too, with a line that names it."""
+"""Watch over the other ranks: if one dies, fails or hangs, this process exits with a message that names it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any, ClassVar, NamedTuple
 
 __all__ = ["Watch"]
 
-_SECONDS = 0.5  # between two looks
-_SILENT = 10.0  # of a rank on another machine that is taken for dead
-_LONGEST = 13.0  # that a failed collective waits for a reason
-_GRACE = 5.0  # of a rank that has failed, to end by itself
+_POLL_SECONDS = 0.5  # between two polls
+_DEAD_SECONDS = 10.0  # silence after which a rank on another machine counts as dead
+_VERDICT_SECONDS = 13.0  # time that a failed collective waits for a verdict
+_GRACE = 5.0  # time for a failed rank to exit by itself
 _FAILED, _VERDICT = "failed", "verdict"
-_TO_BE_HEARD = 4 * _SECONDS
+_RELAY_SECONDS = 4 * _POLL_SECONDS
 _STATUS = 2
 
 
 class _Beat(NamedTuple):
-    """What a rank says of itself.
+    """Heartbeat of a rank.
 
     Attributes:
-        number: of the beat.
-        progress: how far it has come.
-        exempt: whether it may take as long as it likes.
-        ended: whether it has left the group.
-        host: its machine.
-        pid: its process.
+        number: sequence number of the beat.
+        progress: number of steps that the rank has completed.
+        exempt: whether the rank is exempt from the timeout.
+        ended: whether the rank has left the group.
+        host: host name.
+        pid: process id.
     """
 
     number: int
@@ -43,8 +43,8 @@ class _Beat(NamedTuple):
     pid: int
 
 
-class _Seen:
-    """The latest beat of a rank, and when it changed."""
+class _Peer:
+    """Latest beat of a rank, and the times of its last changes."""
 
     def __init__(self, beat: _Beat, now: float, *, near: bool) -> None:
         self.beat = beat
@@ -60,16 +60,16 @@ class _Seen:
 
 
 class Watch:
-    """A thread that tells the other ranks how far this one is, and ends the process where one of them is lost.
+    """Thread that publishes this rank's progress to the other ranks, and ends the process if one of them is lost.
 
-    A collective that waits for a rank that never comes can't be interrupted: the process ends at once (``os._exit``),
-    with status 2 and one line on the error stream. Files that are written whole or not at all stay as they were.
+    A collective that waits for a lost rank can't be interrupted, so the process exits immediately (``os._exit``), with
+    status 2 and one line on stderr. Files that are written atomically stay intact.
 
     Args:
-        connect: makes a connection of its own to a store that all ranks share.
-        rank: number of this process.
-        size: number of processes.
-        host: who hosts the store, for the message when it is gone.
+        connect: opens a separate connection to a store shared by all ranks.
+        rank: rank of this process.
+        size: number of ranks.
+        host: host of the store, for the message if it is gone.
     """
 
     current: ClassVar[Watch | None] = None
@@ -79,26 +79,26 @@ class Watch:
         self._connect, self._rank, self._size, self._host = connect, rank, size, host
         self._own = _Beat(0, 0, exempt=True, ended=False, host=socket.gethostname(), pid=os.getpid())
         self._lock = threading.Lock()
-        self._seen: dict[int, _Seen] = {}
+        self._peers: dict[int, _Peer] = {}
         self._timeout = float("inf")
         self._failed: str | None = None
-        self._told = threading.Event()
-        self._over = threading.Event()
-        self._first = True
-        self._looks = 0
+        self._reported = threading.Event()
+        self._stopped = threading.Event()
+        self._is_first = True
+        self._polls = 0
         self._thread = threading.Thread(target=self._run, name="recurl-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin; until :meth:`arm` a rank may take as long as it likes, but not die."""
+        """Start the thread; there is no timeout until :meth:`arm`, but ranks that die are detected."""
         Watch.current = self
         self._thread.start()
-        threading.Thread(target=self._await_looks, name="recurl-watch-store", daemon=True).start()
+        threading.Thread(target=self._monitor_store, name="recurl-watch-store", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell the others that this rank has left, and end the thread."""
+        """Inform the other ranks that this one has left, and end the thread."""
         self._change(ended=True)
-        self._over.set()
-        self._thread.join(_LONGEST)
+        self._stopped.set()
+        self._thread.join(_VERDICT_SECONDS)
         Watch.current = None
 
     def _change(self, **values: Any) -> None:
@@ -107,21 +107,21 @@ class Watch:
 
     @classmethod
     def arm(cls, seconds: float) -> None:
-        """From now on end where a rank has made no progress for so many seconds."""
+        """Start the timeout: end the process if a rank makes no progress for ``seconds``."""
         if cls.current is not None:
             cls.current._timeout = seconds
             cls.current._change(exempt=False, progress=cls.current._own.progress + 1)
 
     @classmethod
     def progress(cls) -> None:
-        """Note that this rank has come a step further; all ranks make the same steps."""
+        """Record that this rank has completed a step; all ranks make the same steps."""
         if cls.current is not None:
             cls.current._change(progress=cls.current._own.progress + 1)
 
     @classmethod
     @contextmanager
     def exempt(cls) -> Generator[None]:
-        """Let the block take as long as it likes."""
+        """Suspend the timeout for this rank inside the block."""
         watch = cls.current
         if watch is None:
             yield
@@ -135,66 +135,66 @@ class Watch:
 
     @classmethod
     def report(cls, text: str) -> bool:
-        """Tell the others that this rank fails; return False where another one said so before."""
+        """Report the failure of this rank to the others; return False if another rank reported one before."""
         watch = cls.current
         if watch is None:
             return True
         with watch._lock:
             if watch._failed is None:
                 watch._failed = text
-        watch._told.wait(_GRACE)
-        watch._over.wait(_TO_BE_HEARD)  # the store may be this rank's, and end with it
-        return watch._first
+        watch._reported.wait(_GRACE)
+        watch._stopped.wait(_RELAY_SECONDS)  # the store may be hosted by this rank
+        return watch._is_first
 
     @classmethod
     def await_verdict(cls) -> None:
-        """Give the thread the time to find out why a collective failed, and to end the process."""
+        """Give the thread time to determine why a collective failed, and to end the process."""
         if cls.current is not None:
-            cls.current._told.wait(_LONGEST)
+            cls.current._reported.wait(_VERDICT_SECONDS)
 
     # -- the thread
 
     def _run(self) -> None:
         try:
             store = self._connect()
-            while not (self._over.is_set() or self._told.is_set()):
-                self._look(store)
-                self._looks += 1
-                self._over.wait(_SECONDS)
-            if not self._told.is_set():
+            while not (self._stopped.is_set() or self._reported.is_set()):
+                self._poll(store)
+                self._polls += 1
+                self._stopped.wait(_POLL_SECONDS)
+            if not self._reported.is_set():
                 self._send(store)
-            elif not self._over.wait(_GRACE):  # without the store: a call of it would not outlive the interpreter
+            elif not self._stopped.wait(_GRACE):  # without the store: its calls would not survive interpreter shutdown
                 os._exit(_STATUS)
-        except Exception as error:  # noqa: BLE001 - whatever a lost connection raises
-            if not self._over.is_set() and self._failed is None:
-                self._end(f"{self._host} has gone ({str(error).partition(chr(10))[0]}).")
+        except Exception as error:  # noqa: BLE001 - a lost connection may raise any error
+            if not self._stopped.is_set() and self._failed is None:
+                self._end(f"{self._host} is gone ({str(error).partition(chr(10))[0]}).")
 
-    def _await_looks(self) -> None:
-        """End where the store doesn't answer: a call of it waits for a host that is stopped or cut off."""
-        looks, silent = 0, 0.0
-        while not (self._over.wait(_SECONDS) or self._told.is_set()):
-            looks, silent = self._looks, silent + _SECONDS if looks == self._looks else 0.0
+    def _monitor_store(self) -> None:
+        """End the process if the store doesn't answer: calls block if its host is stopped or unreachable."""
+        polls, silent = 0, 0.0
+        while not (self._stopped.wait(_POLL_SECONDS) or self._reported.is_set()):
+            polls, silent = self._polls, silent + _POLL_SECONDS if polls == self._polls else 0.0
             if silent > self._timeout:
                 self._end(f"{self._host} has not answered for {self._timeout:g} s (--rank-timeout).")
 
-    def _look(self, store: Any) -> None:
+    def _poll(self, store: Any) -> None:
         self._send(store)
         if self._failed is not None:
-            self._tell(store)
+            self._report_failure(store)
         elif store.check([_FAILED]):
-            said = json.loads(store.get(_FAILED))
-            self._end(f"rank {said['rank']} has failed: {said['text']}")
+            report = json.loads(store.get(_FAILED))
+            self._end(f"rank {report['rank']} has failed: {report['text']}")
         elif store.check([_VERDICT]):
             self._end(store.get(_VERDICT).decode())
         now = time.monotonic()
         for rank, beat in self._beats(store):
-            if rank not in self._seen:
-                self._seen[rank] = _Seen(beat, now, near=beat.host == self._own.host and _alive(beat.pid))
-            self._seen[rank].update(beat, now)
+            if rank not in self._peers:
+                self._peers[rank] = _Peer(beat, now, near=beat.host == self._own.host and _alive(beat.pid))
+            self._peers[rank].update(beat, now)
         verdict = None if self._failed is not None else self._judge(now)
-        if verdict is not None and not self._over.is_set():
+        if verdict is not None and not self._stopped.is_set():
             agreed = store.compare_set(_VERDICT, "", verdict).decode()
-            self._end(agreed, after=_TO_BE_HEARD)
+            self._end(agreed, after=_RELAY_SECONDS)
 
     def _send(self, store: Any) -> None:
         with self._lock:
@@ -202,10 +202,10 @@ class Watch:
             own = self._own
         store.set(_key(self._rank), json.dumps(own))
 
-    def _tell(self, store: Any) -> None:
+    def _report_failure(self, store: Any) -> None:
         own = json.dumps({"rank": self._rank, "text": self._failed})
-        self._first = store.compare_set(_FAILED, "", own).decode() == own
-        self._told.set()
+        self._is_first = store.compare_set(_FAILED, "", own).decode() == own
+        self._reported.set()
 
     def _beats(self, store: Any) -> Iterable[tuple[int, _Beat]]:
         for rank in range(self._size):
@@ -213,23 +213,23 @@ class Watch:
                 yield rank, _Beat(*json.loads(store.get(_key(rank))))
 
     def _judge(self, now: float) -> str | None:
-        """Return why this process must end, or None."""
-        running = {rank: seen for rank, seen in self._seen.items() if not seen.beat.ended}
+        """Return the reason why this process must end, or None."""
+        running = {rank: seen for rank, seen in self._peers.items() if not seen.beat.ended}
         for rank, seen in running.items():
-            dead = not _alive(seen.beat.pid) if seen.near else now - seen.heard > _SILENT
+            dead = not _alive(seen.beat.pid) if seen.near else now - seen.heard > _DEAD_SECONDS
             if dead and rank != self._rank:
                 where = f"its process, {seen.beat.pid} on {seen.beat.host}, is gone"
                 return f"rank {rank} has died ({where})."
-        if len(self._seen) < self._size or any(seen.beat.exempt for seen in running.values()):
+        if len(self._peers) < self._size or any(seen.beat.exempt for seen in running.values()):
             for seen in running.values():
                 seen.moved = now
             return None
         behind = min((seen.beat.progress for seen in running.values()), default=0)
         slow = [rank for rank, seen in running.items() if seen.beat.progress == behind]
         if slow and all(now - running[rank].moved > self._timeout for rank in slow):
-            who = "no rank" if len(slow) == len(running) > 1 else f"rank {', '.join(map(str, slow))}"
-            said = "made progress" if who == "no rank" else "made no progress"
-            return f"{who} has {said} for {self._timeout:g} s (--rank-timeout)."
+            subject = "no rank" if len(slow) == len(running) > 1 else f"rank {', '.join(map(str, slow))}"
+            status = "made progress" if subject == "no rank" else "made no progress"
+            return f"{subject} has {status} for {self._timeout:g} s (--rank-timeout)."
         return None
 
     def _end(self, text: str, *, after: float = 0.0) -> None:
@@ -244,7 +244,7 @@ def _key(rank: int) -> str:
 
 
 def _alive(pid: int) -> bool:
-    with suppress(OSError):  # a process that nobody has waited for yet can still be signalled
+    with suppress(OSError):  # a zombie process can still be signaled
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     try:
         os.kill(pid, 0)

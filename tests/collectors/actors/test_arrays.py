@@ -12,11 +12,11 @@ X = torch.ones(2, 3)
     [
         (
             {"x": torch.ones(2, 4)},
-            r"'x' is float32 \[2, 3\] in that of actor 0 and float32 \[2, 4\] in that of actor 1",
+            r"'x' is float32 \[2, 3\] for actor 0 and float32 \[2, 4\] for actor 1",
         ),
-        ({"x": X.double()}, r"'x' is float32 \[2, 3\] in that of actor 0 and float64 \[2, 3\] in that of actor 1"),
-        ({"x": X, "y": X}, "'y' is not there in that of actor 0 and float32"),
-        ({}, r"'x' is float32 \[2, 3\] in that of actor 0 and not there in that of actor 1"),
+        ({"x": X.double()}, r"'x' is float32 \[2, 3\] for actor 0 and float64 \[2, 3\] for actor 1"),
+        ({"x": X, "y": X}, "'y' is missing for actor 0 and float32"),
+        ({}, r"'x' is float32 \[2, 3\] for actor 0 and missing for actor 1"),
     ],
 )
 @pytest.mark.parametrize("dim", [None, 0])

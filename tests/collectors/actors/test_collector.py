@@ -26,7 +26,7 @@ from tests.collectors.test_background import add, replays
 
 pytestmark = pytest.mark.slow
 
-# Actors can't import the tests: what is defined here goes to them by value.
+# Actors can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(logged)
 
@@ -58,7 +58,7 @@ def sync(ray_cluster, policy: Seq):
 
 @pytest.fixture
 def collector(sync: RayCollector, policy: Seq) -> RayCollector:
-    """The shared collector with the weights and frames it started with."""
+    """The shared collector with its initial weights and frames."""
     policy.load_state_dict(make_policy().state_dict())
     sync.update_policy_weights_()
     sync.frames = 0
@@ -82,7 +82,7 @@ def test_batches_of_all_actors(collector: RayCollector, policy: Seq) -> None:
     assert torch.equal(steps[:, 1:][~init[:, 1:]], steps[:, :-1][~init[:, 1:]] + 1)
     rows = [set(row.tolist()) for row in ids]
     assert sum(map(len, rows)) == len(set.union(*rows))
-    assert not torch.equal(batch["action"][:3], batch["action"][3:])  # every actor draws its own numbers
+    assert not torch.equal(batch["action"][:3], batch["action"][3:])  # every actor draws different numbers
     assert collector.replacements == []
 
 
@@ -94,7 +94,7 @@ def test_every_batch_says_which_weights_acted(
     add(policy, 0.2)
     assert replays(collector.collect(), old)
     for _ in range(3):
-        collector.update_policy_weights_()  # one version, as no actor has got the others
+        collector.update_policy_weights_()  # one version, as no actor has received the others
     batch = collector.collect()
     assert replays(batch, policy)
     assert batch["collector", "version"].unique().tolist() == [version + 1]
@@ -111,7 +111,7 @@ def test_every_batch_says_which_weights_acted(
     assert lags == [[0], [1], [1]]
     assert batch["collector", "version"].unique().tolist() == [collector.version - 2]
     monkeypatch.setattr(collector, "max_lag", 0)
-    collector.collect()  # what was ahead
+    collector.collect()  # the batch that was ahead
     collector.total_frames = 240
 
 
@@ -185,7 +185,7 @@ def test_actors_that_die_alone_or_with_their_node(ray_cluster, sync: RayCollecto
 
 
 def check_unfinished(batches: list, replaced) -> None:
-    """The trajectories that a replacement names end without being done, and their rows go on with new ones."""
+    """Check that unfinished trajectories end without being done, and their rows continue with new ones."""
     both = torch.cat([batch[replaced.actor] for batch in batches], -1)
     ids, steps, done = both["collector", "traj_ids"], both["collector", "traj_steps"], both["next", "done"][..., 0]
     for name in replaced.unfinished:
@@ -217,7 +217,7 @@ def test_one_actor_after_the_other(ray_cluster, tmp_path) -> None:
         greedy = torch.stack([batch["action"] == batch["logits"].argmax(-1) for batch in batches])
         assert greedy.all()
         logged.check_exactly_once(batches, file, 0)
-        with pytest.raises(UnsupportedError, match="Rows can be reset where each batch has those of all actors"):
+        with pytest.raises(UnsupportedError, match="Rows can be reset only if each batch has the rows of all actors"):
             collector.reset_rows(torch.ones(2, dtype=torch.bool))
 
 
@@ -249,9 +249,7 @@ def test_an_actor_that_dies_again_and_again_or_raises(ray_cluster, tmp_path) -> 
 
 def test_another_version_of_recurl(ray_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "versions", lambda: {"recurl": "9.9", "torch": torch.__version__})
-    with pytest.raises(
-        UsageError, match=r"the same versions as the program, but on .* there is recurl .* instead of 9.9"
-    ):
+    with pytest.raises(UsageError, match=r"the same versions as the driver, but .* has recurl .* instead of 9.9"):
         RayCollector(lambda: env_of(2), num_collectors=1, frames_per_batch=20)
 
 
@@ -276,7 +274,7 @@ def test_what_is_refused(ray_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         RayCollector(lambda: env_of(2), policy, num_collectors=1, frames_per_batch=20)
     with pytest.raises(ArgumentError, match="num_collectors must be at least 1, got 0"):
         RayCollector([], frames_per_batch=20)
-    with pytest.raises(ArgumentError, match="num_collectors is needed, the number of actors"):
+    with pytest.raises(ArgumentError, match="Pass num_collectors, the number of actors"):
         make()
     with pytest.raises(ArgumentError, match="max_lag must not be negative, got -1"):
         make(num_collectors=1, max_lag=-1)

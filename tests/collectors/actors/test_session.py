@@ -34,7 +34,7 @@ with RayCollector(create, num_collectors=1, frames_per_batch=20, total_frames=40
 
 
 def family(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have started."""
+    """Return all descendants of a process."""
     found = [pid]
     for each in found:
         path = Path(f"/proc/{each}/task/{each}/children")
@@ -43,7 +43,7 @@ def family(pid: int) -> list[int]:
 
 
 def listening(pids: list[int]) -> set[str]:
-    """Return the addresses, in hexadecimal as in /proc, at which processes listen."""
+    """Return the addresses at which processes listen, in hexadecimal as in /proc."""
     sockets = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -72,7 +72,7 @@ def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_the_program(programs
         program.send_signal(signal.SIGKILL)
         program.wait()
         program.stdout.close()
-    agents = {b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"}  # Ray lets them try for a minute to reach the others
+    agents = {b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"}  # they retry for a minute to reach the others
     others = [pid for pid, name in zip(started, names, strict=True) if name not in agents]
     assert len(others) >= 3
     end = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""Signals that come while Ray starts."""
+"""Signals received while Ray is starting."""
 
 import signal
 import subprocess
@@ -61,7 +61,7 @@ def test_in_another_thread_nothing_changes():
 
 
 def of_session(session):
-    """Return the command lines of the processes of a session, those that have ended left out."""
+    """Return the command lines of the running processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Batches collected by a small recurrent policy, and its features recomputed on any sample of them."""
+"""Batches collected with a small recurrent policy, and its features recomputed on samples of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBSERVATIONS, HIDDEN = 4, 6
 
 
 def make_policy(cell="lstm", backend="loop"):
-    """A policy that writes its features and acts on them; trajectories on CartPole are 9 or 10 steps long and more."""
+    """A policy that writes its features and acts on them; trajectories on CartPole have at least 9 or 10 steps."""
     states = KNOWN[cell].state_names
     module = CellModule(
         KNOWN[cell],
@@ -39,21 +39,21 @@ def make_collector(policy, rows=None, frames=64):
 
 
 def recomputed(policy, sample):
-    """Features of a flat sample in recurrent mode."""
-    keys = policy[0].in_keys  # is_init alone must do, without the trajectory ids
+    """Compute the features of a flat sample in recurrent mode."""
+    keys = policy[0].in_keys  # is_init alone must suffice, without trajectory ids
     with set_recurrent_mode(True), torch.no_grad():
         return policy[0](sample.select(*keys))["features"]
 
 
 def check_features(policy, sample):
-    """The features recomputed on a sample are those collected, except at padding."""
+    """Check that features recomputed on a sample equal the collected ones, except at padding."""
     mask = sample.get(("collector", "mask"), torch.ones(sample.shape, dtype=torch.bool))
     features = sample["features"][mask]
-    size = max(1.0, features.abs().max().item())  # that of an LSTM's is below 1
+    size = max(1.0, features.abs().max().item())  # for an LSTM it is below 1
     torch.testing.assert_close(recomputed(policy, sample)[mask], features, rtol=0, atol=1e-6 * size)
 
 
 def segments(sample):
-    """Lengths of the segments of a flat sample."""
+    """Return the lengths of the segments of a flat sample."""
     starts = sample["is_init"].reshape(-1).nonzero().squeeze(-1)
     return torch.diff(starts, append=torch.tensor([sample.numel()])).tolist()

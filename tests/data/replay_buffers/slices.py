@@ -1,4 +1,4 @@
-"""Buffers of short trajectories, and what is drawn from them."""
+"""Buffers of short trajectories, and the slices drawn from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recurl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 
 def steps(lengths, first=0):
-    """Steps of trajectories of these lengths; "step" counts all steps, "episode" is the trajectory's number."""
+    """Return steps of trajectories of these lengths; "step" numbers all steps, "episode" the trajectories."""
     episode = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)) + first
     step = torch.arange(len(episode))
     done = torch.ones(len(episode), 1, dtype=torch.bool)
@@ -32,7 +32,7 @@ def buffer_of(sampler, lengths, batch_size, max_size=1000):
 
 
 def drawn_slices(sample):
-    """The slices of a flat sample, without padding: lists of positions."""
+    """Return the slices of a flat sample, without padding, as lists of positions."""
     starts = sample["is_init"].reshape(-1).nonzero().reshape(-1).tolist()
     mask = sample.get(("collector", "mask"), torch.ones(len(sample), dtype=torch.bool))
     pieces = [sample["index"][a:b] for a, b in zip(starts, [*starts[1:], len(sample)], strict=True) if mask[a]]

@@ -74,7 +74,7 @@ def test_prefetch_is_reproducible_and_hands_errors_on():
         buffer = make(prefetch=2, generator=torch.Generator().manual_seed(1))
         with pytest.raises(UsageError, match="empty"):
             buffer.sample()
-        buffer.load_state_dict(buffer.state_dict())  # forgets the failures made ahead
+        buffer.load_state_dict(buffer.state_dict())  # discards the prefetched failures
         buffer.extend(steps([50]))
         return [buffer.sample()["index"].tolist() for _ in range(5)]
 
@@ -88,7 +88,7 @@ def test_pinning_needs_a_gpu(monkeypatch):
 
 
 def test_threads():
-    """Many threads extend, sample and update at once: every sample is whole, and slices are of one trajectory."""
+    """Many threads extend, sample and update concurrently: samples are consistent, and slices are of one trajectory."""
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(97),
         sampler=SliceSampler(slice_len=4),

@@ -1,4 +1,4 @@
-"""Slices drawn on a device: those of the host's samplers, bit for bit, and all that a slow reference allows."""
+"""Slices drawn on a device equal those of the host's samplers bitwise, and cover all that a slow reference allows."""
 
 import itertools
 
@@ -33,7 +33,7 @@ HOST = [
 
 
 def batches(rows, ends, lengths):
-    """Batches ``[rows, n]`` for each n of ``lengths``; an episode ends after a step where ``ends`` says so."""
+    """Return batches ``[rows, n]`` for each n of ``lengths``; episodes end after the steps where ``ends`` is true."""
     ends, ids = iter(ends), itertools.count()
     now = [[next(ids), 0] for _ in range(rows)]
     count = 0
@@ -59,7 +59,7 @@ def batches(rows, ends, lengths):
 
 
 def allowed(rows, given_batches, length):
-    """The slices that may be drawn, as tuples of steps: a reference without a ring."""
+    """Return the possible slices as tuples of steps: a reference without a ring."""
     found = set()
     for row in range(rows):
         steps = [
@@ -75,7 +75,7 @@ def allowed(rows, given_batches, length):
 
 
 def taken(sample):
-    """The valid steps of a sample ``[S, L]``, flat, and its slices as tuples of steps."""
+    """Return the valid steps of a sample ``[S, L]``, flat, and its slices as tuples of steps."""
     mask = sample.get(("collector", "mask"))
     flat = {path: value[mask] for path, value in leaves(sample)}
     return flat, [tuple(step[inside].tolist()) for step, inside in zip(sample["step"], mask, strict=True)]
@@ -113,7 +113,7 @@ def test_exactly_the_allowed_slices_are_drawn(history, length, drawing, seed):
         assert torch.equal(flat.get(("collector", "stored", *path), flat[path]), value[at]), path
     marks, inside = sample["is_init"].squeeze(-1), sample["collector", "mask"]
     assert marks[:, 0].all()
-    assert (marks[:, 1:] == ~inside[:, 1:]).all()  # slices hold one trajectory, and padding is on its own
+    assert (marks[:, 1:] == ~inside[:, 1:]).all()  # slices have one trajectory, and padding steps are separate
     ends_at = inside.sum(-1, keepdim=True) - 1 == torch.arange(length)
     assert torch.equal(sample["next", "truncated"].squeeze(-1), ends_at)
     assert torch.equal(sample["next", "done"].squeeze(-1) & inside, ends_at)
@@ -186,7 +186,7 @@ def test_slices_are_drawn_in_proportion_to_priorities(by_step):
 
 
 def check_chances(drawn, chances):
-    """Chi-squared: six standard deviations."""
+    """Chi-square test at six standard deviations."""
     counts = dict.fromkeys(chances, 0)
     for key in drawn:
         counts[key] += 1
@@ -208,7 +208,7 @@ def test_goes_on_as_it_was_saved(drawing):
     restored.load_state_dict(whole.state_dict())
     again = DeviceSliceBuffer(2 * CAPACITY, 8, 3, drawing())
     again.extend(pieces[3])
-    again.load_state_dict(whole.state_dict())  # in memory that a graph may have seen
+    again.load_state_dict(whole.state_dict())  # in memory that a graph may have captured
     samples = []
     for buffer in (whole, restored, again):
         buffer.extend(pieces[2])
@@ -249,9 +249,9 @@ def test_saved_buffers_of_another_kind():
     (batch,) = batches(2, [False] * 20, [5])
     buffer = DeviceSliceBuffer(20, 2, 2, ByStep())
     buffer.extend(batch)
-    with pytest.raises(ArgumentError, match="saved buffer must be a DeviceSliceBuffer, which it is not"):
+    with pytest.raises(ArgumentError, match="saved buffer must be a DeviceSliceBuffer, but is not"):
         buffer.load_state_dict(TensorDictReplayBuffer(storage=LazyTensorStorage(20)).state_dict())
-    with pytest.raises(ArgumentError, match="must have the size and the kind of draws of this one, 10 steps per row"):
+    with pytest.raises(ArgumentError, match="must have the size and the sampling rule of this one, 10 steps per row"):
         DeviceSliceBuffer(20, 2, 2, ByPriority(1.0, 1.0, by_step=True)).load_state_dict(buffer.state_dict())
 
 
@@ -259,7 +259,7 @@ def test_priorities_need_a_buffer_that_draws_by_them():
     (batch,) = batches(1, [False] * 10, [10])
     buffer = DeviceSliceBuffer(10, 2, 2, ByStep())
     buffer.extend(batch)
-    with pytest.raises(UsageError, match="ByStep draws without priorities: draw by ByPriority"):
+    with pytest.raises(UsageError, match="ByStep draws without priorities: use ByPriority"):
         buffer.update_priority(buffer.sample(), torch.ones(2), torch.tensor(True))
 
 

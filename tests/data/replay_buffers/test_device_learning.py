@@ -1,4 +1,4 @@
-"""Burn-in and priorities of slices of one length: those of ragged slices."""
+"""Burn-in and priorities of slices of one length equal those of ragged slices."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.data.replay_buffers.test_device import batches
 
 
 def samples(length):
-    """A sample of the host and the same one of the device, of short and long trajectories."""
+    """Return a sample from the host and the same one from the device, of short and long trajectories."""
     torch.manual_seed(1)
     ends = [step in (1, 4, 11, 23) for step in range(60)]
     (batch,) = batches(2, ends, [30])

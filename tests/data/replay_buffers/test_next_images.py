@@ -1,4 +1,4 @@
-"""Next images that aren't stored twice are read back exactly, whatever is written, sampled or saved."""
+"""Deduplicated next images are read back exactly, whatever is written, sampled or saved."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ SAMPLERS = {
 
 
 class Stream:
-    """Batches ``[rows, steps]`` of episodes of random lengths; floats say what every image must be."""
+    """Batches ``[rows, steps]`` of episodes of random lengths; float entries determine the expected images."""
 
     def __init__(self, rows=ROWS, ends=0.2):
         self.generator = torch.Generator().manual_seed(0)
@@ -81,7 +81,7 @@ def test_every_sampler_reads_true_images_before_and_after_the_ring_is_full(sampl
         check(buffer[:])
         check(buffer.sample())
     ends = buffer[:]["next", "done"].sum().item()
-    assert ends <= images_of(buffer).stored <= ends + ROWS  # the newest of each lane, until the next step comes
+    assert ends <= images_of(buffer).stored <= ends + ROWS  # the newest of each lane, until the next step is added
 
 
 @pytest.mark.parametrize("steps", [1, CAPACITY - 1, CAPACITY])
@@ -116,7 +116,7 @@ def test_saved_and_restored(tmp_path, storage, how, filled):
     buffer, stream, again = make(storage), Stream(), make(storage)
     for _ in range(filled):
         buffer.extend(stream.batch())
-    again.extend(Stream().batch())  # what is there gives way
+    again.extend(Stream().batch())  # existing data is replaced
     if how == "dumps":
         buffer.dumps(tmp_path / "saved")
         again.loads(tmp_path / "saved")

@@ -1,4 +1,4 @@
-"""Burn-in, zero starts and refreshed states of policies of every build."""
+"""Burn-in, zero starts and refreshed states for policies of various structures."""
 
 import pytest
 import torch

@@ -92,7 +92,7 @@ def test_priorities_of_slices_against_a_naive_buffer(seed, strict, by_number):
 
 
 def naive_starts(history, capacity, length, strict):
-    """Positions at which a slice can start, and the slice's length there."""
+    """Return the positions at which a slice can start, with its length."""
     result = {}
     for lane, ids in enumerate(history):
         oldest = max(0, len(ids) - capacity)

@@ -1,4 +1,4 @@
-"""What a buffer is for: features recomputed on any sample equal those that were collected, and the memory is real."""
+"""Features recomputed on any sample equal the collected ones, and depend on the memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAMPLERS = {
 
 @pytest.fixture(scope="module")
 def data():
-    """Policies, with six batches of one environment and of three."""
+    """Policies with six batches each from one environment and from three."""
     torch.manual_seed(0)
     result = {}
     for cell, rows in (("lstm", None), ("gru", 3)):
@@ -54,7 +54,7 @@ def data():
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
 def test_features_on_every_sample(data, name, kind):
-    """Before the ring is full, and after it was overwritten twice."""
+    """Before the ring is full, and after it has been overwritten twice."""
     policy, batches = data[None]
     buffer = kind(storage=LazyTensorStorage(250), sampler=SAMPLERS[name](), batch_size=32)
     for batch in batches:
@@ -65,7 +65,7 @@ def test_features_on_every_sample(data, name, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_features_from_rows(data, name):
-    """Rows that go on from batch to batch, and rows laid end to end; in memory, on disk, as a list."""
+    """Rows that continue across batches, and concatenated rows; in memory, on disk, as a list."""
     policy, batches = data[3]
     for storage in (
         LazyTensorStorage(200, ndim=2),
@@ -103,7 +103,7 @@ def test_features_after_reload(data, name, storage, tmp_path):
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize("cell", KNOWN)
 def test_features_of_every_cell(cell, rows, tmp_path):
-    """On samples of every sampler, in memory and on disk; states of any shape are stored."""
+    """On samples of every sampler, in memory and on disk, with states of any shape."""
     torch.manual_seed(0)
     policy = make_policy(cell)
     collector = make_collector(policy, rows, frames=96)
@@ -121,7 +121,7 @@ def test_features_of_every_cell(cell, rows, tmp_path):
 
 @pytest.mark.parametrize("name", ["strict", "prioritized slices", "padded", "ragged"])
 def test_memory_is_real(data, name):
-    """A slice is one segment of full length: gradients cross it, and its first step reaches its last feature."""
+    """A slice is one segment of full length: gradients flow from its last feature to its first step."""
     policy, batches = data[None]
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), sampler=SAMPLERS[name](), batch_size=32)
     for batch in batches:
@@ -144,7 +144,7 @@ def test_memory_is_real(data, name):
 
 
 def test_slices_next_to_each_other_stay_apart(data):
-    """Two slices that happen to be adjacent in the storage are two segments all the same."""
+    """Two slices that happen to be adjacent in the storage are still two segments."""
     _, batches = data[None]
     length = 4
     buffer = TensorDictReplayBuffer(
@@ -158,7 +158,7 @@ def test_slices_next_to_each_other_stay_apart(data):
 
 
 def test_a_sample_of_a_sample(data):
-    """Extending a buffer with samples makes no episode starts, and no slice across the joints."""
+    """Extending a buffer with samples adds no episode starts, and no slice spans two samples."""
     policy, batches = data[None]
     first = TensorDictReplayBuffer(
         storage=LazyTensorStorage(1000),

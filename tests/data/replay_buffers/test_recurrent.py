@@ -114,7 +114,7 @@ def test_zero_start():
     ],
 )
 def test_refresh(sampler, rows):
-    """A pass over whole trajectories makes all states those of the new policy; next and root states stay equal."""
+    """A pass over whole trajectories gives all states of the new policy; next and root states stay equal."""
     buffer = filled(make_policy(), sampler(), rows=rows, max_size=200)
     other = make_policy()
     before = buffer[:].clone()
@@ -219,7 +219,7 @@ def test_other_errors():
 
 @pytest.mark.parametrize("cell", KNOWN)
 def test_zero_start_and_refresh_of_every_cell(cell):
-    """Zeros at slice starts only; refreshed by the policy that collected, the stored states stay as they are."""
+    """Zeros at slice starts only; a refresh with the collecting policy does not change the stored states."""
     policy = make_policy(cell)
     buffer = filled(policy, SliceSampler(slice_len=8))
     sample = buffer.sample()

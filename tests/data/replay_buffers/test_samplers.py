@@ -22,7 +22,7 @@ from tests.data.replay_buffers.slices import buffer_of, counted, drawn_slices, s
 
 
 def check_uniform(counts, possible):
-    """Chi-square against the uniform distribution over ``possible`` outcomes, at 4.5 standard deviations or so."""
+    """Chi-square test against the uniform distribution over ``possible`` outcomes, at about 4.5 standard deviations."""
     counts = np.array([counts.get(outcome, 0) for outcome in possible])
     expected = counts.sum() / len(counts)
     assert expected > 5
@@ -39,7 +39,7 @@ def test_random_steps_are_uniform(max_size):
 
 
 def test_trajectories_and_starts_are_uniform():
-    """A trajectory whatever its length, then a start within it; trajectories that are too short never come."""
+    """A trajectory, regardless of its length, then a start within it; too short trajectories are never drawn."""
     lengths, length = [4, 3, 10, 6], 4
     buffer = buffer_of(SliceSampler(slice_len=length), lengths, 4 * 6000)
     begins = [piece[0] for piece in drawn_slices(buffer.sample())]
@@ -73,7 +73,7 @@ BY_STEP = {
 
 @pytest.mark.parametrize("make", BY_STEP.values(), ids=BY_STEP)
 def test_slices_around_steps(make):
-    """A step, then its place in the slice: also the ends of episodes come often, in slices of full length."""
+    """A step, then its place in the slice: the ends of episodes are also frequent, in slices of full length."""
     lengths, length, count = [30, 3, 11], 4, 12_000
     buffer = buffer_of(make(), lengths, length * count)
     outcomes, first = {}, 0
@@ -94,7 +94,7 @@ def test_slices_around_steps(make):
 
 
 def test_a_step_of_high_priority_is_drawn():
-    """Wherever it stands in its trajectory, the last step included."""
+    """At any place in its trajectory, including the last step."""
     sampler = PrioritizedSliceSampler(1000, 1.0, 1.0, slice_len=4, strict_length=False, by_step=True)
     buffer = buffer_of(sampler, [9, 6], 4 * 50)
     buffer.update_priority(torch.arange(15), torch.arange(15) == 8)
@@ -157,7 +157,7 @@ def test_marks_at_the_ends_of_slices():
     assert torch.equal(sample["collector", "stored", "is_init"], stored["is_init"])
     for value in sample.values(True, True):
         value.zero_()
-    assert (buffer[:] == before).all(), "sampling must not change what is stored"
+    assert (buffer[:] == before).all(), "sampling must not change the stored data"
 
 
 def test_done_flags_are_left_alone_on_request():
@@ -168,7 +168,7 @@ def test_done_flags_are_left_alone_on_request():
 
 
 def test_marks_without_flags_in_the_data():
-    """Data without is_init and truncated gets both, and is_init says what a segment is."""
+    """Data without is_init and truncated gets both, and is_init defines the segments."""
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=3, end_key="end"), batch_size=6
     )
@@ -266,7 +266,7 @@ def test_each_step_once_per_epoch():
     buffer.extend(steps([10]))
     assert sorted(torch.cat([sample["index"] for sample in buffer]).tolist()) == list(range(60))
     next(iter(buffer))
-    assert sum(len(sample) for sample in buffer) == 60, "an epoch begins anew with each iteration"
+    assert sum(len(sample) for sample in buffer) == 60, "each iteration begins a new epoch"
     assert [len(buffer.sample()) for _ in range(9)] == [8] * 7 + [4] + [8]
 
 
@@ -274,7 +274,7 @@ def test_drop_last_and_order():
     buffer = buffer_of(SamplerWithoutReplacement(drop_last=True, shuffle=False), [11], 4)
     assert [sample["index"].tolist() for sample in buffer] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [len(buffer.sample()) for _ in range(5)] == [4] * 5
-    with pytest.raises(UsageError, match="A batch needs 12 stored steps with drop_last=True, but only 11 are there"):
+    with pytest.raises(UsageError, match="A batch needs 12 stored steps with drop_last=True, but there are only 11"):
         buffer.sample(12)
 
 
@@ -360,7 +360,7 @@ def test_errors_of_slice_options():
         SliceSampler(slice_len=3, pad_output=True)
     with pytest.raises(ArgumentError, match="by_step=True needs replacement=True"):
         SliceSampler(slice_len=3, by_step=True, replacement=False)
-    with pytest.raises(ArgumentError, match="by_step=True moves slices into their trajectories: leave span out"):
+    with pytest.raises(ArgumentError, match="by_step=True keeps slices within their trajectories: omit span"):
         SliceSampler(slice_len=3, by_step=True, span=1)
     with pytest.raises(ArgumentError, match="by_step=True needs strict_length=False"):
         PrioritizedSliceSampler(9, 1.0, 1.0, slice_len=3, by_step=True)
@@ -369,7 +369,7 @@ def test_errors_of_slice_options():
 
 
 def test_plain_tensors():
-    """Without entries to mark, starts and index are in the info."""
+    """For data without entries to mark, starts and index are in the info."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=5)
     buffer.extend(torch.arange(8.0))
     sample, info = buffer.sample(return_info=True)

@@ -1,4 +1,4 @@
-"""What a buffer saves: its size, its return, and what is made of damaged or foreign folders and states."""
+"""Saved buffers: size, restoration, and rejection of damaged or foreign folders and states."""
 
 import contextlib
 import copy
@@ -28,7 +28,7 @@ SIZE, LANES = 1200, 3
 
 
 class Payload:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -57,7 +57,7 @@ def steps(first, count):
 
 
 def go_on(buffer, first):
-    """What the buffer says from here on."""
+    """Return the buffer's results from here on."""
     said = []
     for round_ in range(3):
         buffer.extend(steps(first + 5 * round_, 5))
@@ -95,7 +95,7 @@ def test_only_what_is_filled_is_saved_and_nothing_else_differs(tmp_path, storage
 
 
 def as_before(state):
-    """The state as it was written when whole buffers were saved."""
+    """Return the state in the old format, in which whole buffers were saved."""
     state = copy.deepcopy(state)
     state["format"] = 1
     filled, capacity = state["index"]["_run"].shape[1], state["index"]["capacity"]
@@ -204,9 +204,9 @@ def test_damaged_and_missing_files_are_named(tmp_path, storage):
         archive = name.suffix == ".pt"
         for damaged in (None, content[: len(content) // 2], b"", content + b"more", bytes(flipped)):
             if archive and damaged == bytes(flipped):
-                continue  # some bits of a container mean nothing: see the tests of archives
+                continue  # some bits of a container are insignificant: see the tests of archives
             if archive and damaged is not None and len(damaged) > len(content):
-                continue  # likewise
+                continue  # also insignificant
             if damaged is None:
                 (tmp_path / "saved" / name).unlink()
             else:
@@ -227,7 +227,7 @@ def test_foreign_folders(tmp_path):
         make().loads(tmp_path / "saved")
     (tmp_path / "saved" / "storage" / "notes.txt").unlink()
     save_archive({"facts": 3}, tmp_path / "saved" / "storage" / "contents.pt")
-    with pytest.raises(ArgumentError, match="must hold the checksums of the files beside it"):
+    with pytest.raises(ArgumentError, match="must hold the checksums of the other files there"):
         make().loads(tmp_path / "saved")
     shutil.rmtree(tmp_path / "saved" / "storage")
     with pytest.raises(ArgumentError, match="must be a folder of memory-mapped tensors"):
@@ -236,7 +236,7 @@ def test_foreign_folders(tmp_path):
         save_archive(wrong, tmp_path / "saved" / "buffer.pt")
         with pytest.raises(ArgumentError, match=r"The saved buffer|must be a folder"):
             make().loads(tmp_path / "saved")
-    with pytest.raises(ArgumentError, match="must be of format"):
+    with pytest.raises(ArgumentError, match="must have a format of"):
         make().load_state_dict({**content, "storage": None, "format": 3})
 
 
@@ -253,12 +253,12 @@ def test_inconsistent_states():
         for name in state[part]:
             for wrong in (None, "text", -1, torch.zeros(2, 2), np.zeros(3), [], 0.5):
                 changed = {**state, part: {**state[part], name: wrong}}
-                with contextlib.suppress(ArgumentError):  # some are as good as the original
+                with contextlib.suppress(ArgumentError):  # some are valid
                     make().load_state_dict(changed)
 
 
 def resealed(storage):
-    """Make the checksums of a folder fit."""
+    """Recompute the checksums of a folder."""
     files = {}
     for file in storage.rglob("*"):
         if file.is_file() and file.name != "contents.pt":
@@ -269,7 +269,7 @@ def resealed(storage):
 
 @pytest.mark.parametrize("seal", [True, False])
 def test_loading_changes_no_file(tmp_path, seal):
-    """A link, and a shape that is larger than its file: mapped for writing, the file outside grew."""
+    """A link, and a shape larger than its file: mapping it for writing would extend the file outside."""
     saved(tmp_path / "saved", LazyTensorStorage)
     storage, outside = tmp_path / "saved" / "storage", tmp_path / "outside"
     outside.write_bytes(bytes(224))
@@ -285,7 +285,7 @@ def test_loading_changes_no_file(tmp_path, seal):
             (storage / "contents.pt").unlink(missing_ok=True)
             (storage / "lanes").write_text("3")
         before = {file: file.stat().st_size for file in storage.rglob("*")}
-        with pytest.raises(ArgumentError, match=r"it has 360|it has 720|it has 90|is a link or something else"):
+        with pytest.raises(ArgumentError, match=r"but has 360|but has 720|but has 90|is a link or something else"):
             make().loads(tmp_path / "saved")
         assert {file: file.stat().st_size for file in storage.rglob("*")} == before
     assert outside.read_bytes() == bytes(224)

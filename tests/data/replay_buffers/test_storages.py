@@ -61,7 +61,7 @@ def test_rows_go_on(make):
 
 
 def test_items_of_several_steps():
-    """With ndim=1 a batch [B, T] is B items; each row of a sample is a segment of its own."""
+    """With ndim=1 a batch [B, T] is B items; each row of a sample is a separate segment."""
     data = batch(4, 3)
     data["is_init"] = torch.zeros(4, 3, 1, dtype=torch.bool)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
@@ -165,7 +165,7 @@ def test_a_fork_that_ends_takes_nothing_away():
     buffer = ReplayBuffer(storage=LazyMemmapStorage(100))
     buffer.extend(torch.arange(10))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # forking beside threads, which pytest may have
+        warnings.simplefilter("ignore")  # pytest may have threads, in whose presence forking warns
         child = os.fork()
     if child == 0:
         del buffer

@@ -102,7 +102,7 @@ def test_too_much_at_once():
 
 
 def test_memory_is_bounded_by_what_is_stored():
-    """Runs that are gone give their slots back."""
+    """Slots of removed runs are reused."""
     index = TrajectoryIndex(1, 50)
     for _ in range(200):
         index.append(np.arange(10)[None] % 3 == 0)
@@ -110,7 +110,7 @@ def test_memory_is_bounded_by_what_is_stored():
 
 
 def test_the_cost_of_an_append_does_not_depend_on_what_is_stored(monkeypatch):
-    """No array operation of an append, or of drawing, is longer than the new steps, however much is stored."""
+    """The size of array operations when appending or drawing is bounded by the new steps, not by the stored ones."""
     index = TrajectoryIndex(1, 200_000)
     for _ in range(10):
         index.append((np.arange(20_000) % 20 == 0)[None])

@@ -1,1 +1,1 @@
-"""Collection in actors of Ray, on this machine or on many."""
+"""Collection in Ray actors, on one or several machines."""

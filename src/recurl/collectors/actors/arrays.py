@@ -1,4 +1,4 @@
-"""Tensors as NumPy arrays, which Ray's object store holds without pickling or copying them."""
+"""Tensors as NumPy arrays, which Ray's object store holds without pickling or copying."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class Array(NamedTuple):
-    """A tensor as an array; one of a type that NumPy lacks, such as bfloat16, as integers of the same bits."""
+    """A tensor as a NumPy array; dtypes that NumPy lacks, such as bfloat16, are viewed as integers of the same size."""
 
     values: _Numbers
     dtype: str
 
     @classmethod
     def of(cls, tensor: Tensor) -> Array:
-        """Return ``tensor``, without a copy where it is on the CPU."""
+        """Convert ``tensor``, without a copy if it is on the CPU."""
         tensor, name = tensor.detach().cpu(), str(tensor.dtype).removeprefix("torch.")
         try:
             return cls(tensor.numpy(), name)
@@ -34,17 +34,17 @@ class Array(NamedTuple):
             return cls(tensor.view(_AS_INTEGERS[tensor.dtype.itemsize]).numpy(), name)
 
     def tensor(self, values: _Numbers) -> Tensor:
-        """Return ``values``, which are encoded like this array and writable, as a tensor."""
+        """Convert ``values``, which are writable and encoded like this array, to a tensor."""
         return torch.from_numpy(values).view(getattr(torch, self.dtype))
 
 
 def arrays_of(tensors: Mapping[_Key, Tensor]) -> dict[_Key, Array]:
-    """Return tensors as arrays."""
+    """Convert tensors to arrays."""
     return {key: Array.of(tensor) for key, tensor in tensors.items()}
 
 
 def tensors_of(arrays: Mapping[_Key, Array]) -> dict[_Key, Tensor]:
-    """Return copies of arrays as tensors.
+    """Copy arrays to tensors.
 
     Example:
         >>> tensors_of(arrays_of({"x": torch.ones(2, dtype=torch.bfloat16)}))
@@ -54,7 +54,7 @@ def tensors_of(arrays: Mapping[_Key, Array]) -> dict[_Key, Tensor]:
 
 
 def joined(parts: Sequence[Mapping[_Key, Array]], dim: int | None) -> dict[_Key, Tensor]:
-    """Return the arrays of several batches as tensors, stacked, or concatenated along a dimension.
+    """Combine the arrays of several batches into tensors: stacked when ``dim`` is None, else concatenated along it.
 
     Raises:
         ArgumentError: the batches differ in their entries.
@@ -74,9 +74,9 @@ def _check_alike(first: Mapping[Any, Array], other: Mapping[Any, Array], index: 
     for key in {**first, **other}:
         one, another = (kind.get(key) for kind in kinds)
         if one != another:
-            said = [f"{kind[0]} {list(kind[1])}" if kind else "not there" for kind in (one, another)]
+            described = [f"{kind[0]} {list(kind[1])}" if kind else "missing" for kind in (one, another)]
             raise ArgumentError(
-                f"The batches of all actors must have the same entries, but {key!r} is {said[0]} in that of actor 0 "
-                f"and {said[1]} in that of actor {index}: make environments with the same specs, or "
-                "take sync=False."
+                f"The batches of all actors must have the same entries, but {key!r} is {described[0]} for actor 0 "
+                f"and {described[1]} for actor {index}: create environments with the same specs, or "
+                "use sync=False."
             )

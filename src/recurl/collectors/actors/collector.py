@@ -1,4 +1,4 @@
-"""Collection in actors of Ray."""
+"""Collection in Ray actors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from recurl.collectors.actors.arrays import Array, joined, tensors_of
 from recurl.collectors.actors.group import ActorGroup, Replacement
-from recurl.collectors.actors.remote import Shared
+from recurl.collectors.actors.remote import SharedArguments
 from recurl.collectors.actors.session import RaySession
 from recurl.collectors.actors.supply import Part, Recipe, Supply
 from recurl.collectors.background import CollectorBase, Extendable, units_of
@@ -37,46 +37,47 @@ __all__ = ["RayCollector"]
 
 
 class RayCollector(CollectorBase):
-    """Collects with actors of Ray, each of which runs a :class:`~recurl.collectors.Collector` with its own environment.
+    """Collects with Ray actors, each of which runs a :class:`~recurl.collectors.Collector` with its own environment.
 
-    Weights go to the actors once per version, through Ray's object store; batches come back as arrays, which aren't
-    pickled. Every batch also holds, int64 ``[*B, T]``: ``("collector", "version")``, the number of the weights that
-    acted, and ``("collector", "lag")``, how many versions have come since. Versions count the weights that actors have
-    got, so the newest one rises by at most one from batch to batch. Trajectory ids are unique over all actors.
+    Weights are sent to the actors once per version, through Ray's object store; batches are returned as arrays, without
+    pickling. Every batch also has, int64 ``[*B, T]``: ``("collector", "version")``, the version of the acting weights,
+    and ``("collector", "lag")``, the number of newer versions. Only weights that an actor has received count as a
+    version, so the newest version increases by at most one per batch. Trajectory ids are unique across all actors.
 
-    An actor that dies, alone or with its node, is replaced, with a warning. Its unfinished batch is lost; every step
-    that is delivered was executed exactly once, in order, and as many are delivered as were asked for. The
-    trajectories of the actor that died end there without being done, and its successor begins new ones, so nothing
-    follows across: :attr:`replacements` lists them. An actor that raises ends the collection with its traceback. All
-    actors end with this object, and with this process.
+    An actor that dies, alone or with its node, is replaced, with a warning. Its unfinished batch is lost. Every
+    delivered step was executed exactly once, in order, and the requested number of steps is delivered. The trajectories
+    of the dead actor end without being done, and its successor begins new ones, so no trajectory spans both;
+    :attr:`replacements` lists them. An actor that raises ends the collection with its traceback. All actors exit with
+    this object and with this process.
 
-    The program's Ray is used if it has initialised one (``ray.init``). Otherwise that of ``address`` is connected, or
-    one is started on this machine, which listens on the loopback interface alone and is shut down at the end.
+    If the program has initialized Ray (``ray.init``), that instance is used. Otherwise, the collector connects to
+    ``address``, or starts a Ray instance on this machine that listens only on the loopback interface and is shut down
+    at the end.
 
     Args:
-        create_env_fn: function that creates an environment, or a list of these, one for each actor, of the same batch
-            size ``[*B]``.
+        create_env_fn: function that creates an environment, or a list of functions, one per actor; all environments
+            must have the same batch size ``[*B]``.
         policy: maps a root to one with ``"action"``; random actions when None. Actors run it on the CPU.
-        num_collectors: number of actors; that of the functions when None.
+        num_collectors: number of actors; the number of functions when None.
         frames_per_batch: number of frames in a batch, rounded up (with a warning) to whole steps.
         total_frames: number of frames after which collection stops, rounded up (with a warning) to whole batches; -1
             for no limit.
-        sync: collect each batch with all actors together, as :class:`~recurl.collectors.MultiSyncCollector` does;
-            otherwise each batch is one actor's, as soon as it is ready, as in
+        sync: collect each batch with all actors together, like :class:`~recurl.collectors.MultiSyncCollector`;
+            otherwise each batch comes from one actor, as soon as it is ready, as in
             :class:`~recurl.collectors.MultiAsyncCollector`.
-        max_lag: how many versions older than the newest the weights of a batch may be. With ``sync`` an actor may be so
-            many batches ahead, so that it acts while this process learns; 0 (the default there) gives batches of the
-            newest weights. Otherwise at least the number of actors, or None for no bound: a batch that would become
-            too old is waited for.
-        cat_results: of ``sync``: ``"stack"`` (or None) yields ``[num_collectors, *B, T]``; a number concatenates along
-            that dimension of ``[*B, T]``.
-        epsilons: probability of random actions for each actor, in the place of that of the policy's
+        max_lag: maximum number of versions by which the weights of a batch may be older than the newest. With ``sync``,
+            an actor may be this many batches ahead, so that it acts while this process learns; 0, the default with
+            ``sync``, gives batches from the newest weights. Otherwise, at least the number of actors, or None for no
+            limit: the collector waits for a batch that would become too old.
+        cat_results: with ``sync``: ``"stack"`` (or None) yields ``[num_collectors, *B, T]``; a number concatenates
+            along that dimension of ``[*B, T]``.
+        epsilons: probability of random actions for each actor, replacing that of the policy's
             :class:`~recurl.modules.EGreedyModule`; None for the policy's own.
-        address: ``HOST:PORT`` of a Ray cluster, or ``"auto"``, if the program has not initialised Ray.
-        num_cpus: CPUs that Ray reserves for each actor; by default 1, and none in a Ray that is started here.
-        max_restarts: how often in a row an actor is replaced that hasn't delivered a batch, before an error.
-        timeout: seconds that a batch may take before its actor counts as hung, and is replaced; None for no limit.
-        init_random_frames: number of frames at the beginning, summed over actors, with random actions.
+        address: ``HOST:PORT`` of a Ray cluster, or ``"auto"``, if the program has not initialized Ray.
+        num_cpus: CPUs that Ray reserves for each actor; by default 1, or 0 in a Ray instance started here.
+        max_restarts: maximum number of successive replacements of an actor without a delivered batch.
+        timeout: maximum seconds per batch before an actor counts as hung and is replaced; None for no limit.
+        init_random_frames: number of initial frames with random actions, summed over actors.
         postproc: function applied to every batch, in this process; its result is yielded.
         replay_buffer: object whose ``extend(batch)`` receives the batches; see ``Collector``.
         storing_device: device of the batches.
@@ -84,19 +85,19 @@ class RayCollector(CollectorBase):
             ``auto_register_policy_transforms``, ``device`` and ``exploration_type``; see ``Collector``.
 
     Attributes:
-        discarded_frames: frames of the batches that were ahead or under way when the collector was shut down, at most.
+        discarded_frames: upper bound on the frames of batches ready or in progress when the collector was shut down.
 
     Raises:
-        ArgumentError: a number is out of range, the batch sizes of the actors differ, nobody answers at ``address``, or
+        ArgumentError: a number is out of range, the batch sizes of the actors differ, ``address`` does not answer, or
             too few CPUs of the cluster are free.
-        ArgumentTypeError: an argument is unknown, not callable, or has a part that can't be pickled, which is named.
+        ArgumentTypeError: an argument is unknown, not callable, or can't be pickled; the message names the part.
         MissingDependencyError: Ray is not installed.
         UsageError: an actor has another version of recurl or torch.
-        WorkerError: an actor didn't start, or died too often.
+        WorkerError: an actor did not start, or died too often.
         RecurlError: the ``Collector`` in an actor raised this error.
     """
 
-    def __init__(  # noqa: PLR0913 - the field's arguments
+    def __init__(  # noqa: PLR0913 - the customary arguments
         self,
         create_env_fn: Callable[[], EnvBase] | Sequence[Callable[[], EnvBase]],
         policy: Policy | None = None,
@@ -129,17 +130,17 @@ class RayCollector(CollectorBase):
         frames_each = units_of("frames_per_batch", frames_per_batch, parts, f"{parts} actors")
         given = {**options, "frames_per_batch": frames_each, "init_random_frames": -(-init_random_frames // count)}
         self._recipe = Recipe(functions, epsilons)
-        shared = pickled("options", Shared(registrations(), pickled("policy", _on_cpu(policy)), given))
+        shared = pickled("options", SharedArguments(registrations(), pickled("policy", _on_cpu(policy)), given))
         session = RaySession(address)
         try:
-            needed = (0.0 if session.alone else 1.0) if num_cpus is None else num_cpus
+            needed = (0.0 if session.is_private else 1.0) if num_cpus is None else num_cpus
             session.check_free(count, needed)
             limits = {"num_cpus": needed, "max_restarts": max_restarts, "timeout": timeout}
             self._supply = Supply(session, self._recipe, shared, policy, count, **limits)
         except BaseException:
             session.close()
             raise
-        self._end = weakref.finalize(self, _end, session, self._supply.group, os.getpid())
+        self._finalizer = weakref.finalize(self, _terminate, session, self._supply.group, os.getpid())
         try:
             self._rows, self.steps_per_batch = common_info(self._supply.infos)
             self._supply.frames = self._recipe.rows = self._rows.numel()
@@ -157,12 +158,12 @@ class RayCollector(CollectorBase):
 
     @property
     def version(self) -> int:
-        """Number of the newest weights."""
+        """Version of the newest weights."""
         return self._supply.version
 
     @property
     def processes(self) -> list[int]:
-        """Process ids of the actors, each on its own machine; 0 for one that is starting."""
+        """Process ids of the actors, each on the actor's machine; 0 for an actor that is starting."""
         return [actor.process for actor in self._supply.group.actors]
 
     @property
@@ -172,67 +173,67 @@ class RayCollector(CollectorBase):
 
     @property
     def lost_frames(self) -> int:
-        """Frames that were executed at most and not delivered, as their actors died."""
+        """Upper bound on the frames executed but not delivered because their actors died."""
         return sum(replacement.lost_frames for replacement in self.replacements)
 
     def _collect(self) -> TensorDict:
-        parts = self._together() if self.sync else [self._next()]
+        parts = self._next_of_all() if self.sync else [self._next()]
         self.frames += self.frames_per_batch
         if not self.sync:
-            self._ask_alone()
+            self._request_from_idle()
         elif self.max_lag:
-            self._ask_together(self.max_lag - 1)
-        return self._tensordict([{**part.arrays, **self._numbers(part)} for part in parts])
+            self._request_from_all(self.max_lag - 1)
+        return self._tensordict([{**part.arrays, **self._version_entries(part)} for part in parts])
 
     def _remains_after(self, batches: int) -> bool:
         return self.total_frames == -1 or self.frames + batches * self.frames_per_batch < self.total_frames
 
-    def _together(self) -> list[Part]:
+    def _next_of_all(self) -> list[Part]:
         """Wait for the next part of every actor."""
         queues = self._supply.parts
         while not all(queues):
-            self._ask_together(cast(int, self.max_lag), wanted=1)
+            self._request_from_all(cast(int, self.max_lag), wanted=1)
             self._supply.wait()
         return [queue.popleft() for queue in queues]
 
-    def _ask_together(self, ahead: int, *, wanted: int = 0) -> None:
-        """Ask each idle actor for a part, unless more than ``ahead`` wait already; ``wanted`` ones in any case."""
+    def _request_from_all(self, ahead: int, *, wanted: int = 0) -> None:
+        """Request a part from each idle actor with at most ``ahead`` parts waiting; always up to ``wanted`` parts."""
         for index, queue in enumerate(self._supply.parts):
             waiting = len(queue)
             if waiting <= ahead and (waiting < wanted or self._remains_after(waiting)):
-                self._supply.ask_idle(index)
+                self._supply.request_if_idle(index)
 
     def _next(self) -> Part:
-        """Wait for the part that was asked for first, or a later one that may overtake it."""
+        """Wait for the part requested first, or a later one that may overtake it."""
         supply = self._supply
         while True:
-            self._ask_alone(wanted=1)
+            self._request_from_idle(wanted=1)
             for _, index in sorted((queue[0].order, index) for index, queue in enumerate(supply.parts) if queue):
                 if self._may_overtake(index):
                     return supply.parts[index].popleft()
             supply.wait()
 
-    def _ask_alone(self, *, wanted: int = 0) -> None:
-        """Ask the idle actors whose parts were delivered; of all parts, ``wanted`` ones in any case."""
+    def _request_from_idle(self, *, wanted: int = 0) -> None:
+        """Request parts from the idle actors without waiting parts; always up to ``wanted`` parts in total."""
         supply = self._supply
         for index, queue in enumerate(supply.parts):
             out = supply.outstanding
             if not queue and (out < wanted or self._remains_after(out)):
-                supply.ask_idle(index)
+                supply.request_if_idle(index)
 
     def _may_overtake(self, index: int) -> bool:
-        """Return whether no other part would become too old if an actor's was delivered now, and others in turn."""
+        """Return whether delivering an actor's part now would not make any other part too old."""
         if self.max_lag is None:
             return True
         supply, own = self._supply, self._supply.parts[index][0]
         waiting = [(queue[0].order, queue[0].version) for queue in supply.parts if queue]
-        others = sorted(part for part in (*waiting, *supply.under_way.values()) if part[0] != own.order)
+        others = sorted(part for part in (*waiting, *supply.in_progress.values()) if part[0] != own.order)
         if not others or own.order < others[0][0]:
             return True
         return all(version + self.max_lag >= self.version + after for after, (_, version) in enumerate(others, 1))
 
-    def _numbers(self, part: Part) -> dict[NestedKey, Array]:
-        """Return the version of the weights of a part, and its lag, at every step."""
+    def _version_entries(self, part: Part) -> dict[NestedKey, Array]:
+        """Return the weights version and the lag of a part, at every step."""
         shape = [*self._rows, self.steps_per_batch]
         numbers = {WEIGHTS_VERSION: part.version, WEIGHTS_LAG: self.version - part.version}
         return {key: Array(np.full(shape, number, dtype=np.int64), "int64") for key, number in numbers.items()}
@@ -245,7 +246,7 @@ class RayCollector(CollectorBase):
         return batch
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
-        """Give weights to the batches that actors begin from now on.
+        """Send weights to the actors, which use them for the batches that they begin after this call.
 
         Args:
             weights: module, state dict, or TensorDict of parameters; when None, the policy passed to the constructor.
@@ -259,32 +260,32 @@ class RayCollector(CollectorBase):
         self._supply.publish(weights)
 
     def set_seed(self, seed: int) -> None:
-        """Seed environments, at their next full reset, and random actions, from the next batch that begins.
+        """Seed environments, at their next full reset, and random actions, starting with the next batch.
 
-        Row ``i`` of all actors gets ``seed + i``. An actor's successor gets others, which follow from ``seed`` too.
+        Row ``i`` of all actors gets ``seed + i``. The successors of actors get other seeds, also derived from ``seed``.
         """
         seeds = [("seed", *each) for each in self._recipe.seeds(checked_seed(seed))]
         self._between_batches(lambda: self._supply.query(seeds))
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Begin new episodes in some rows, once the batches under way have arrived; see :meth:`Collector.reset_rows`.
+        """Begin new episodes in some rows, after the batches in progress; see :meth:`Collector.reset_rows`.
 
         Args:
             rows: mask of the rows to reset, in the order of a batch.
 
         Raises:
-            UnsupportedError: a batch doesn't have the rows of all actors.
+            UnsupportedError: a batch does not have the rows of all actors.
         """
         self._check_idle()
         if not self.sync or (self._cat is not None and self._cat == len(self._rows)):
-            raise UnsupportedError("Rows can be reset where each batch has those of all actors: take sync=True.")
+            raise UnsupportedError("Rows can be reset only if each batch has the rows of all actors: use sync=True.")
         parts = rows.unbind(0) if self._cat is None else rows.chunk(self.num_collectors, self._cat)
         self._supply.query([("reset_rows", Array.of(part.contiguous())) for part in parts])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the complete state: that of every actor, with its random generator, and batches that are ahead.
+        """Return the complete state: that of every actor, with its random generator, and undelivered batches.
 
-        Waits for the batches under way. It consists of tensors and plain Python values; see
+        Waits for the batches in progress. The state consists of tensors and plain Python values; see
         :meth:`Collector.state_dict`.
         """
         return self._between_batches(self._state_dict)
@@ -313,16 +314,16 @@ class RayCollector(CollectorBase):
         return all(restored)
 
     def _prepare_background(self) -> None:
-        """Do nothing: actors have their own policies."""
+        """Do nothing, as actors have their own policies."""
 
     def _close(self) -> None:
-        if self._end.detach() is not None:
+        if self._finalizer.detach() is not None:
             self.discarded_frames = self._supply.outstanding * self._supply.frames
             self._supply.close()
 
 
-def _end(session: RaySession, group: ActorGroup, owner: int) -> None:
-    if os.getpid() == owner:  # a fork of it keeps its actors
+def _terminate(session: RaySession, group: ActorGroup, owner: int) -> None:
+    if os.getpid() == owner:  # not in a fork, which must not terminate the actors
         group.kill()
         session.close()
 
@@ -330,7 +331,7 @@ def _end(session: RaySession, group: ActorGroup, owner: int) -> None:
 def _functions(create_env_fn: Any, count: int | None) -> list[Callable[[], Any]]:
     if count is None:
         if not isinstance(create_env_fn, Sequence):
-            raise ArgumentError("num_collectors is needed, the number of actors, or a list with a function for each.")
+            raise ArgumentError("Pass num_collectors, the number of actors, or a list with one function per actor.")
         count = len(create_env_fn)
     if count < 1:
         raise ArgumentError(f"num_collectors must be at least 1, got {count}.")
@@ -344,8 +345,8 @@ def _checked_lag(max_lag: int | None, count: int, *, sync: bool) -> int | None:
             raise ArgumentError(f"max_lag must not be negative, got {max_lag}.")
     elif max_lag is not None and max_lag < count:
         raise ArgumentError(
-            f"max_lag must be at least the number of actors, {count}, where each collects batches of its own, as every "
-            f"one of the others may bring new weights before its batch is delivered; got {max_lag}. Take sync=True."
+            f"max_lag must be at least the number of actors, {count}, if each collects separate batches, as every "
+            f"other actor may bring new weights before its batch is delivered; got {max_lag}. Use sync=True."
         )
     return max_lag
 
@@ -357,7 +358,7 @@ def _check_numbers(
         raise ArgumentError(f"There must be one epsilon for each of the {count} actors, got {len(epsilons)}.")
     if max_restarts < 0:
         raise ArgumentError(f"max_restarts must not be negative, got {max_restarts}.")
-    if timeout is not None and not timeout > 0:  # also refuses NaN
+    if timeout is not None and not timeout > 0:  # also rejects NaN
         raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
     if num_cpus is not None and not 0 <= num_cpus < math.inf:
         raise ArgumentError(f"num_cpus must not be negative, got {num_cpus}.")

@@ -1,4 +1,4 @@
-"""Actors of Ray: the driver's side. Those that die are replaced."""
+"""Driver side of the Ray actors, with replacement of actors that die."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from recurl.collectors.actors.remote import Begun, CollectorActor, versions
+from recurl.collectors.actors.remote import CollectorActor, ReadyActor, versions
 from recurl.collectors.actors.session import RaySession
 from recurl.envs.workers_child import Failure
 from recurl.errors import WorkerError
@@ -17,19 +17,19 @@ __all__ = ["ActorGroup", "Event", "Replacement"]
 _START_SECONDS = 120.0
 _TICK_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
-_LONGEST = 300  # characters of a cause
+_LONGEST = 300  # maximum number of characters of a cause
 
 Method: TypeAlias = Literal["begin", "collect", "call"]
 
 
 class Replacement(NamedTuple):
-    """An actor that died, and was replaced.
+    """Replacement of an actor that died.
 
     Attributes:
-        actor: its number.
-        cause: why it died, as Ray says.
-        lost_frames: frames of the batch that it was collecting: so many at most were executed and not delivered.
-        unfinished: ids of the trajectories that ended with it, without being done; no later step has one of them.
+        actor: index of the actor.
+        cause: reason for its death, as reported by Ray.
+        lost_frames: frames of the batch it was collecting, an upper bound on those executed but not delivered.
+        unfinished: ids of the trajectories that ended with it without being done; later steps never have these ids.
     """
 
     actor: int
@@ -39,14 +39,14 @@ class Replacement(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What has happened to an actor: it answered, is ready after it was replaced, or died and is being replaced."""
+    """Event of an actor: it answered, is ready after a replacement, or died and is being replaced."""
 
     actor: int
     kind: Literal["answer", "ready", "died"]
     value: Any = None
-    """The answer, or the cause of the death as text."""
+    """The answer, or the cause of death as text."""
     collecting: bool = False
-    """Whether it was asked for a batch."""
+    """Whether a batch was requested from it."""
 
 
 @dataclass
@@ -58,27 +58,27 @@ class _Actor:
     failures: int = 0
     request: Any = None
     method: Method = "begin"
-    asked: float = 0.0
+    requested_at: float = 0.0
 
 
 class ActorGroup:
-    """Actors, each of which answers one request at a time.
+    """Group of actors, each of which handles one request at a time.
 
     Args:
         session: the connection to Ray.
         count: number of actors.
-        shared: a pickled :class:`~recurl.collectors.actors.remote.Shared`.
-        own: returns the pickled :class:`~recurl.collectors.actors.remote.Own` of an actor, for its number and how often
-            it was replaced.
+        shared: a pickled :class:`~recurl.collectors.actors.remote.SharedArguments`.
+        make_arguments: returns the pickled :class:`~recurl.collectors.actors.remote.ActorArguments` of an actor, given
+            its index and the number of its replacements.
         num_cpus: CPUs that Ray reserves for each actor.
-        max_restarts: how often in a row an actor is replaced that hasn't delivered a batch.
-        timeout: seconds that a request may take; None for no limit.
+        max_restarts: maximum number of successive replacements of an actor without a delivered batch.
+        timeout: maximum seconds per request; None for no limit.
 
     Attributes:
-        greetings: of the actors at the beginning.
+        greetings: first replies of the actors.
 
     Raises:
-        WorkerError: an actor didn't start.
+        WorkerError: an actor did not start.
         RecurlError: an actor raised this error while it started.
     """
 
@@ -87,7 +87,7 @@ class ActorGroup:
         session: RaySession,
         count: int,
         shared: bytes,
-        own: Callable[[int, int], bytes],
+        make_arguments: Callable[[int, int], bytes],
         *,
         num_cpus: float,
         max_restarts: int,
@@ -95,7 +95,7 @@ class ActorGroup:
     ) -> None:
         self._ray = session.ray
         self._session = session
-        self._own = own
+        self._make_arguments = make_arguments
         self._num_cpus = num_cpus
         self._max_restarts = max_restarts
         self._timeout = timeout
@@ -112,16 +112,16 @@ class ActorGroup:
 
     def _new(self, index: int, generation: int) -> _Actor:
         actor = _Actor(self._class.remote(), generation, f"Collector actor {index}")
-        self._send(actor, "begin", versions(), self._shared, self._own(index, generation))
+        self._send(actor, "begin", versions(), self._shared, self._make_arguments(index, generation))
         return actor
 
     @staticmethod
     def _send(actor: _Actor, method: Method, *arguments: Any) -> None:
         actor.request = getattr(actor.handle, method).remote(*arguments)
-        actor.method, actor.asked = method, time.monotonic()
+        actor.method, actor.requested_at = method, time.monotonic()
 
-    def _greetings(self) -> list[Begun]:
-        found: dict[int, Begun] = {}
+    def _greetings(self) -> list[ReadyActor]:
+        found: dict[int, ReadyActor] = {}
         while len(found) < len(self.actors):
             event = self.next_event()
             if event.kind == "ready":
@@ -129,7 +129,7 @@ class ActorGroup:
         return [found[index] for index in range(len(self.actors))]
 
     def is_idle(self, index: int) -> bool:
-        """Return whether an actor can be asked."""
+        """Return whether an actor can take a request."""
         return self.actors[index].request is None
 
     def ask(self, index: int, method: Method, *arguments: Any) -> None:
@@ -137,25 +137,25 @@ class ActorGroup:
         self._send(self.actors[index], method, *arguments)
 
     def next_event(self) -> Event:
-        """Wait for an answer or the end of an actor that was asked: of those ready, the one asked first.
+        """Wait for an answer or the death of a busy actor; of several that are ready, the earliest request is first.
 
         Raises:
-            WorkerError: an actor died too often, couldn't be replaced, or raised an error.
-            RecurlError: an actor raised this error of recurl.
+            WorkerError: an actor died too often, could not be replaced, or raised an error.
+            RecurlError: an actor raised this error.
         """
         while True:
             waiting = {
                 actor.request: index
-                for index, actor in sorted(enumerate(self.actors), key=lambda item: item[1].asked)
+                for index, actor in sorted(enumerate(self.actors), key=lambda item: item[1].requested_at)
                 if actor.request is not None
             }
             ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=_TICK_SECONDS)
             if ready:
                 return self._answer(waiting[ready[0]])
             for index in waiting.values():
-                late = self._late(self.actors[index])
-                if late is not None:
-                    return self._replace(index, late)
+                cause = self._timeout_cause(self.actors[index])
+                if cause is not None:
+                    return self._replace(index, cause)
 
     def _answer(self, index: int) -> Event:
         actor, errors = self.actors[index], self._ray.exceptions
@@ -176,21 +176,21 @@ class ActorGroup:
             actor.failures = 0
         return Event(index, "answer", value, collecting=actor.method == "collect")
 
-    def _late(self, actor: _Actor) -> str | None:
-        """Return a cause to give an actor up, or None."""
+    def _timeout_cause(self, actor: _Actor) -> str | None:
+        """Return the cause of death if an actor has exceeded its time limit, else None."""
         limit = self._start_seconds if actor.method == "begin" else self._timeout
-        if limit is None or time.monotonic() < actor.asked + limit:
+        if limit is None or time.monotonic() < actor.requested_at + limit:
             return None
         if actor.method == "begin":
             raise WorkerError(
                 f"{actor.where} did not start within {limit:g} s: it needs {self._num_cpus:g} CPUs, and the Ray "
-                f"cluster has {self._session.free_cpus():g} free. Add nodes, or take fewer actors."
+                f"cluster has {self._session.free_cpus():g} free. Add nodes, or use fewer actors."
             )
         return f"it hangs: no answer for {limit:g} s"
 
     def _replace(self, index: int, cause: str) -> Event:
         old = self.actors[index]
-        self._ray.kill(old.handle, no_restart=True)  # it may still run where only the connection was lost
+        self._ray.kill(old.handle, no_restart=True)  # it may still be running if only the connection was lost
         if old.failures == self._max_restarts:
             raise WorkerError(
                 f"{old.where} died {old.failures + 1} times without delivering a batch in between, more than "
@@ -201,7 +201,7 @@ class ActorGroup:
         return Event(index, "died", cause, collecting=old.method == "collect")
 
     def close(self) -> None:
-        """Ask the idle actors to close their environments, then end all."""
+        """Let idle actors close their environments, then terminate all actors."""
         idle = [actor for actor in self.actors if actor.request is None]
         for actor in idle:
             self._send(actor, "call", "close")
@@ -210,7 +210,7 @@ class ActorGroup:
         self.kill()
 
     def kill(self) -> None:
-        """End all actors at once."""
+        """Terminate all actors immediately."""
         if self._ray.is_initialized():
             for actor in self.actors:
                 self._ray.kill(actor.handle, no_restart=True)
@@ -218,7 +218,7 @@ class ActorGroup:
 
 
 def _shortened(text: str) -> str:
-    """Return the sentences of a message of Ray's that tell what happened, in one line."""
+    """Return the informative part of a Ray message, on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
-    said = " ".join(lines[1:] or lines)
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
+    message = " ".join(lines[1:] or lines)
+    return message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."

@@ -1,4 +1,4 @@
-"""Collectors in actors of Ray: the actor's side."""
+"""Actor side of collection in Ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from recurl.keys import NestedKey
 from recurl.modules import EGreedyModule
 from recurl.seeding import seed_everything
 
-__all__ = ["Begun", "CollectorActor", "Own", "Shared", "versions"]
+__all__ = ["ActorArguments", "CollectorActor", "ReadyActor", "SharedArguments", "versions"]
 
 
 def versions() -> dict[str, str]:
@@ -34,8 +34,8 @@ def versions() -> dict[str, str]:
     return {"recurl": __version__, "torch": torch.__version__}
 
 
-class Shared(NamedTuple):
-    """What all actors of a collector are given."""
+class SharedArguments(NamedTuple):
+    """Arguments shared by all actors of a collector."""
 
     registered: list[Any]
     policy: bytes
@@ -44,8 +44,8 @@ class Shared(NamedTuple):
     """Arguments of :class:`~recurl.collectors.Collector`."""
 
 
-class Own(NamedTuple):
-    """What each actor is given for itself."""
+class ActorArguments(NamedTuple):
+    """Arguments specific to one actor."""
 
     create_env_fn: bytes
     """A pickled function that creates the environment."""
@@ -53,22 +53,22 @@ class Own(NamedTuple):
     """Seed of the global generators of its process."""
     env_seed: int | None
     first_id: int
-    """Start of its block of trajectory ids."""
+    """Start of the actor's block of trajectory ids."""
     epsilon: float | None
     """Probability of random actions; None for the policy's own."""
 
 
-class Begun(NamedTuple):
-    """An actor that is ready."""
+class ReadyActor(NamedTuple):
+    """Reply of an actor that is ready."""
 
     info: CollectorInfo
     process: int
 
 
 class CollectorActor:
-    """A collector in an actor of Ray; its name is that of the process.
+    """Ray actor that runs a collector; the class name is the name of the process.
 
-    Every request is answered by its result, or by the :class:`~recurl.envs.workers_child.Failure` that it raised.
+    Every request returns its result, or a :class:`~recurl.envs.workers_child.Failure` if it raised.
     """
 
     def __init__(self) -> None:
@@ -76,51 +76,51 @@ class CollectorActor:
         self._epsilon: float | None = None
         self._loaded: str | None = None
 
-    def begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> Begun | Failure:
-        """Create environment and collector.
+    def begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> ReadyActor | Failure:
+        """Create the environment and the collector.
 
         Args:
             expected: the driver's :func:`versions`.
-            shared: a pickled :class:`Shared`.
-            own: a pickled :class:`Own`.
+            shared: a pickled :class:`SharedArguments`.
+            own: a pickled :class:`ActorArguments`.
         """
         try:
             return self._begin(expected, shared, own)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
             return Failure.of(error)
 
-    def _begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> Begun:
+    def _begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> ReadyActor:
         found = versions()
         if found != expected:
             differ = [
                 f"{name} {found[name]} instead of {expected[name]}" for name in found if found[name] != expected[name]
             ]
             raise UsageError(
-                f"Actors must run the same versions as the program, but on {platform.node()} there is "
-                f"{' and '.join(differ)}: install the same there."
+                f"Actors must run the same versions as the driver, but {platform.node()} has "
+                f"{' and '.join(differ)}: install the same versions there."
             )
         torch.set_num_threads(1)
-        registered, policy, options = cast(Shared, cloudpickle.loads(shared))
+        registered, policy, options = cast(SharedArguments, cloudpickle.loads(shared))
         register_all(registered)
-        mine = cast(Own, cloudpickle.loads(own))
+        mine = cast(ActorArguments, cloudpickle.loads(own))
         seed_everything(mine.seed)
         env = make_env(cloudpickle.loads(mine.create_env_fn))
         if mine.env_seed is not None:
             env.set_seed(mine.env_seed)
         TRAJECTORY_IDS.start_at(mine.first_id)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "frames_per_batch=")  # the driver warns
+            warnings.filterwarnings("ignore", "frames_per_batch=")  # the driver has already warned
             self._collector = Collector(env, cloudpickle.loads(policy), **options)
         self._epsilon = mine.epsilon
         info = CollectorInfo(self._collector.env.batch_size, self._collector.steps_per_batch)
-        return Begun(info, os.getpid())
+        return ReadyActor(info, os.getpid())
 
     def collect(self, weights: list[Any]) -> dict[NestedKey, Array] | Failure:
         """Return the next batch.
 
         Args:
-            weights: reference to the weights to act with, in Ray's object store, read where they are new; empty without
-                weights.
+            weights: reference to the acting weights in Ray's object store, which are loaded if they are new; empty
+                without weights.
         """
         try:
             assert self._collector is not None
@@ -143,7 +143,7 @@ class CollectorActor:
         self._loaded = reference.hex()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Answer another request: ``seed``, ``save``, ``load``, ``reset_rows`` or ``close``."""
+        """Handle another request: ``seed``, ``save``, ``load``, ``reset_rows`` or ``close``."""
         requests = {
             "seed": self._seed,
             "save": self._save,

@@ -1,4 +1,4 @@
-"""A connection to Ray: that of the program, one of an address, or a Ray of this machine that only it reaches."""
+"""Connection to Ray: the program's instance, a cluster at an address, or a private local instance."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["RaySession", "import_ray"]
 
 _LOOPBACK = "127.0.0.1"
 _ADDRESS_SECONDS = 10.0
-_FREE_SECONDS = 5.0  # Ray counts what a program has just freed after a while
+_FREE_SECONDS = 5.0  # Ray reports freed resources with a delay
 _TRY = "import sys; from ray.scripts.scripts import cli; cli(['health-check', '--address', sys.argv[1]])"
 
 
-class _Started:
-    """The connection that recurl has made, if there is one: its users, and whether it is a Ray of this machine."""
+class _Connection:
+    """The connection made by recurl, if any: its number of users, and whether the instance is private."""
 
     users = 0
-    alone = False
+    is_private = False
     lock = threading.Lock()
 
 
 def import_ray() -> Any:
-    """Import Ray, an extra.
+    """Import Ray, an optional dependency.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -44,57 +44,57 @@ def import_ray() -> Any:
 
 
 class RaySession:
-    """A connection to Ray, which several collectors of a program share.
+    """Connection to Ray, shared by the collectors of a program.
 
-    A Ray that the program has initialised is used as it is. Otherwise one is started on this machine, or that of the
-    address is connected, and the last :meth:`close` shuts that down.
+    If the program has initialized Ray, that instance is used. Otherwise, an instance is started on this machine, or a
+    connection to the address is made; the last :meth:`close` shuts it down.
 
     Args:
-        address: ``HOST:PORT`` of a cluster, or ``"auto"`` for that of this machine; None for a Ray that listens on the
-            loopback interface alone.
+        address: ``HOST:PORT`` of a cluster, or ``"auto"`` for that of this machine; None for an instance that listens
+            only on the loopback interface.
 
     Attributes:
         ray: the module.
-        alone: whether recurl has started this Ray, so that nobody else needs its resources.
+        is_private: whether recurl has started this instance, whose resources have no other users.
 
     Raises:
-        ArgumentError: nobody answers at the address, or a Ray of another version.
+        ArgumentError: the address does not answer, or runs another version of Ray.
         MissingDependencyError: Ray is not installed.
-        UnsupportedError: this version of Ray would listen elsewhere too.
+        UnsupportedError: this version of Ray would also listen on other interfaces.
         WorkerError: Ray can't be started.
     """
 
     def __init__(self, address: str | None = None) -> None:
         self.ray = import_ray()
-        with _Started.lock:
+        with _Connection.lock:
             if not self.ray.is_initialized():
-                with signals_deferred() as came:
+                with signals_deferred() as received:
                     if address is None:
                         _start(self.ray)
                     else:
                         _connect(self.ray, address)
-                    if came:
+                    if received:
                         self.ray.shutdown()
-                _Started.users, _Started.alone = 0, address is None
-                self._counted = True
+                _Connection.users, _Connection.is_private = 0, address is None
+                self._is_user = True
             else:
-                self._counted = _Started.users > 0
-            _Started.users += self._counted
-        self.alone = self._counted and _Started.alone
+                self._is_user = _Connection.users > 0
+            _Connection.users += self._is_user
+        self.is_private = self._is_user and _Connection.is_private
 
     def close(self) -> None:
-        """Leave Ray, and shut it down if recurl has started it and nobody uses it any more."""
-        with _Started.lock:
-            if not self._counted:
+        """Disconnect, and shut down Ray if recurl has started it and this was the last user."""
+        with _Connection.lock:
+            if not self._is_user:
                 return
-            self._counted = False
-            _Started.users -= 1
-            if _Started.users == 0 and self.ray.is_initialized():
+            self._is_user = False
+            _Connection.users -= 1
+            if _Connection.users == 0 and self.ray.is_initialized():
                 with signals_deferred():
                     self.ray.shutdown()
 
     def check_free(self, count: int, cpus: float) -> None:
-        """Refuse more actors than the cluster has room for.
+        """Check that the cluster has enough free CPUs for the actors.
 
         Args:
             count: number of actors.
@@ -109,12 +109,12 @@ class RaySession:
                 total = self.ray.cluster_resources().get("CPU", 0.0)
                 raise ArgumentError(
                     f"{count} actors need {count * cpus:g} CPUs of the Ray cluster, but {free:g} of its {total:g} are "
-                    "free: take fewer actors, add nodes, or let an actor need less (num_cpus=)."
+                    "free: use fewer actors, add nodes, or reserve fewer CPUs per actor (num_cpus=)."
                 )
             time.sleep(0.2)
 
     def free_cpus(self) -> float:
-        """Return how many CPUs of the cluster are free."""
+        """Return the number of free CPUs of the cluster."""
         return self.ray.available_resources().get("CPU", 0.0)
 
 
@@ -135,14 +135,14 @@ def _start(ray: Any) -> None:
     if found != _LOOPBACK:
         ray.shutdown()
         raise UnsupportedError(
-            f"Ray {ray.__version__} would listen on {found} too, where others may reach it: start a Ray yourself "
-            "(ray.init) to allow that, or take the version that recurl is tested with."
+            f"Ray {ray.__version__} would also listen on {found}, where others may reach it: start Ray yourself "
+            "(ray.init) to allow that, or install the version that recurl is tested with."
         )
 
 
 @contextlib.contextmanager
 def _on_loopback() -> Generator[None]:
-    """Let Ray bind to the loopback interface; on Linux it would replace that by the machine's own address."""
+    """Let Ray bind to the loopback interface; on Linux it would otherwise use the machine's address."""
     constants: Any = importlib.import_module("ray._private.ray_constants")
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
@@ -155,7 +155,7 @@ def _on_loopback() -> Generator[None]:
 def _connect(ray: Any, address: str) -> None:
     if address != "auto" and not _is_host_and_port(address):
         raise ArgumentError(f"The address of a Ray cluster is HOST:PORT, or auto, got {address!r}.")
-    # In this process Ray would try for two minutes, and then end it.
+    # In this process, Ray would retry for two minutes and then exit the process.
     command = [sys.executable, "-c", _TRY, address]
     try:
         tried = subprocess.run(
@@ -167,8 +167,8 @@ def _connect(ray: Any, address: str) -> None:
             "the port that of its head node (6379 by default)?"
         ) from error
     if tried.returncode:
-        said = [line for line in tried.stderr.splitlines() if line.strip()] or ["it is not healthy"]
-        raise ArgumentError(f"The Ray cluster at {address} can't be used: {said[-1].strip()}")
+        lines = [line for line in tried.stderr.splitlines() if line.strip()] or ["it is not healthy"]
+        raise ArgumentError(f"The Ray cluster at {address} can't be used: {lines[-1].strip()}")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:

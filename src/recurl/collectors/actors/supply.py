@@ -1,4 +1,4 @@
-"""Batches of actors: asked for, received in order, and accounted for where actors die."""
+"""Requests for batches of actors: sending, receiving in order, and accounting for actors that die."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from recurl.collectors.actors.arrays import Array, arrays_of
 from recurl.collectors.actors.group import ActorGroup, Event, Replacement
-from recurl.collectors.actors.remote import Own
+from recurl.collectors.actors.remote import ActorArguments
 from recurl.collectors.actors.session import RaySession
 from recurl.collectors.weights import Weights, matching, tensors_of_policy
 from recurl.collectors.worker import CollectorInfo
@@ -29,16 +29,16 @@ __all__ = ["Part", "Recipe", "Supply"]
 
 
 class Recipe:
-    """What each actor is given for itself.
+    """Factory of the arguments of each actor.
 
     Args:
-        functions: creates the environment of each actor.
-        epsilons: probability of random actions of each actor; None for the policy's own.
+        functions: creates the environment, for each actor.
+        epsilons: probability of random actions, for each actor; None for the policy's own.
 
     Attributes:
-        rows: rows of each environment.
-        seed: of the first row of the first actor; None if environments aren't seeded.
-        replaced: how many actors were replaced before this program began; their seeds aren't used again.
+        rows: number of rows of each environment.
+        seed: seed of the first row of the first actor; None if environments aren't seeded.
+        replaced: number of actors replaced in earlier runs of the program, whose seeds are not reused.
 
     Raises:
         ArgumentTypeError: a part of a function can't be pickled; the message names it.
@@ -47,21 +47,21 @@ class Recipe:
     def __init__(self, functions: Sequence[Callable[[], Any]], epsilons: Sequence[float] | None) -> None:
         self._functions = [pickled("create_env_fn", function) for function in functions]
         self._epsilons = [None] * len(functions) if epsilons is None else list(epsilons)
-        self._root = int(torch.randint(2**62, ()))  # the parent's seed determines all
+        self._root = int(torch.randint(2**62, ()))  # determined by the parent's seed
         self.rows = 1
         self.seed: int | None = None
         self.replaced = 0
 
     def __call__(self, index: int, generation: int) -> bytes:
-        """Return the pickled :class:`~recurl.collectors.actors.remote.Own` of an actor.
+        """Return the pickled :class:`~recurl.collectors.actors.remote.ActorArguments` of an actor.
 
         Args:
-            index: number of the actor.
-            generation: how often it was replaced.
+            index: index of the actor.
+            generation: number of its replacements.
         """
-        own = Own(
+        own = ActorArguments(
             self._functions[index],
-            derive_seed(self._root, "actor", index, self._time(generation)),
+            derive_seed(self._root, "actor", index, self._incarnation(generation)),
             self.env_seed(index, generation),
             TRAJECTORY_IDS.reserve(),
             self._epsilons[index],
@@ -69,19 +69,19 @@ class Recipe:
         return pickle.dumps(own)
 
     def seeds(self, seed: int) -> list[tuple[int, int]]:
-        """Let a seed determine all that follow, and return those of each actor's environments and of its process."""
+        """Set the seed, and return the derived seeds of each actor's environments and process."""
         self.seed = self._root = seed
         actors = range(len(self._functions))
         return [(seed + index * self.rows, derive_seed(seed, "actor", index, 0)) for index in actors]
 
-    def _time(self, generation: int) -> int:
+    def _incarnation(self, generation: int) -> int:
         return 0 if generation == 0 else self.replaced + generation
 
     def env_seed(self, index: int, generation: int = 0) -> int | None:
-        """Return the seed of the first row of an actor; its successors begin far from the rows of all others."""
+        """Return the seed of an actor's first row; seeds of successors are far from those of all other rows."""
         if self.seed is None:
             return None
-        time = self._time(generation)
+        time = self._incarnation(generation)
         if time == 0:
             return self.seed + index * self.rows
         return derive_seed(self.seed, "successor", index, time) % 2**30
@@ -91,9 +91,9 @@ class Part(NamedTuple):
     """A batch of one actor.
 
     Attributes:
-        order: number of the request for it.
-        version: number of the weights that acted.
-        arrays: its entries.
+        order: sequence number of the request.
+        version: version of the acting weights.
+        arrays: entries of the batch.
     """
 
     order: int
@@ -102,23 +102,23 @@ class Part(NamedTuple):
 
 
 class Supply:
-    """Parts that actors collect. An actor collects one at a time, and the next one only when it has arrived here.
+    """Parts collected by actors. An actor collects one part at a time, and the next one only after it was received.
 
     Args:
         session: the connection to Ray.
-        recipe: what each actor is given for itself.
-        shared: a pickled :class:`~recurl.collectors.actors.remote.Shared`.
+        recipe: factory of the arguments of each actor.
+        shared: a pickled :class:`~recurl.collectors.actors.remote.SharedArguments`.
         policy: the policy, whose weights are version 0.
         count: number of actors.
         **limits: see :class:`~recurl.collectors.actors.group.ActorGroup`.
 
     Attributes:
         group: the actors.
-        parts: those that have arrived, in order, by actor.
-        under_way: order and version of those that actors collect, by actor.
-        version: number of the newest weights.
-        replacements: the actors that died, in order.
-        frames: frames of a part.
+        parts: received parts in order, by actor.
+        in_progress: order and version of the parts being collected, by actor.
+        version: version of the newest weights.
+        replacements: replacements of actors that died, in order.
+        frames: number of frames of a part.
     """
 
     def __init__(
@@ -131,13 +131,13 @@ class Supply:
         self._like = tensors_of_policy(policy) if isinstance(policy, nn.Module) else {}
         self.group = ActorGroup(session, count, shared, recipe, **limits)
         self.parts: list[deque[Part]] = [deque() for _ in range(count)]
-        self.under_way: dict[int, tuple[int, int]] = {}
+        self.in_progress: dict[int, tuple[int, int]] = {}
         self.replacements: list[Replacement] = []
         self.frames = 0
         self.version = 0
         self.sent = False
         self._order = 0
-        self._goes_on: list[tuple[int, ...]] = [()] * count
+        self._unfinished: list[tuple[int, ...]] = [()] * count
         self._lock = threading.Lock()
         self._weights: list[Any] = [self._put(self._like)] if isinstance(policy, nn.Module) else []
 
@@ -150,13 +150,13 @@ class Supply:
         return self._ray.put(arrays_of(state))
 
     def publish(self, weights: Weights | None) -> None:
-        """Give weights to the parts that are asked for from now on.
+        """Set the weights of the parts requested after this call.
 
-        They are a new version if an actor has got the ones before.
+        They are a new version if an actor has received the previous ones.
 
         Raises:
             ArgumentError: names or shapes differ from the policy's.
-            UsageError: the policy has no weights.
+            UsageError: the policy is not a module and has no weights.
         """
         if not isinstance(self._policy, nn.Module):
             raise UsageError(f"Weights need a policy that is an nn.Module, got {type(self._policy).__name__}.")
@@ -166,27 +166,27 @@ class Supply:
             self.version += self.sent
             self.sent = False
 
-    def ask_idle(self, index: int) -> None:
-        """Ask an actor for a part, if it is idle."""
+    def request_if_idle(self, index: int) -> None:
+        """Request a part from an actor if it is idle."""
         if not self.group.is_idle(index):
             return
         with self._lock:
             self.group.ask(index, "collect", self._weights)
-            self.under_way[index] = (self._order, self.version)
+            self.in_progress[index] = (self._order, self.version)
             self.sent = True
         self._order += 1
 
     def wait(self) -> None:
-        """Wait until a part has arrived, or an actor was replaced or is ready again."""
+        """Wait until a part is received, or an actor is replaced or ready again."""
         self._handle(self.group.next_event())
 
     @property
     def outstanding(self) -> int:
-        """Parts that were asked for and not taken."""
-        return len(self.under_way) + sum(map(len, self.parts))
+        """Number of parts requested but not yet delivered."""
+        return len(self.in_progress) + sum(map(len, self.parts))
 
     def restore(self, version: int, parts: Sequence[Sequence[dict[str, Any]]], *, sent: bool) -> None:
-        """Go on with parts that were saved."""
+        """Restore saved parts."""
         self.version, self.sent = version, sent
         for queue, saved in zip(self.parts, parts, strict=True):
             queue.clear()
@@ -194,37 +194,37 @@ class Supply:
         self._order = 1 + max((part.order for queue in self.parts for part in queue), default=-1)
 
     def close(self) -> None:
-        """End the actors, and leave Ray."""
+        """Terminate the actors, and disconnect from Ray."""
         self.group.close()
         self._session.close()
 
     def _handle(self, event: Event) -> None:
         index = event.actor
         if event.kind == "died":
-            self._note(event)
+            self._record_death(event)
         elif event.collecting:
-            part = Part(*self.under_way.pop(index), event.value)
+            part = Part(*self.in_progress.pop(index), event.value)
             self.parts[index].append(part)
             ids, done = (part.arrays[key].values for key in (TRAJ_IDS, (NEXT, DONE)))
-            self._goes_on[index] = tuple(ids[..., -1][~done[..., -1, 0]].tolist())
+            self._unfinished[index] = tuple(ids[..., -1][~done[..., -1, 0]].tolist())
 
-    def _note(self, event: Event) -> None:
+    def _record_death(self, event: Event) -> None:
         index, lost = event.actor, self.frames if event.collecting else 0
-        self.under_way.pop(index, None)
-        note = Replacement(index, event.value, lost, self._goes_on[index])
-        self._goes_on[index] = ()
-        self.replacements.append(note)
-        text = f"Collector actor {index} died and is replaced; at most {lost} frames are lost: {note.cause}"
+        self.in_progress.pop(index, None)
+        replacement = Replacement(index, event.value, lost, self._unfinished[index])
+        self._unfinished[index] = ()
+        self.replacements.append(replacement)
+        text = f"Collector actor {index} died and is replaced; at most {lost} frames are lost: {replacement.cause}"
         warnings.warn(text, stacklevel=2)
 
-    def settle(self) -> None:
-        """Wait until no actor is at work."""
+    def wait_until_idle(self) -> None:
+        """Wait until all actors are idle."""
         while not all(self.group.is_idle(index) for index in range(len(self.parts))):
             self.wait()
 
     def query(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the answers of all actors to one request each, which is repeated where an actor is replaced."""
-        self.settle()
+        """Return the answers of all actors to one request each, repeated if an actor is replaced."""
+        self.wait_until_idle()
         answers: dict[int, Any] = {}
         while len(answers) < len(requests):
             for index, request in enumerate(requests):

@@ -1,4 +1,4 @@
-"""Replay buffers: storages, samplers, and burn-in, state refresh and priorities for recurrent training from slices."""
+"""Replay buffers: storages and samplers, with burn-in, state refresh and priorities for recurrent training."""
 
 from typing import TYPE_CHECKING
 

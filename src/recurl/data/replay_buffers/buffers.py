@@ -1,4 +1,4 @@
-"""Replay buffers."""
+"""Replay buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from torch import Tensor
 from recurl.archive import load_archive, save_archive
 from recurl.continuity import check_order
 from recurl.data.replay_buffers.folders import fresh_folder, readable
-from recurl.data.replay_buffers.marks import ENTRIES, INDEX, WRITE_STEP, fitting, mark_ends, mark_starts, restore
+from recurl.data.replay_buffers.marks import (
+    ENTRIES,
+    INDEX,
+    WRITE_STEP,
+    mark_ends,
+    mark_starts,
+    restore,
+    without_unstored_steps,
+)
 from recurl.data.replay_buffers.prefetch import Prefetcher
 from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler
 from recurl.data.replay_buffers.storages import ListStorage, Storage
@@ -26,7 +34,7 @@ from recurl.start_states import refuse
 __all__ = ["ReplayBuffer"]
 
 Transform: TypeAlias = Callable[[Any], Any]
-_FORMATS = (1, 2)  # since 2 only filled positions are saved
+_FORMATS = (1, 2)  # format 2 saves only filled positions
 _STATE = "buffer.pt"
 
 
@@ -37,32 +45,32 @@ class _Batch(NamedTuple):
 
 
 class ReplayBuffer:
-    """Ring buffer of steps whose samples a recurrent module can process correctly.
+    """Ring buffer of steps whose samples can be replayed correctly by recurrent modules.
 
     In a sample of TensorDicts, drawn by any sampler, ``"is_init"`` is set wherever a step doesn't directly continue the
     previous one in the stored trajectory: there, a recurrent module restarts from the stored state. A sample also has
 
     * ``"index"``, int64 ``[N]``: positions in the storage, for :meth:`update_priority` and ``buffer[index]``;
-    * ``("collector", "write_step")``, int64 ``[N]``: number of the write that stored the step, to skip later updates of
-      a step that was overwritten;
-    * ``("collector", "stored")``: the stored values of the entries that are changed in the sample. Extending a buffer
-      with a sample restores them, so that slices add no episode starts or ends, and drops the entries listed here;
+    * ``("collector", "write_step")``, int64 ``[N]``: number of the write that stored the step, so that updates of
+      overwritten steps can be skipped;
+    * ``("collector", "stored")``: the stored values of the entries that differ in the sample. If a sample is added to a
+      buffer, they are restored, so that slices add no episode starts or ends, and the entries listed here are dropped;
     * entries of the sampler: ``("collector", "mask")``, ``"priority_weight"``.
 
-    Sampling never modifies the storage, and a sample never shares its memory. All methods are thread-safe.
+    Sampling never modifies the storage, and samples never share its memory. All methods are thread-safe.
 
     Args:
         storage: storage of the steps; ``ListStorage(1000)`` when None.
         sampler: strategy that chooses the steps of a batch; :class:`RandomSampler` when None.
         batch_size: number of steps per batch; may be overridden in :meth:`sample`.
-        prefetch: number of batches sampled in advance, in a thread; they miss later extensions and priorities.
-        pin_memory: put samples into page-locked memory, for asynchronous copies to a GPU.
+        prefetch: number of batches sampled in advance, in a thread; they don't reflect later data and priorities.
+        pin_memory: copy samples to page-locked memory, for asynchronous copies to a GPU.
         transform: function applied to each sample.
-        generator: CPU generator of all random choices, part of the saved state; torch's default generator when None.
+        generator: CPU generator for sampling, part of the saved state; torch's default generator when None.
 
     Raises:
         ArgumentError: ``batch_size`` or ``prefetch`` is out of range.
-        UsageError: ``pin_memory`` is set without a GPU.
+        UsageError: ``pin_memory`` is set, but there is no GPU.
 
     Example:
         >>> from recurl.data import LazyTensorStorage, ReplayBuffer
@@ -107,28 +115,28 @@ class ReplayBuffer:
 
     @property
     def write_count(self) -> int:
-        """Total number of steps that were ever added."""
+        """Total number of steps ever added."""
         return 0 if self._index is None else self._index.written * self._index.lanes
 
     def append_transform(self, transform: Transform) -> None:
-        """Append a function to be applied to each sample, after the existing ones."""
+        """Append a function that is applied to each sample after the existing ones."""
         self._transforms.append(transform)
 
     def extend(self, data: Any) -> Tensor:
         """Add a batch of steps, overwriting the oldest ones if the storage is full.
 
         Args:
-            data: ``[N, ...]``, or ``[*B, N, ...]`` for a storage with ``ndim`` > 1: rows continue from call to call.
+            data: ``[N, ...]``, or ``[*B, N, ...]`` for a storage with ``ndim`` > 1; each row continues across calls.
 
         Returns:
             Positions of the steps, int64 ``[*B, N]``.
 
         Raises:
-            ArgumentError: there are more steps than the storage holds, or their entries differ from the stored ones.
+            ArgumentError: there are more steps than the storage can hold, or their entries differ from the stored ones.
             ArgumentTypeError: the storage can't hold data of this type.
             MissingKeyError: the entry that identifies trajectories is missing.
-            UsageError: the steps don't follow each other; see :func:`~recurl.continuity.check_order`. Or recurrent
-                states are stored at some steps only; see ``sequence_length`` of ``Collector``.
+            UsageError: the steps are not consecutive; see :func:`~recurl.continuity.check_order`. Or recurrent
+                states are stored only at some steps; see ``sequence_length`` of ``Collector``.
         """
         if isinstance(data, TensorDictBase):
             refuse(data, "A replay buffer")
@@ -137,7 +145,7 @@ class ReplayBuffer:
             stored = data
             if isinstance(data, TensorDictBase):
                 data, marks = restore(data, self.storage.keys)
-                stored = fitting(data, self.storage.keys)
+                stored = without_unstored_steps(data, self.storage.keys)
             self.storage.prepare(stored)
             index = self._index or TrajectoryIndex(self.storage.lanes, self.storage.capacity)
             ndim, batch = self.storage.ndim, self.storage.batch_shape(data)
@@ -154,14 +162,14 @@ class ReplayBuffer:
             return positions
 
     def add(self, data: Any) -> Tensor:
-        """Add one step, ``[...]``, or one per lane, ``[*B, ...]``; see :meth:`extend`. Returns positions ``[*B]``."""
+        """Add one step ``[...]``, or one per lane ``[*B, ...]``, and return positions ``[*B]``; see :meth:`extend`."""
         if isinstance(data, TensorDictBase | Tensor):
             dim = self.storage.ndim - 1
             return self.extend(data.unsqueeze(dim)).squeeze(dim)
         return self.extend([data]).squeeze(0)
 
     def __getitem__(self, index: int | slice | Tensor) -> Any:
-        """Return stored steps, without marks: at positions ``[N]``, or by int or slice in the order of positions."""
+        """Return stored steps, without marks: at positions ``[N]``, or by int or slice over the filled positions."""
         with self._lock:
             if isinstance(index, Tensor):
                 return self.storage.get(self._checked(index))
@@ -169,21 +177,21 @@ class ReplayBuffer:
             return self.storage.get(positions) if positions.ndim else self.storage.get(positions.unsqueeze(0))[0]
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Sample a batch; the class lists its entries.
+        """Sample a batch; see the class for its entries.
 
         Args:
             batch_size: number of steps; the buffer's ``batch_size`` when None.
             return_info: also return a dict of tensors ``[N]``: ``"index"``, ``"write_step"``, ``"starts"``, and
-                depending on the sampler ``"ends"``, ``"mask"``, ``"priority_weight"``. Useful for data without keys.
+                depending on the sampler, ``"ends"``, ``"mask"``, ``"priority_weight"``. Useful for data without keys.
 
         Raises:
-            UsageError: the buffer is empty, there is no batch size, or the sampler can't draw such a batch.
+            UsageError: the buffer is empty, no batch size is given, or the sampler can't draw such a batch.
         """
         batch = self._next(self._size(batch_size))
         return (batch.data, batch.info) if return_info else batch.data
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches: one epoch if the sampler draws without replacement, else forever.
+        """Yield batches: one epoch if the sampler draws without replacement, else indefinitely.
 
         Raises:
             UsageError: the buffer has no batch size or is empty.
@@ -245,7 +253,7 @@ class ReplayBuffer:
         return self._index
 
     def _checked(self, index: Tensor) -> Tensor:
-        """Return positions as int64 ``[N]`` on the CPU, or refuse those at which no step is stored."""
+        """Return positions as int64 ``[N]`` on the CPU, after checking that each holds a step."""
         positions, stored = index.detach().cpu(), self._filled()
         if positions.ndim != 1 or positions.dtype != torch.int64:
             raise ArgumentError(f"Positions must be int64 [N], got {positions.dtype} {tuple(positions.shape)}.")
@@ -257,7 +265,7 @@ class ReplayBuffer:
         return positions
 
     def _current(self, index: Tensor, write_step: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return positions, and a bool mask of those not overwritten since ``write_step`` was sampled."""
+        """Return positions, and a bool mask of those not overwritten since they were sampled with ``write_step``."""
         positions = self._checked(index)
         if write_step is None:
             return positions, torch.ones_like(positions, dtype=torch.bool)
@@ -268,9 +276,9 @@ class ReplayBuffer:
         """Set the priorities of steps.
 
         Args:
-            index: int64 ``[N]``, the sample's ``"index"``. If a step occurs repeatedly, its largest priority counts.
+            index: int64 ``[N]``, the sample's ``"index"``. If a step occurs repeatedly, its largest priority is used.
             priority: ``[N]`` or ``[N, 1]``, finite and not negative.
-            write_step: int64 ``[N]``, the sample's ``("collector", "write_step")``: skip steps overwritten since.
+            write_step: int64 ``[N]``, the sample's ``("collector", "write_step")``, to skip steps overwritten since.
 
         Raises:
             ArgumentError: the shapes differ, an index is out of range, or a priority is negative or not finite.
@@ -286,14 +294,14 @@ class ReplayBuffer:
             self.sampler.update_priority(self._filled(), positions[current].numpy(), values[current].numpy())
 
     def update_states_(self, sample: TensorDictBase, states: dict[NestedKey, Tensor]) -> None:
-        """Write back the recurrent states after each step of a sample.
+        """Write the recurrent states after each step of a sample back to the storage.
 
         A state is written to ``("next", key)`` of its step, if stored, and to ``key`` of the next step of the
-        trajectory. Padding, and steps that were overwritten since they were sampled, are skipped.
+        trajectory. Padding and steps overwritten since they were sampled are skipped.
 
         Args:
             sample: the sample, ``[N]``, with its ``"index"``.
-            states: root keys to the states after each step, ``[N, L * D, H]`` each.
+            states: states after each step by root key, ``[N, L * D, H]`` each.
 
         Raises:
             MissingKeyError: the sample has no ``"index"``.
@@ -323,50 +331,50 @@ class ReplayBuffer:
         """
         with self._lock:
             filled = 0 if self._index is None else self._index.filled
-            return self._small_state() | {"storage": self.storage.state_dict(filled) if filled else None}
+            return self._metadata() | {"storage": self.storage.state_dict(filled) if filled else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a :meth:`state_dict`.
 
         Raises:
-            ArgumentError: ``state`` is of a buffer of another size or format, or can't be read.
+            ArgumentError: ``state`` is from a buffer of another size or format, or can't be read.
         """
         self._discard()
         with self._lock, readable("The saved buffer"):
             index = self._read_index(state)
             if state["storage"] is not None:
                 self.storage.load_state_dict(state["storage"])
-            self._take_small_state(state, index)
+            self._restore_metadata(state, index)
 
     def dumps(self, path: str | Path) -> None:
-        """Save the complete state in the folder ``path``, replacing an earlier save; :meth:`loads` restores it.
+        """Save the complete state to the folder ``path``, replacing an earlier save; :meth:`loads` restores it.
 
         The tensors are in ``path/storage`` as a memory-mapped TensorDict.
 
         Raises:
-            UsageError: the folder contains anything else, or the buffer is empty.
+            UsageError: the folder contains other files, or the buffer is empty.
         """
         path = Path(path)
         if path.exists() and any(path.iterdir()) and not (path / _STATE).exists():
             raise UsageError(f"The folder {path} must be empty or hold a saved buffer, but has other files in it.")
         with self._lock, fresh_folder(path) as fresh:
             self.storage.dumps(fresh / "storage", self._filled().filled)
-            save_archive(self._small_state(), fresh / _STATE)
+            save_archive(self._metadata(), fresh / _STATE)
 
     def loads(self, path: str | Path) -> None:
-        """Restore the state that :meth:`dumps` saved. Checksums are verified, and no code in the files is run.
+        """Restore the state saved by :meth:`dumps`. Checksums are verified, and no code in the files is executed.
 
         Raises:
-            ArgumentError: the save is of a buffer of another size or format, is missing or damaged, or can't be read.
+            ArgumentError: the save is from a buffer of another size or format, is missing or damaged, or can't be read.
         """
         self._discard()
         state = load_archive(Path(path) / _STATE)
         with self._lock, readable(f"The saved buffer {path}"):
             index = self._read_index(state)
             self.storage.loads(Path(path) / "storage")
-            self._take_small_state(state, index)
+            self._restore_metadata(state, index)
 
-    def _small_state(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         return {
             "format": _FORMATS[-1],
             "max_size": self.storage.max_size,
@@ -378,16 +386,16 @@ class ReplayBuffer:
         }
 
     def _read_index(self, state: dict[str, Any]) -> TrajectoryIndex | None:
-        """Return the index in ``state``, which must be of a buffer of the same size."""
+        """Return the index in ``state``, which must be from a buffer of the same size."""
         expected = {"max_size": self.storage.max_size, "ndim": self.storage.ndim}
         got = {name: state[name] for name in expected}
         if got != expected:
-            raise ArgumentError(f"The saved buffer must have {expected}, it has {got}.")
+            raise ArgumentError(f"The saved buffer must have {expected}, but has {got}.")
         if state["format"] not in _FORMATS:
-            raise ArgumentError(f"The saved buffer must be of format {_FORMATS}, it is of {state['format']!r}.")
+            raise ArgumentError(f"The saved buffer must have a format of {_FORMATS}, but has {state['format']!r}.")
         return None if state["index"] is None else TrajectoryIndex.from_state_dict(state["index"])
 
-    def _take_small_state(self, state: dict[str, Any], index: TrajectoryIndex | None) -> None:
+    def _restore_metadata(self, state: dict[str, Any], index: TrajectoryIndex | None) -> None:
         if index is not None and (index.lanes, index.capacity) != (self.storage.lanes, self.storage.capacity):
             raise ArgumentError("The index and the steps of the saved buffer must have the same number of rows.")
         self._index = index

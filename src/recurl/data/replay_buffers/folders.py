@@ -1,4 +1,4 @@
-"""Folders of memory-mapped tensors, written with checksums and read without running any code in them."""
+"""Folders of memory-mapped tensors, written with checksums and read without executing code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DIMENSIONS = 64
 
 
 def tensor_leaves(data: TensorDictBase) -> Entries:
-    """Return the tensors of a TensorDict, by key."""
+    """Return the tensors of a TensorDict by key."""
     return cast(Entries, dict(data.items(True, True)))
 
 
@@ -49,22 +49,22 @@ def flat_tensordict(entries: Entries, batch_size: torch.Size) -> TensorDict:
 
 
 def map_tensors(items: Entries, batch_size: torch.Size, path: Path) -> Entries:
-    """Return memory-mapped zeros in files under ``path``, readable by ``TensorDict.load_memmap``.
+    """Create memory-mapped zeros in files under ``path``, readable by ``TensorDict.load_memmap``.
 
     Args:
-        items: one example item of each entry, for shapes and dtypes.
+        items: an example item of each entry, for shapes and dtypes.
         batch_size: number of items, followed by the batch size of one item.
         path: folder of the files; created if missing.
     """
     likes = {key: item.cpu().expand(batch_size[0], *item.shape) for key, item in items.items()}
     mapped = flat_tensordict(likes, batch_size).memmap_like(path)
-    # The same memory as plain tensors: the class of memory-mapped tensors makes every operation slower.
+    # Plain tensors over the same memory: the class of memory-mapped tensors slows down every operation.
     return {key: value.as_subclass(Tensor) for key, value in tensor_leaves(mapped).items()}
 
 
 @contextmanager
 def fresh_folder(path: Path) -> Generator[Path]:
-    """Yield an empty folder, which replaces ``path`` once the block has ended without an error.
+    """Yield an empty folder, which replaces ``path`` when the block ends without an error.
 
     Raises:
         UsageError: ``path`` is a link or a file.
@@ -76,7 +76,7 @@ def fresh_folder(path: Path) -> Generator[Path]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise UsageError(f"{folder} can't be replaced ({error.strerror}): name another folder.") from error
+            raise UsageError(f"{folder} can't be replaced ({error.strerror}): use another folder.") from error
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
@@ -95,7 +95,7 @@ def readable(what: str) -> Generator[None]:
         what: the saved object, as the subject of the message.
 
     Raises:
-        ArgumentError: the block raised an error that isn't recurl's own.
+        ArgumentError: the block raised an error other than a :class:`~recurl.errors.RecurlError`.
     """
     try:
         yield
@@ -115,18 +115,18 @@ def readable(what: str) -> Generator[None]:
 
 
 def seal_folder(path: Path, facts: dict[str, Any]) -> None:
-    """Save the checksums of all files under ``path``, and ``facts`` (plain values), in a file beside them."""
+    """Save the checksums of all files under ``path``, and ``facts`` (plain values), in an additional file there."""
     files = {name: _checksum(path / name) for name in _names(path)}
     save_archive({"facts": facts, "files": files}, path / _CONTENTS)
 
 
 def load_folder(path: Path) -> tuple[TensorDict, dict[str, Any]]:
-    """Return the memory-mapped TensorDict in a folder, and the facts that :func:`seal_folder` saved with it.
+    """Return the memory-mapped TensorDict in a folder, and the facts saved with it by :func:`seal_folder`.
 
-    A folder without checksums, written by an earlier version, is read without checks; the facts are then empty.
+    A folder without checksums, from an earlier version, is read without checks; the facts are then empty.
 
     Raises:
-        ArgumentError: the folder is missing, its files are damaged, or they hold anything but tensors.
+        ArgumentError: the folder is missing, its files are damaged, or they contain anything but tensors.
     """
     facts: dict[str, Any] = {}
     names = _names(path)
@@ -136,7 +136,7 @@ def load_folder(path: Path) -> tuple[TensorDict, dict[str, Any]]:
         try:
             facts, files = dict(contents["facts"]), dict(contents["files"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ArgumentError(f"{path / _CONTENTS} must hold the checksums of the files beside it.") from error
+            raise ArgumentError(f"{path / _CONTENTS} must hold the checksums of the other files there.") from error
         for name in sorted({*map(str, files), *names}):
             if name not in files or name not in names or not _has_checksum(path / name, files[name]):
                 raise ArgumentError(f"{path / name} is damaged: its checksum differs from the saved one.")
@@ -144,7 +144,7 @@ def load_folder(path: Path) -> tuple[TensorDict, dict[str, Any]]:
 
 
 def _read_tensordict(path: Path, depth: int) -> TensorDict:
-    """Return what ``TensorDict.memmap`` wrote, in memory that is private to this process: files are never changed."""
+    """Read a TensorDict written by ``memmap``, in memory private to this process: files are never changed."""
     about = _read_metadata(path / _METADATA)
     if about.get("_type") != _TYPE or depth > _DEPTH:
         raise ArgumentError(
@@ -163,13 +163,13 @@ def _read_tensordict(path: Path, depth: int) -> TensorDict:
 
 
 def _by_key(path: Path) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Return folders and files of tensors in a folder by key; names have ``%`` and two digits for some letters."""
+    """Return subfolders and tensor files by key; names are percent-encoded."""
     folders: dict[str, Path] = {}
     files: dict[str, Path] = {}
     for found in path.iterdir():
         table = files if found.suffix == _SUFFIX else folders
         name = found.name.removesuffix(_SUFFIX)
-        table.setdefault(name, found)  # as earlier versions of tensordict wrote it
+        table.setdefault(name, found)  # unencoded, as written by earlier versions of tensordict
         table["" if name == "%" else unquote(name)] = found
     return folders, files
 
@@ -190,7 +190,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
 
 
 def _mapped(file: Path | None, what: str, entry: dict[str, Any]) -> Tensor:
-    """Return the tensor in a file, which must have the length that its shape says."""
+    """Return the tensor in a file, whose length must match its shape."""
     name = str(entry.get("dtype"))
     dtype = getattr(torch, name.removeprefix("torch."), None) if name.startswith("torch.") else None
     if not isinstance(dtype, torch.dtype) or entry.get("is_nested"):
@@ -200,12 +200,12 @@ def _mapped(file: Path | None, what: str, entry: dict[str, Any]) -> Tensor:
     if size == 0:
         return torch.empty(shape, dtype=dtype)
     if file is None:
-        raise ArgumentError(f"{what} lacks its file.")
+        raise ArgumentError(f"The file of {what} is missing.")
     try:
         with open_regular(file) as opened:
             length = os.fstat(opened.fileno()).st_size
             if length != size:
-                raise ArgumentError(f"{file} must have the {size:,} bytes of {dtype} {list(shape)}, it has {length:,}.")
+                raise ArgumentError(f"{file} must have {size:,} bytes for {dtype} {list(shape)}, but has {length:,}.")
             memory = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
     except OSError as error:
         raise ArgumentError(f"{file} can't be read: {error.strerror}.") from error
@@ -220,7 +220,7 @@ def _shape(value: Any, what: Path | str) -> torch.Size:
 
 
 def _names(path: Path) -> set[str]:
-    """Return the names of all files under a folder; anything but files and folders is refused."""
+    """Return the names of all files under a folder, and raise for anything but files and folders."""
     names: set[str] = set()
     left = [path]
     while left:
@@ -236,17 +236,17 @@ def _names(path: Path) -> set[str]:
             elif entry.is_file(follow_symlinks=False):
                 names.add(Path(entry.path).relative_to(path).as_posix())
             else:
-                raise ArgumentError(f"{entry.path} must be a file or a folder, and is a link or something else.")
+                raise ArgumentError(f"{entry.path} must be a file or a folder, but is a link or something else.")
     return names
 
 
 def _has_checksum(path: Path, expected: Any) -> bool:
-    """Return whether a file has a length and a CRC32; the length first, as reading a longer one could take long."""
+    """Return whether a file has a length and CRC32; length is compared first, as a long file may be slow to read."""
     return path.lstat().st_size == expected[0] and _checksum(path) == expected
 
 
 def _checksum(path: Path) -> list[int]:
-    """Return length and CRC32 of a file."""
+    """Return the length and CRC32 of a file."""
     length = crc = 0
     with open_regular(path) as file:
         while chunk := file.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""Entries that a buffer adds to a sample, and that are removed when the sample is added to a buffer."""
+"""Entries that a replay buffer adds to a sample, and removes if the sample is added to a buffer again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from torch import Tensor
 from recurl.keys import DONE, IS_INIT, MASK, STORED, TRAJ_STEPS, NestedKey, path_of
 from recurl.lowering import Step
 
-__all__ = ["ENTRIES", "INDEX", "PRIORITY_WEIGHT", "WRITE_STEP", "fitting", "mark_ends", "mark_starts", "restore"]
+__all__ = [
+    "ENTRIES",
+    "INDEX",
+    "PRIORITY_WEIGHT",
+    "WRITE_STEP",
+    "mark_ends",
+    "mark_starts",
+    "restore",
+    "without_unstored_steps",
+]
 
 INDEX = "index"
 PRIORITY_WEIGHT = "priority_weight"
@@ -23,20 +32,20 @@ ENTRIES: dict[str, NestedKey] = {
     "mask": MASK,
     "priority_weight": PRIORITY_WEIGHT,
 }
-"""Keys under which a sample holds what a sampler says of it."""
+"""Sample keys of the information returned by a sampler."""
 
 
 def mark_starts(sample: Step, starts: Tensor) -> None:
     """Set ``"is_init"`` of a sample ``[N, ...]`` where ``starts``, bool ``[N]`` (or rows, ``[S, L]``), is true.
 
-    All samples are marked here, whatever the sampler. In an item of several steps the first one is marked. The marks
+    All samples are marked here, for any sampler. In an item of several steps, the first one is marked. The marks
     are written to a new tensor; the stored flag is kept at ``("collector", "stored", "is_init")``.
     """
     _override(sample, IS_INIT, starts)
 
 
 def mark_ends(sample: Step, ends: Tensor, truncated_key: NestedKey) -> None:
-    """Set ``truncated_key``, and ``"done"`` beside it, where ``ends``, bool ``[N]``, is true; see ``mark_starts``."""
+    """Set ``truncated_key`` and the sibling ``"done"`` where ``ends``, bool ``[N]``, is true; see ``mark_starts``."""
     _override(sample, truncated_key, ends)
     _override(sample, DONE if isinstance(truncated_key, str) else (*truncated_key[:-1], DONE), ends)
 
@@ -51,20 +60,20 @@ def _override(sample: Step, key: NestedKey, marks: Tensor) -> None:
     marked.view(*marked.shape[:lead], -1)[..., 0] |= marks
     sample.set(key, marked)
     stored_key = (*STORED, *path_of(key))
-    if stored_key not in sample:  # if a sample is marked again, the first value is the stored one
+    if stored_key not in sample:  # if a sample is marked repeatedly, the first value is the stored one
         sample.set(stored_key, stored)
 
 
 def restore(data: TensorDictBase, keys: Collection[NestedKey]) -> tuple[TensorDictBase, Tensor | None]:
-    """Undo the changes that a buffer made to a sample.
+    """Undo the changes made to a sample by a buffer.
 
     Args:
-        data: a sample of a buffer, or any other data. It is not modified.
+        data: a sample from a buffer, or any other data. It is not modified.
         keys: entries of the sample to keep; all if empty.
 
     Returns:
-        For a sample, its stored entries without padding, and the marks ``"is_init"`` of the sample; for other data,
-        ``data`` itself and None.
+        For a sample, its stored entries without padding, and its ``"is_init"`` marks; for other data, ``data`` itself
+        and None.
     """
     stored = data.get(STORED, None)
     if stored is None:
@@ -78,6 +87,6 @@ def restore(data: TensorDictBase, keys: Collection[NestedKey]) -> tuple[TensorDi
     return (data.select(*keys) if keys else data), marks
 
 
-def fitting(data: TensorDictBase, keys: Collection[NestedKey]) -> TensorDictBase:
-    """Drop trajectory steps if the stored ``keys`` don't include them, as in a buffer saved by version 0.1.0."""
+def without_unstored_steps(data: TensorDictBase, keys: Collection[NestedKey]) -> TensorDictBase:
+    """Drop trajectory steps if they are not among the stored ``keys``, as in a buffer saved by version 0.1.0."""
     return data.exclude(TRAJ_STEPS) if keys and TRAJ_STEPS not in keys else data

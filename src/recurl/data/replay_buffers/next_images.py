@@ -1,4 +1,4 @@
-"""Images under ``"next"`` in a storage: those that are the images of the following steps aren't stored again."""
+"""Deduplicated storage of images under ``"next"``: images equal to those of the following steps aren't stored again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNUSED, _SHARED = -2, -1
 
 
 def next_images_of(items: Mapping[NestedKey, Tensor]) -> dict[NestedKey, NestedKey]:
-    """Return the keys of images under ``"next"``, each with the key of the same image at the root.
+    """Map the keys of images under ``"next"`` to the keys of the corresponding images at the root.
 
     Args:
-        items: one item of each entry. An image is uint8 of at least two dimensions.
+        items: one item of each entry. An image is uint8 with at least two dimensions.
 
     Example:
         >>> image = torch.zeros(4, 4, dtype=torch.uint8)
@@ -34,32 +34,32 @@ def next_images_of(items: Mapping[NestedKey, Tensor]) -> dict[NestedKey, NestedK
 
 
 class NextImages:
-    """Images of the next steps, beside the images of the steps.
+    """Images of the next steps, shared with the images of the steps where possible.
 
-    A next image that equals the image at the following position of its lane, bit by bit, is read from there: of a
-    trajectory only the last one is stored here, and of each lane the newest, until the following step comes. Whatever
-    is written later, and wherever, what was stored is read back.
+    A next image that is bitwise equal to the image at the following position of its lane is read from there. Stored
+    here are only the last next image of each trajectory and, until the following step is added, the newest one of each
+    lane. Later writes, at any position, never change the next images that are read back.
 
     Args:
         root: the images of the steps, ``[lanes * capacity, ...]``.
         lanes: number of lanes, each a ring of ``capacity`` positions.
-        pool: memory for the first images that are stored here, ``[M, ...]``; more is allocated when needed.
+        pool: initial memory for the images stored here, ``[M, ...]``; more is allocated when needed.
     """
 
     def __init__(self, root: Tensor, lanes: int, pool: Tensor) -> None:
         self.root = root
         self._capacity = root.shape[0] // max(lanes, 1)
         self._pool = pool
-        self._slot = torch.full((root.shape[0],), _UNUSED, dtype=torch.int32)  # of each position
+        self._slot = torch.full((root.shape[0],), _UNUSED, dtype=torch.int32)  # slot in the pool, by position
         self._free = list(range(pool.shape[0] - 1, -1, -1))
 
     @property
     def stored(self) -> int:
-        """Number of images that are stored here."""
+        """Number of images in the pool."""
         return self._pool.shape[0] - len(self._free)
 
     def set(self, index: Tensor, images: Tensor, after: Tensor) -> None:
-        """Write steps; to be called before their images are written to ``root``.
+        """Write steps; must be called before their images are written to ``root``.
 
         Args:
             index: positions, int64 ``[N]`` on the CPU.
@@ -88,23 +88,23 @@ class NextImages:
         self._keep(index, after)
 
     def write_root(self, index: Tensor, images: Tensor) -> None:
-        """Prepare for other images at ``index`` of ``root``, to be called before these are written."""
+        """Prepare for new images at ``index`` of ``root``; must be called before they are written."""
         self._keep_for_previous(index, images, torch.ones(index.shape, dtype=torch.bool))
 
-    def apart(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of the positions ``index`` have an image that is stored here, as indices of them, and these."""
+    def unshared(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the indices into ``index`` of the positions with an image in the pool, and these images."""
         slots = self._slot[index].long()
         own = (slots >= 0).nonzero().squeeze(-1)
         return own, self._pool.index_select(0, slots[own].to(self._pool.device))
 
     def restore(self, index: Tensor, own: Tensor, images: Tensor) -> None:
-        """Restore what :meth:`apart` returned, for the positions ``index``."""
+        """Restore the result of :meth:`unshared` for the positions ``index``."""
         self.clear()
         self._slot[index] = _SHARED
         self._keep(index[own], images)
 
     def clear(self) -> None:
-        """Forget all steps."""
+        """Remove all steps."""
         self._slot.fill_(_UNUSED)
         self._free = list(range(self._pool.shape[0] - 1, -1, -1))
 
@@ -116,7 +116,7 @@ class NextImages:
         return torch.where(last, index - self._capacity + 1, index + 1)
 
     def _keep_for_previous(self, index: Tensor, images: Tensor, of: Tensor) -> None:
-        """Keep the next images of the steps before ``index[of]``, where other images come to stand."""
+        """Preserve the next images of the steps before ``index[of]``, whose root images are about to be overwritten."""
         previous, index, images = self._previous(index)[of], index[of], images[of.to(images.device)]
         slots = self._slot[previous].long()
         own, shared = ((mask.nonzero().squeeze(-1)) for mask in (slots >= 0, slots == _SHARED))

@@ -1,4 +1,4 @@
-"""Prefetching of batches in a thread."""
+"""Prefetching of batches in a background thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _T = TypeVar("_T")
 
 
 class Prefetcher(Generic[_T]):
-    """Calls a function in a thread, so that ``depth`` results are ready or being computed.
+    """Call a function in a thread so that ``depth`` results are ready or being computed.
 
     Args:
-        make: function that computes one result; called in one thread, without overlap.
+        make: function that computes one result; calls never overlap.
         depth: number of results to compute in advance.
 
     Example:
@@ -35,7 +35,7 @@ class Prefetcher(Generic[_T]):
         self._thread = ThreadPoolExecutor(1, "recurl-prefetch")
 
     def next(self) -> _T:
-        """Return the next result, or raise the exception that ``make`` raised."""
+        """Return the next result, or raise the exception raised by ``make``."""
         with self._lock:
             while len(self._ahead) <= self._depth:
                 self._ahead.append(self._thread.submit(self._make))

@@ -22,8 +22,8 @@ __all__ = ["BurnIn", "MidEpisodeBurnIn", "ZeroStart", "refresh_states", "slice_p
 _COLLECTED = ("collector", "stored", IS_INIT)
 
 
-class Memory:
-    """Recurrent states of a policy, and the part of the policy that computes them, as it is now."""
+class StateNetwork:
+    """The part of a policy, as currently composed, that computes its recurrent states."""
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
         modules = [module for module in policy.modules() if hasattr(module, "make_tensordict_primer")]
@@ -35,30 +35,31 @@ class Memory:
         self._reads = list(dict.fromkeys([*read, IS_INIT, TRAJ_IDS, TRAJ_STEPS]))
 
     def select(self, sample: TensorDictBase) -> TensorDictBase:
-        """Return the entries of ``sample`` that the network reads."""
+        """Return the entries of ``sample`` read by the network."""
         return sample.select(*self._reads, strict=False)
 
     def run(self, sequences: Step) -> dict[NestedKey, Tensor]:
-        """Return the states after every step of ``sequences``, ``[N]`` or rows, by root key, without gradients."""
+        """Return the states after every step of ``sequences``, flat ``[N]`` or rows, by root key, without gradients."""
         with torch.no_grad(), set_recurrent_mode(True):
             result = self._network(inputs_of(sequences, self._reads, [self._network]))
         return {key: result.get(next_key(key)) for key in self.keys}
 
 
 class BurnIn:
-    """Runs a policy's recurrent modules over the first steps of each slice, and starts the rest from the final states.
+    """Burn-in: runs a policy over the first steps of each slice, and starts the remaining steps from the final states.
 
-    Stored states were computed by the policy that collected them; after a few burn-in steps, the current policy's
+    Stored states were computed by the policy that collected the data. After a few burn-in steps, the current policy's
     states are close to those it would have reached over the whole trajectory. Source: Kapturowski et al., "Recurrent
     experience replay in distributed reinforcement learning" (R2D2, 2019), section 3.
 
-    Called with a sample ``[N]``, flat or ragged, it returns the steps after the prefixes, ``[M]``: the first one of
-    each slice has the state after the prefix, computed without gradients, and ``"is_init"`` set. A slice of ``steps``
-    or fewer steps keeps its last step. The sample is not modified. Use it as a buffer's ``transform``, or once for each
-    network with states of its own (for a target network, apply its own BurnIn to the same sample).
+    When called with a flat sample ``[N]``, whose slices may differ in length, it returns the steps after the prefixes,
+    ``[M]``. The first one of each slice has the state after the prefix, computed without gradients, and ``"is_init"``
+    set. A slice of ``steps`` or fewer steps keeps its last step. The sample is not modified. Use it as a buffer's
+    ``transform``, or once for each network with its own states (for a target network, apply a separate BurnIn to the
+    same sample).
 
     Args:
-        policy: module with recurrent modules inside; only the modules that their states depend on are run.
+        policy: module that contains recurrent modules; only the modules that their states depend on are run.
         steps: length of the prefix, not negative.
 
     Raises:
@@ -80,13 +81,13 @@ class BurnIn:
             raise ArgumentError(f"The number of burn-in steps must not be negative, got {steps}.")
         self.policy = policy
         self.steps = steps
-        Memory(policy)
+        StateNetwork(policy)
 
     def __call__(self, sample: TensorDictBase) -> TensorDictBase:
         """Return the steps after the prefixes."""
         prefix = self.prefix(sample)
         rest = sample[~prefix]
-        memory = Memory(self.policy)
+        memory = StateNetwork(self.policy)
         sequences = memory.select(sample)[prefix]
         if sequences.numel() == 0:
             return rest
@@ -110,11 +111,11 @@ class BurnIn:
 
 
 class MidEpisodeBurnIn(BurnIn):
-    """A :class:`BurnIn` of the slices that begin within an episode only.
+    """A :class:`BurnIn` limited to slices that begin in the middle of an episode.
 
-    A slice that begins with its episode starts from zero, which is exact. It is also the only kind of slice through
-    which a gradient reaches the episode's first steps: if these were burnt in too, what is shown only there (the cue of
-    a T-maze) would never be learnt.
+    A slice that begins with its episode starts from the zero state, which is exact. It is also the only kind of slice
+    through which gradients reach the episode's first steps: with burn-in, information shown only there (such as the cue
+    of a T-maze) would never be learned.
 
     Example:
         >>> from tensordict import TensorDict
@@ -128,18 +129,18 @@ class MidEpisodeBurnIn(BurnIn):
     """
 
     def prefix(self, sample: TensorDictBase) -> Tensor:
-        """Return which steps of a sample ``[N]`` are burnt in, bool ``[N]``."""
+        """Return the mask of the burn-in steps of a sample ``[N]``, bool ``[N]``."""
         starts = boundaries_in(sample).start_index
         begins_episode = torch.as_tensor(sample.get(_COLLECTED)).reshape(-1)[starts]
         return super().prefix(sample) & ~begins_episode
 
 
 class ZeroStart:
-    """Makes every slice start from zero states instead of the stored ones: R2D2's "zero start state".
+    """Start every slice from zero states instead of the stored ones: R2D2's "zero start state".
 
-    Called with a sample, it returns a copy in which the policy's states are zero wherever ``"is_init"`` is true (the
-    stored tensors are not modified). Use it as a buffer's ``transform``; to combine it with :class:`BurnIn`, apply it
-    first.
+    When called with a sample, it returns a copy in which the policy's states are zero wherever ``"is_init"`` is true
+    (the stored tensors are not modified). Use it as a buffer's ``transform``; to combine it with :class:`BurnIn`, apply
+    it first.
 
     Args:
         policy: module with recurrent modules inside.
@@ -150,13 +151,13 @@ class ZeroStart:
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
         self.policy = policy
-        Memory(policy)
+        StateNetwork(policy)
 
     def __call__(self, sample: StepT) -> StepT:
         """Return the sample with zero states at slice starts."""
         starts = sample.get(IS_INIT).reshape(sample.batch_size)
         result: StepT = sample.copy()
-        for key in Memory(self.policy).keys:
+        for key in StateNetwork(self.policy).keys:
             state = result.get(key, None)
             if state is not None:
                 result.set(key, state.masked_fill(starts.reshape(*starts.shape, *(1,) * (state.ndim - starts.ndim)), 0))
@@ -164,7 +165,7 @@ class ZeroStart:
 
 
 def refresh_states(buffer: ReplayBuffer, sample: TensorDictBase, policy: TensorDictModuleBase) -> None:
-    """Run ``policy`` over a sample and write its current states after every step back into ``buffer``.
+    """Run ``policy`` over a sample and write its current states after every step back to ``buffer``.
 
     Each slice starts from its stored state. Steps that were overwritten since they were sampled are skipped.
 
@@ -179,7 +180,7 @@ def refresh_states(buffer: ReplayBuffer, sample: TensorDictBase, policy: TensorD
         MissingKeyError: the sample has no ``"index"``.
         UnsupportedError: the storage is a list.
     """
-    memory = Memory(policy)
+    memory = StateNetwork(policy)
     with record_backends() as ran:
         states = memory.run(memory.select(sample))
     if "pad" in ran:
@@ -204,11 +205,11 @@ def slice_priorities(
         eta: weight of the maximum, from 0 to 1.
 
     Returns:
-        ``[N]``: the priority of its slice for every step of the sample, as each is a possible start. Pass it to
+        ``[N]``: for every step of the sample, a possible start, the priority of its slice. Pass it to
         ``buffer.update_priority(sample["index"], ..., sample["collector", "write_step"])``.
 
     Raises:
-        ArgumentError: ``eta`` is out of range, or there isn't one error per step.
+        ArgumentError: ``eta`` is out of range, or there is not one error per step.
 
     Example:
         >>> from tensordict import TensorDict
@@ -229,7 +230,7 @@ def slice_priorities(
 
 
 def check_eta(eta: float) -> None:
-    """Raise ArgumentError if the weight of a slice's largest error is out of range."""
+    """Check that ``eta``, the weight of a slice's largest error, is in [0, 1]."""
     if not 0.0 <= eta <= 1.0:
         raise ArgumentError(f"eta must be in [0, 1], got {eta}.")
 

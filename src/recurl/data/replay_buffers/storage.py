@@ -1,4 +1,4 @@
-"""Base class of the storages of replay buffers."""
+"""Base class of replay buffer storages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Storage"]
 class Storage(ABC):
     """Base class of storages of ``max_size`` items, addressed by position.
 
-    The first ``ndim`` dimensions of the data count as items: with ``ndim=1`` a batch ``[N, ...]`` is N items; with
+    The first ``ndim`` dimensions of the data index items. With ``ndim=1`` a batch ``[N, ...]`` is N items. With
     ``ndim=2`` a batch ``[B, T]`` adds T steps to each of B lanes, which are rings of ``max_size // B`` steps, so that
-    trajectories continue from batch to batch.
+    trajectories continue across batches.
 
     Attributes:
-        lanes: number of lanes; 0 before the first data.
+        lanes: number of lanes; 0 before the first data is added.
     """
 
     def __init__(self, max_size: int, ndim: int) -> None:
@@ -35,11 +35,11 @@ class Storage(ABC):
 
     @property
     def capacity(self) -> int:
-        """Number of steps that each lane can hold; known once there is data."""
+        """Number of steps that each lane can hold; known once data is added."""
         return self.max_size // max(self.lanes, 1)
 
     def prepare(self, data: Any) -> None:
-        """Allocate memory for the first data, and check that ``data``, of batch size ``[*B, n, ...]``, can be stored.
+        """Allocate memory at the first call, and check that ``data``, of batch size ``[*B, n, ...]``, can be stored.
 
         Raises:
             ArgumentError: the data has fewer than ``ndim`` batch dimensions, more rows than ``max_size``, or a
@@ -61,7 +61,7 @@ class Storage(ABC):
 
     @property
     def keys(self) -> set[NestedKey]:
-        """Keys of the stored entries; empty before the first data, and for a list."""
+        """Keys of the stored entries; empty before the first data is added, and for a list."""
         return set()
 
     def write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
@@ -74,11 +74,11 @@ class Storage(ABC):
 
     @abstractmethod
     def batch_shape(self, data: Any) -> torch.Size:
-        """Return the dimensions of ``data`` that may count as items."""
+        """Return the batch dimensions of ``data``, which may index items."""
 
     @abstractmethod
     def set(self, index: Tensor, data: Any) -> None:
-        """Write data ``[*B, n, ...]`` at positions ``index``, int64 with ``prod(B) * n`` entries."""
+        """Write data ``[*B, n, ...]`` at positions ``index``, int64 with ``prod(B) * n`` elements."""
 
     @abstractmethod
     def get(self, index: Tensor) -> Any:
@@ -94,8 +94,8 @@ class Storage(ABC):
 
     @abstractmethod
     def dumps(self, path: Path, filled: int) -> None:
-        """Write the contents into the folder ``path``; each lane holds ``filled`` steps."""
+        """Write the contents to the folder ``path``; each lane holds ``filled`` steps."""
 
     @abstractmethod
     def loads(self, path: Path) -> None:
-        """Restore the contents that :meth:`dumps` wrote."""
+        """Restore the contents written by :meth:`dumps`."""

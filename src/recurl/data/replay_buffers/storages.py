@@ -1,4 +1,4 @@
-"""Storages of replay buffers: tensors in memory, tensors on disk, or a list of objects."""
+"""Replay buffer storages: tensors in memory, tensors on disk, or a list of objects."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ __all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "
 Data: TypeAlias = TensorDictBase | Tensor
 _CHUNK = 1024  # items
 _LANES_BYTES = 20
-_PLAIN = "_tensor"  # key of data that is a single tensor
+_PLAIN = "_tensor"  # key if the data is a single tensor
 
 
 class LazyTensorStorage(Storage):
-    """Storage of tensors, or TensorDicts of tensors, in memory that is allocated for the first data.
+    """Storage of tensors, or TensorDicts of tensors, in memory that is allocated when the first data is added.
 
-    An image (uint8 of two or more dimensions) under ``"next"`` that equals the image of the following step in its lane
-    is not stored again, so that images take half the memory.
+    An image (uint8, two or more dimensions) under ``"next"`` that equals the image of the following step in its lane is
+    not stored again, which halves the memory for images.
 
     Args:
         max_size: maximum number of items.
-        device: device of the storage; ``"auto"`` for that of the first data.
+        device: device of the storage; ``"auto"`` for the device of the first data.
         ndim: number of batch dimensions that count as items; see :class:`Storage`.
-        share_next_images: store such images once. The host keeps the record of it, and so waits for the device.
+        share_next_images: store such images once. The bookkeeping is on the host, which therefore waits for the device.
 
     Raises:
         ArgumentError: ``max_size`` or ``ndim`` is not positive; or data has other entries, shapes or dtypes than the
@@ -67,10 +67,10 @@ class LazyTensorStorage(Storage):
         self._data = TensorDict({}, [0])
         self._leaves: dict[NestedKey, Tensor] = {}
         self._next: dict[NestedKey, NextImages] = {}
-        self._pairs: dict[NestedKey, NestedKey] = {}  # of the keys in _next, those at the root
+        self._pairs: dict[NestedKey, NestedKey] = {}  # root key of each key in _next
 
     def batch_shape(self, data: Any) -> torch.Size:
-        """See :meth:`Storage.batch_shape`."""
+        """Return the batch dimensions of ``data``."""
         if isinstance(data, TensorDictBase):
             return data.batch_size
         if isinstance(data, Tensor):
@@ -81,11 +81,11 @@ class LazyTensorStorage(Storage):
 
     @property
     def keys(self) -> set[NestedKey]:
-        """Keys of the stored entries; empty before the first data."""
+        """Keys of the stored entries; empty before the first data is added."""
         return {*self._leaves, *self._next}
 
     def prepare(self, data: Any) -> None:
-        """See :meth:`Storage.prepare`."""
+        """Allocate memory at the first call, and check that ``data`` can be stored; see :meth:`Storage.prepare`."""
         super().prepare(data)
         entries = leaves(data)
         if not self._leaves:
@@ -103,7 +103,7 @@ class LazyTensorStorage(Storage):
 
     def _check(self, entries: dict[NestedKey, Tensor], dims: int) -> None:
         for key, value in entries.items():
-            leaf = self._leaves.get(self._pairs.get(key, key))  # a next image is as the image
+            leaf = self._leaves.get(self._pairs.get(key, key))  # next images have the shape of the images
             if leaf is None:
                 raise ArgumentError(
                     f"There is no entry {key!r} in the storage, which has {sorted(map(str, self.keys))}."
@@ -115,7 +115,7 @@ class LazyTensorStorage(Storage):
                 )
 
     def _allocate(self, items: dict[NestedKey, Tensor], inner: torch.Size) -> None:
-        """Allocate memory; ``items`` gives shapes and dtypes of one item's entries, ``inner`` its batch size."""
+        """Allocate memory for entries like those of one example item; ``inner`` is the item's batch size."""
         self._pairs = {} if inner or not self._share_next_images else next_images_of(items)
         memory = self._memory(items, self.lanes * self.capacity, self._pairs)
         self._leaves = {key: leaf for key, leaf in memory.items() if key not in self._pairs}
@@ -127,7 +127,7 @@ class LazyTensorStorage(Storage):
     def _memory(
         self, items: dict[NestedKey, Tensor], size: int, growing: Collection[NestedKey]
     ) -> dict[NestedKey, Tensor]:
-        """Return memory for ``size`` items; for the entries ``growing``, as much as is needed at first."""
+        """Allocate memory for ``size`` items; less for the entries ``growing``, which are extended later."""
         return {
             key: torch.empty(
                 (self.lanes if key in growing else size, *item.shape), dtype=item.dtype, device=self.device
@@ -136,7 +136,7 @@ class LazyTensorStorage(Storage):
         }
 
     def set(self, index: Tensor, data: Any) -> None:
-        """See :meth:`Storage.set`; :meth:`prepare` was called with the data before."""
+        """Write ``data``, for which :meth:`prepare` was called, at positions ``index``; see :meth:`Storage.set`."""
         entries = {key: value.flatten(0, self.ndim - 1) for key, value in leaves(data).items()}
         self._set(index, entries)
 
@@ -165,7 +165,7 @@ class LazyTensorStorage(Storage):
             leaf.index_copy_(0, index.to(leaf.device), value.detach().to(leaf.device))
 
     def get(self, index: Tensor) -> Any:
-        """See :meth:`Storage.get`."""
+        """Return a copy of the items at ``index``."""
         there = index.to(self.device, non_blocking=True)
         batch = [index.shape[0], *self._data.batch_size[1:]]
         if self._leaves.keys() == {_PLAIN}:
@@ -184,11 +184,11 @@ class LazyTensorStorage(Storage):
         return leaf.unflatten(0, (self.lanes, -1))[:, :steps]
 
     def state_dict(self, filled: int) -> dict[str, Any]:
-        """See :meth:`Storage.state_dict`."""
+        """Return the contents as tensors and plain Python values."""
         contents = {key: self._filled(leaf, filled) for key, leaf in self._leaves.items()}
         positions = self._positions(filled)
         return {
-            "next": {key: images.apart(positions) for key, images in self._next.items()},
+            "next": {key: images.unshared(positions) for key, images in self._next.items()},
             "lanes": self.lanes,
             "inner": list(self._data.batch_size[1:]),
             "entries": {
@@ -197,45 +197,45 @@ class LazyTensorStorage(Storage):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Storage.load_state_dict`."""
-        self._take(state["lanes"], state["entries"], torch.Size(state["inner"]), state.get("next", {}))
+        """Restore the contents from a :meth:`state_dict`."""
+        self._restore(state["lanes"], state["entries"], torch.Size(state["inner"]), state.get("next", {}))
 
     def dumps(self, path: Path, filled: int) -> None:
-        """See :meth:`Storage.dumps`. Writes a memory-mapped TensorDict, also readable by ``TensorDict.load_memmap``."""
+        """Write a memory-mapped TensorDict, also readable by ``TensorDict.load_memmap``; see :meth:`Storage.dumps`."""
         size = torch.Size([self.lanes * filled, *self._data.batch_size[1:]])
         items = {key: leaf[0] for key, leaf in self._leaves.items()}
         mapped = map_tensors({**items, **{key: images.root[0] for key, images in self._next.items()}}, size, path)
         for key, leaf in self._leaves.items():
             mapped[key].unflatten(0, (self.lanes, filled)).copy_(self._filled(leaf, filled))
-        for key, images in self._next.items():  # whole, for readers that know nothing of lanes
+        for key, images in self._next.items():  # in full, for readers that aren't aware of lanes
             for target, positions in zip(mapped[key].split(_CHUNK), self._positions(filled).split(_CHUNK), strict=True):
                 target.copy_(images.get(positions))
         seal_folder(path, {"lanes": self.lanes})
 
     def loads(self, path: Path) -> None:
-        """See :meth:`Storage.loads`.
+        """Restore the contents written by :meth:`dumps`.
 
         Raises:
-            ArgumentError: the folder is missing or damaged, or its contents don't fit this storage.
+            ArgumentError: the folder is missing or damaged, or its contents don't match this storage.
         """
         saved, facts = load_folder(path)
         lanes = facts["lanes"] if facts else _read_lanes(path / "lanes")
-        self._take(lanes, tensor_leaves(saved), saved.batch_size[1:])
+        self._restore(lanes, tensor_leaves(saved), saved.batch_size[1:])
 
     def _positions(self, steps: int) -> Tensor:
         """Return the positions of the first ``steps`` items of each lane, in the order of :meth:`_filled`."""
         return (torch.arange(self.lanes).unsqueeze(-1) * self.capacity + torch.arange(steps)).flatten()
 
-    def _take(
+    def _restore(
         self,
         lanes: int,
         entries: dict[NestedKey, Tensor],
         inner: torch.Size,
-        apart: Mapping[NestedKey, tuple[Tensor, Tensor]] = MappingProxyType({}),
+        next_images: Mapping[NestedKey, tuple[Tensor, Tensor]] = MappingProxyType({}),
     ) -> None:
         """Restore the first n steps of each lane from ``entries``, ``[lanes * n, ...]`` each.
 
-        Next images that ``entries`` lacks are restored from ``apart``; see :meth:`NextImages.apart`.
+        Next images missing from ``entries`` are restored from ``next_images``; see :meth:`NextImages.unshared`.
         """
         if self.device == "auto":
             self.device = torch.device("cpu")
@@ -243,19 +243,20 @@ class LazyTensorStorage(Storage):
             self.lanes = lanes
             items = {key: value[0] for key, value in entries.items()}
             self._allocate(
-                {**items, **{key: images.new_empty(images.shape[1:]) for key, (_, images) in apart.items()}}, inner
+                {**items, **{key: images.new_empty(images.shape[1:]) for key, (_, images) in next_images.items()}},
+                inner,
             )
-        if lanes != self.lanes or entries.keys() | apart.keys() != self.keys:
+        if lanes != self.lanes or entries.keys() | next_images.keys() != self.keys:
             raise ArgumentError(
                 f"The saved contents, {lanes} lanes of {sorted(map(str, entries))}, must match the storage, "
                 f"{self.lanes} lanes of {sorted(map(str, self.keys))}. Load into a new storage."
             )
-        self._check({**entries, **{key: images for key, (_, images) in apart.items()}}, 1)
+        self._check({**entries, **{key: images for key, (_, images) in next_images.items()}}, 1)
         positions = self._positions(next(iter(entries.values())).shape[0] // lanes) if self._next else torch.empty(0)
         for key, images in self._next.items():
-            if key in apart:
-                images.restore(positions, *apart[key])
-            else:  # saved whole
+            if key in next_images:
+                images.restore(positions, *next_images[key])
+            else:  # saved in full
                 images.clear()
                 images.set(positions, entries[self._pairs[key]], entries[key])
         for key, value in entries.items():
@@ -269,10 +270,10 @@ class LazyMemmapStorage(LazyTensorStorage):
     """Storage of tensors, or TensorDicts of tensors, in memory-mapped files, for more data than fits into memory.
 
     Args:
-        max_size: maximum number of items. Files are sparse: disk space is used as steps are added.
-        scratch_dir: folder of the files, which must be empty or absent, and is kept. When None the files have no name,
-            and their space is freed when this object and its forks are gone, however they end. The files are no backup:
-            use ``ReplayBuffer.dumps``.
+        max_size: maximum number of items. Files are sparse: disk space is allocated as steps are added.
+        scratch_dir: folder of the files; it must be empty or absent, and is kept. When None, the files are unnamed, and
+            their space is freed when this object and its forks are gone, even after a crash. The files are not a
+            backup: use ``ReplayBuffer.dumps``.
         ndim: number of batch dimensions that count as items; see :class:`Storage`.
 
     Raises:
@@ -289,11 +290,11 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _memory(
         self, items: dict[NestedKey, Tensor], size: int, growing: Collection[NestedKey]
     ) -> dict[NestedKey, Tensor]:
-        del growing  # files take no space before they are written
+        del growing  # sparse files take no space before they are written
         if self.scratch_dir is None:
             if os.name == "nt":
                 raise UnsupportedError(
-                    "Files without a name need a POSIX system such as Linux or macOS, and this is Windows: give "
+                    "Unnamed files need a POSIX system such as Linux or macOS, and this is Windows: give "
                     "LazyMemmapStorage a scratch_dir."
                 )
             with tempfile.TemporaryDirectory(prefix="recurl-") as folder:
@@ -329,7 +330,7 @@ class ListStorage(Storage):
         self._items: list[Any] = []
 
     def batch_shape(self, data: Any) -> torch.Size:
-        """See :meth:`Storage.batch_shape`."""
+        """Return the batch dimensions of ``data``."""
         if isinstance(data, TensorDictBase):
             return data.batch_size
         if isinstance(data, Tensor):
@@ -341,27 +342,27 @@ class ListStorage(Storage):
         )
 
     def set(self, index: Tensor, data: Any) -> None:
-        """See :meth:`Storage.set`."""
+        """Write ``data`` at positions ``index``."""
         items = data.detach().clone().unbind(0) if isinstance(data, TensorDictBase | Tensor) else data
         for position, item in zip(index.tolist(), items, strict=True):
             self._items[position : position + 1] = [item]
 
     def get(self, index: Tensor) -> Any:
-        """See :meth:`Storage.get`."""
+        """Return a copy of the items at ``index``."""
         items = [self._items[position] for position in index.tolist()]
         if isinstance(items[0], TensorDictBase | Tensor):
             return torch.stack(items)  # pyright: ignore[reportArgumentType] - tensordict registers itself with torch
         return items
 
     def state_dict(self, filled: int) -> dict[str, Any]:
-        """See :meth:`Storage.state_dict`. Items that aren't TensorDicts are returned unchanged."""
+        """Return the contents; items that aren't TensorDicts are returned unchanged. See :meth:`Storage.state_dict`."""
         if self._items and isinstance(self._items[0], TensorDictBase):
             batch = cast(TensorDictBase, torch.stack(self._items))
             return {"lanes": self.lanes, "batch_size": list(batch.batch_size), "entries": leaves(batch)}
         return {"lanes": self.lanes, "items": list(self._items)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Storage.load_state_dict`."""
+        """Restore the contents from a :meth:`state_dict`."""
         self.lanes = state["lanes"]
         if "entries" in state:
             self._items = list(flat_tensordict(state["entries"], torch.Size(state["batch_size"])).unbind(0))
@@ -369,12 +370,12 @@ class ListStorage(Storage):
             self._items = list(state["items"])
 
     def dumps(self, path: Path, filled: int) -> None:
-        """See :meth:`Storage.dumps`. Items must be TensorDicts, tensors, or plain Python values."""
+        """Write the items, which must be TensorDicts, tensors or plain Python values; see :meth:`Storage.dumps`."""
         path.mkdir(parents=True, exist_ok=True)
         save_archive(self.state_dict(filled), path / "items.pt")
 
     def loads(self, path: Path) -> None:
-        """See :meth:`Storage.loads`.
+        """Restore the contents written by :meth:`dumps`.
 
         Raises:
             ArgumentError: the file is missing or damaged.
@@ -383,11 +384,11 @@ class ListStorage(Storage):
 
 
 def _read_lanes(path: Path) -> int:
-    """Return the number of lanes from a file of its own, where earlier versions saved it."""
+    """Return the number of lanes from the separate file that earlier versions wrote."""
     with open_regular(path) as file:
         return int(file.read(_LANES_BYTES))
 
 
 def leaves(data: TensorDictBase | Tensor) -> dict[NestedKey, Tensor]:
-    """Return the tensors of a TensorDict, by key; a plain tensor is the only entry."""
+    """Return the tensors of a TensorDict by key; a plain tensor is treated as a single entry."""
     return {_PLAIN: data} if isinstance(data, Tensor) else tensor_leaves(data)

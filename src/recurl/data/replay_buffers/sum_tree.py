@@ -1,4 +1,4 @@
-"""Sum and minimum tree of priorities, in numpy."""
+"""Sum and minimum tree of priorities, in NumPy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PriorityTree:
         return self._sum[self._leaf + index]
 
     def set(self, index: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Write ``values`` at ``index``, both ``[n]``; if an index occurs repeatedly, its last value counts."""
+        """Write ``values`` at ``index``, both ``[n]``; if an index occurs repeatedly, its last value is used."""
         if index.size == 0:
             return
         node = self._leaf + index

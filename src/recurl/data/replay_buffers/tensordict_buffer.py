@@ -1,4 +1,4 @@
-"""Replay buffer of TensorDicts."""
+"""Replay buffer for TensorDicts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["TensorDictReplayBuffer"]
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A :class:`ReplayBuffer` of TensorDicts, which can read priorities from samples.
+    """A :class:`ReplayBuffer` for TensorDicts that can read priorities from samples.
 
     Args:
-        priority_key: entry of the priorities in :meth:`update_tensordict_priority`.
+        priority_key: entry that :meth:`update_tensordict_priority` reads priorities from.
         storage: storage of the steps; ``LazyTensorStorage(1000)`` when None.
         **options: further arguments of :class:`ReplayBuffer`.
 
@@ -43,7 +43,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self.priority_key = priority_key
 
     def extend(self, data: Any) -> Tensor:
-        """See :meth:`ReplayBuffer.extend`."""
+        """Add a batch of steps, which must be a TensorDict; see :meth:`ReplayBuffer.extend`."""
         if not isinstance(data, TensorDictBase):
             raise ArgumentTypeError(f"A TensorDict is needed, got {type(data).__name__}: use ReplayBuffer for others.")
         return super().extend(data)
@@ -51,7 +51,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, sample: TensorDictBase) -> None:
         """Set priorities from the entry ``priority_key`` of a sample, ``[N]`` or ``[N, ...]`` (the maximum per item).
 
-        Padding, and steps that were overwritten since they were sampled, are skipped.
+        Padding and steps overwritten since they were sampled are skipped.
 
         Raises:
             MissingKeyError: the sample lacks the entry, or its ``"index"``.

@@ -1,8 +1,8 @@
-"""Index of the stored steps that follow each other, updated in O(new steps) without scanning the storage.
+"""Index of consecutive stored steps, updated in O(new steps) without scanning the storage.
 
 Steps are stored in **lanes** (one per row of a batch ``[*B, T]``, or a single one), each a ring of ``capacity``
 positions. A step has a *position* in the storage, ``lane * capacity + offset``, and a *step number*, counted from 0 in
-its lane over the lifetime of the buffer. A **run** is a sequence of steps of one trajectory, stored without a gap.
+its lane over the lifetime of the buffer. A **run** is a sequence of steps of one trajectory stored without a gap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Appended:
 
     Attributes:
         positions: positions of the new steps, int64 ``[lanes, n]``.
-        shrunk: runs whose first steps were overwritten and that still have others, int64 ``[R]``.
+        shrunk: runs that lost their first steps but not all of them, int64 ``[R]``.
     """
 
     positions: Ints
@@ -36,7 +36,7 @@ class Appended:
 
 
 class RunSet:
-    """Set of runs with updates and random sampling in O(1) per run.
+    """Set of runs with O(1) updates and random sampling per run.
 
     Attributes:
         members: int64; the first ``count`` entries are the runs of the set, in no particular order.
@@ -116,7 +116,7 @@ class TrajectoryIndex:
         return self.lanes * self.filled
 
     def check_room(self, count: int) -> None:
-        """Refuse to add ``count`` steps to each lane at once if a lane can't hold them.
+        """Check that each lane can hold ``count`` steps added at once.
 
         Raises:
             ArgumentError: ``count`` exceeds ``capacity``.
@@ -154,7 +154,7 @@ class TrajectoryIndex:
         return Appended(positions, lost[self._first[lost] < self._stop[lost]])
 
     def _add_runs(self, starts: Bools, positions: Ints) -> Ints:
-        """Write the runs of new steps, and return the runs that are new or have grown."""
+        """Record the runs of new steps, and return the runs that are new or have grown."""
         lanes, count = starts.shape
         lane, offset = starts.nonzero()
         new = self._allocate(lane.size)
@@ -202,11 +202,11 @@ class TrajectoryIndex:
         return int((self._stop - self._first).max(initial=0))
 
     def bounds(self, runs: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return lane, first step number, and last step number plus one of each run."""
+        """Return the lane, the first step number, and the last step number plus one of each run."""
         return self._lane[runs], self._first[runs], self._stop[runs]
 
     def run_at(self, positions: Ints) -> Ints:
-        """Return the run that each stored position belongs to."""
+        """Return the run of each stored position."""
         return self._run[positions].astype(np.int64)
 
     def positions(self, lanes: Ints, steps: Ints) -> Ints:
@@ -229,7 +229,7 @@ class TrajectoryIndex:
         return ordinals // self.filled * self.capacity + ordinals % self.filled
 
     def continues(self, positions: Ints) -> Bools:
-        """Return bool ``[N]``: whether each position holds the next step, in the same run, of the previous position."""
+        """Return bool ``[N]``: whether each position holds the step after that of the previous position, in one run."""
         steps, runs = self.steps(positions), self._run[positions]
         result = np.zeros(positions.shape, np.bool_)
         result[1:] = (runs[1:] == runs[:-1]) & (steps[1:] == steps[:-1] + 1)
@@ -279,6 +279,6 @@ def _grown(values: Ints, size: int, fill: int) -> Ints:
 
 
 def random_below(limits: int | Ints, count: int, generator: torch.Generator | None) -> Ints:
-    """Draw ``count`` independent integers, each uniform in [0, limit), from a torch generator (the default if None)."""
+    """Draw ``count`` independent integers, uniform in [0, limit), from a torch generator (default when None)."""
     uniform = torch.rand(count, dtype=torch.float64, generator=generator).numpy()
     return np.minimum((uniform * limits).astype(np.int64), np.asarray(limits) - 1)

@@ -1,4 +1,4 @@
-"""Detection of trajectory starts in data that is added to a buffer."""
+"""Detection of trajectory starts in data added to a replay buffer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NEXT_DONE = (NEXT, DONE)
 
 
 class TrajectoryKeys:
-    """Finds the new steps that begin a trajectory, across calls of ``extend``.
+    """Detector of the steps that begin a trajectory, across calls of ``extend``.
 
     A step begins a trajectory where ``"is_init"`` is true, where ``("collector", "traj_ids")`` changes, where
-    ``("collector", "traj_steps")`` isn't the next number, where ``traj_key`` changes, and after a step where
+    ``("collector", "traj_steps")`` does not increase by one, where ``traj_key`` changes, and after a step where
     ``end_key`` is true. If neither key is given, the first of ``("collector", "traj_ids")``, ``"episode"`` and
-    ``("next", "done")`` that the data has is used. Data without any of them, or with items of several steps each, is
-    treated as unrelated items.
+    ``("next", "done")`` in the data is used. Data without any of them, or with items of several steps each, is treated
+    as unrelated items.
 
     Args:
         traj_key: entry with one trajectory id per step, an integer.
@@ -39,10 +39,10 @@ class TrajectoryKeys:
     def __init__(self, traj_key: NestedKey | None = None, end_key: NestedKey | None = None) -> None:
         if traj_key is not None and end_key is not None:
             raise ArgumentError(f"Give traj_key or end_key, not both; got {traj_key!r} and {end_key!r}.")
-        self._asked = None if traj_key is None and end_key is None else normalize_key(traj_key or end_key)
+        self._requested = None if traj_key is None and end_key is None else normalize_key(traj_key or end_key)
         self._end_keys = (_NEXT_DONE,) if end_key is None else (normalize_key(end_key),)
         self.chosen: NestedKey | None = None
-        """The key in use; None before the first data, and for unrelated items."""
+        """The key in use; None before the first data is added, and for unrelated items."""
         self._last: dict[NestedKey, NDArray[Any]] = {}
         self._cut = True
 
@@ -57,16 +57,16 @@ class TrajectoryKeys:
             data: the new steps, in row-major order.
             shape: number of lanes, and number of steps per lane.
             items: number of steps in each item.
-            marks: bool, one per step: further trajectory starts. Given for samples, which later data never continues.
+            marks: bool, one per step: additional trajectory starts. Passed for samples, which later data never
 
         Raises:
             MissingKeyError: ``traj_key`` or ``end_key`` was given and is not in the data.
-            ArgumentError: an entry hasn't one value per step.
+            ArgumentError: an entry does not have one value per step.
         """
         unrelated = np.ones(shape, np.bool_)
         if not isinstance(data, TensorDictBase) or items > 1:
             return unrelated
-        chosen = self._asked or next((key for key in (TRAJ_IDS, _EPISODE, _NEXT_DONE) if key in data), None)
+        chosen = self._requested or next((key for key in (TRAJ_IDS, _EPISODE, _NEXT_DONE) if key in data), None)
         if chosen is None:
             return unrelated
         starts, last = np.zeros(shape, np.bool_), {}
@@ -101,7 +101,7 @@ class TrajectoryKeys:
         return np.concatenate([self._last.get(key, np.zeros_like(ends[:, :1])), ends], 1)[:, : ends.shape[1]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the key in use, and the last values, which the next data is compared with."""
+        """Return the key in use and the last values, which the next data is compared with."""
         last = {key: torch.from_numpy(value) for key, value in self._last.items()}
         return {"chosen": self.chosen, "last": last, "cut": self._cut}
 

@@ -1,4 +1,4 @@
-"""Replay on the device of the learner: slices of one length, drawn without the host."""
+"""Replay on the learner's device: slices of one length, sampled without involving the host."""
 
 from recurl.data.replay_buffers.device.buffer import DeviceSliceBuffer
 from recurl.data.replay_buffers.device.draws import ByPriority, ByStep, ByTrajectory

@@ -1,4 +1,4 @@
-"""Replay buffer on a device: what it stores, draws and learns of priorities never passes through the host."""
+"""Replay buffer on a device: steps, draws and priorities never pass through the host."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _FORMAT = 1
 
 
 class DeviceSliceBuffer:
-    """Ring buffer of collected batches whose slices are drawn on its device, all of one length.
+    """Ring buffer of collected batches that samples slices of one length on its device.
 
-    Slices, their marks, weights and chances are those of a :class:`~recurl.data.ReplayBuffer` with a ``SliceSampler``
-    or ``PrioritizedSliceSampler`` with ``strict_length=False`` and ``pad_output=True``. Its index is made of tensors:
-    nothing here waits for the device, and all shapes are fixed, so that extending and sampling can be part of a CUDA
-    graph. Random numbers come from torch's default generator of the device.
+    Slices, marks, weights and probabilities are those of a :class:`~recurl.data.ReplayBuffer` with a ``SliceSampler``
+    or ``PrioritizedSliceSampler`` with ``strict_length=False`` and ``pad_output=True``. The index consists of tensors:
+    extending and sampling never wait for the device and have fixed shapes, so they can be part of a CUDA graph. Random
+    numbers come from torch's default generator of the device.
 
     Args:
         max_size: capacity in steps, divided among the rows of the batches.
-        slices: number of slices of a sample, S.
-        slice_length: number of steps of each, L; a shorter trajectory is taken whole and padded.
-        drawing: how slices are drawn: ``ByStep()``, ``ByTrajectory()`` or ``ByPriority(...)``.
-        device: where everything is.
+        slices: number of slices per sample, S.
+        slice_length: number of steps per slice, L; a shorter trajectory is taken as a whole and padded.
+        drawing: sampling rule: ``ByStep()``, ``ByTrajectory()`` or ``ByPriority(...)``.
+        device: device of the buffer and its samples.
 
     Raises:
         ArgumentError: a size is not positive.
@@ -74,10 +74,10 @@ class DeviceSliceBuffer:
         """Add a collected batch ``[B, T]`` on the device, overwriting the oldest steps if the buffer is full.
 
         Raises:
-            ArgumentError: there are more steps than a row of the buffer holds; the entries differ from the stored
-                ones; the batch is of another shape or device, or a sample of a buffer.
-            MissingKeyError: it lacks ``("collector", "traj_ids")``.
-            UsageError: recurrent states are stored at some steps only; see ``sequence_length`` of ``Collector``.
+            ArgumentError: there are more steps than a row of the buffer can hold; the entries differ from the stored
+                ones; the batch has another shape or device, or is a sample of a buffer.
+            MissingKeyError: the batch lacks ``("collector", "traj_ids")``.
+            UsageError: recurrent states are stored only at some steps; see ``sequence_length`` of ``Collector``.
         """
         refuse(batch, "A replay buffer")
         self._check(batch)
@@ -94,11 +94,11 @@ class DeviceSliceBuffer:
             self.drawing.appended(positions)
 
     def sample(self) -> Entries:
-        """Return a sample, ``Entries`` ``[S, L]`` with one slice a row.
+        """Return a sample, ``Entries`` ``[S, L]`` with one slice per row.
 
-        Beside the stored entries, those of a sample of a :class:`~recurl.data.ReplayBuffer`: ``"index"``,
-        ``("collector", "mask")``, ``("collector", "stored")``, and with priorities ``"priority_weight"``; and
-        ``("collector", "last_step")``, by which losses know the ends of slices without reading them from the device.
+        In addition to the stored entries, it has those of a sample of a :class:`~recurl.data.ReplayBuffer`:
+        ``"index"``, ``("collector", "mask")``, ``("collector", "stored")``, and ``"priority_weight"`` with priorities.
+        Losses use ``("collector", "last_step")`` to find the ends of slices without reading from the device.
 
         Raises:
             UsageError: the buffer is empty.
@@ -108,18 +108,18 @@ class DeviceSliceBuffer:
         return self._rows(self._ring, self.drawing.draw(self._ring, self.slices, self.slice_length))
 
     def update_priority(self, sample: Entries, priority: Tensor, good: Tensor) -> None:
-        """Set the priorities of the steps of a sample that was drawn since the buffer was last extended.
+        """Set the priorities of the steps of a sample, which must have been drawn after the last :meth:`extend`.
 
         Args:
             sample: the sample, ``[S, L]``.
-            priority: priority of each slice, ``[S]``, finite where ``good``.
-            good: bool scalar; where it is False, nothing changes.
+            priority: priority of each slice, ``[S]``, finite if ``good``.
+            good: bool scalar; if False, nothing changes.
 
         Raises:
-            UsageError: the buffer draws without priorities.
+            UsageError: the buffer does not use priorities.
         """
         if not isinstance(self.drawing, ByPriority):
-            raise UsageError(f"{type(self.drawing).__name__} draws without priorities: draw by ByPriority.")
+            raise UsageError(f"{type(self.drawing).__name__} draws without priorities: use ByPriority.")
         index = sample.get(INDEX)
         self.drawing.update(index.flatten(), priority.unsqueeze(-1).expand(index.shape).flatten(), good)
 
@@ -130,36 +130,36 @@ class DeviceSliceBuffer:
             return {"format": _FORMAT, "ring": None}
         filled = int(ring.filled)
         drawing = self.drawing
-        weighed = isinstance(drawing, ByPriority)
+        prioritized = isinstance(drawing, ByPriority)
         return {
             "format": _FORMAT,
             "ring": {"lanes": ring.lanes, "written": ring.written.clone(), "first": ring.first[:, :filled].clone()},
             "last": {key: value.clone() for key, value in self._last.items()},
             "storage": self._storage.state_dict(filled),
-            "priority": drawing.priority.clone() if weighed else None,
-            "largest": drawing.largest.clone() if weighed else None,
+            "priority": drawing.priority.clone() if prioritized else None,
+            "largest": drawing.largest.clone() if prioritized else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a :meth:`state_dict`, in the memory that there is, if any.
+        """Restore a :meth:`state_dict`, in place if memory is already allocated.
 
         Raises:
-            ArgumentError: it is of a buffer of another kind or size.
+            ArgumentError: the state is from a buffer of another kind or size.
         """
         if state.get("format") != _FORMAT or "ring" not in state:
             raise ArgumentError(
-                "The saved buffer must be a DeviceSliceBuffer, which it is not: load it into a buffer of its kind."
+                "The saved buffer must be a DeviceSliceBuffer, but is not: load it into a buffer of its own type."
             )
         if state["ring"] is None:
             return
         self._storage.load_state_dict(state["storage"])
         ring, saved = self._prepared(state["ring"]["lanes"]), state["ring"]["first"]
         drawing = self.drawing
-        weighed = isinstance(drawing, ByPriority)
-        if saved.shape[1] > ring.capacity or (weighed and _shape(state["priority"]) != drawing.priority.shape):
+        prioritized = isinstance(drawing, ByPriority)
+        if saved.shape[1] > ring.capacity or (prioritized and _shape(state["priority"]) != drawing.priority.shape):
             raise ArgumentError(
-                f"The saved buffer must have the size and the kind of draws of this one, {ring.capacity} steps per row "
-                f"by {type(drawing).__name__}, it has {saved.shape[1]} steps."
+                f"The saved buffer must have the size and the sampling rule of this one, {ring.capacity} steps per row "
+                f"and {type(drawing).__name__}, but has {saved.shape[1]} steps."
             )
         ring.written.copy_(state["ring"]["written"])
         ring.first[:, : saved.shape[1]].copy_(saved)
@@ -180,7 +180,7 @@ class DeviceSliceBuffer:
         ids = batch.get(TRAJ_IDS, None)
         if ids is None:
             raise MissingKeyError(
-                f"A batch must have the entry {TRAJ_IDS!r}, as a Collector writes it; it has "
+                f"A batch must have the entry {TRAJ_IDS!r}, which a Collector writes; it has "
                 f"{sorted(map(str, batch.keys(True, True)))}."
             )
         if batch.get(STORED, None) is not None:
@@ -191,7 +191,7 @@ class DeviceSliceBuffer:
             )
 
     def _starts(self, batch: TensorDictBase) -> Tensor:
-        """Return where a new step doesn't continue the one before, bool ``[B, T]``; see ``TrajectoryKeys``."""
+        """Return bool ``[B, T]``, True where a new step doesn't continue the previous one; see ``TrajectoryKeys``."""
         shape = batch.batch_size
         starts = torch.zeros(shape, dtype=torch.bool, device=self.device)
         for key, growth in ((TRAJ_IDS, 0), (TRAJ_STEPS, 1)):
@@ -206,7 +206,7 @@ class DeviceSliceBuffer:
         return starts if flags is None else starts | flags.reshape(shape).bool()
 
     def _remember(self, key: NestedKey, value: Tensor) -> None:
-        """Keep the last numbers of all rows, always in the same memory."""
+        """Store the last numbers of all rows, always in the same memory."""
         if key in self._last:
             self._last[key].copy_(value)
         else:
@@ -220,7 +220,7 @@ class DeviceSliceBuffer:
         flat = Entries({}, index.shape, self.device)
         for key, value in self._storage.entries(index).items():
             flat.set(key, value)
-        mark_starts(flat, ((self._offsets == 0) | ~inside).flatten())  # padding begins segments of its own
+        mark_starts(flat, ((self._offsets == 0) | ~inside).flatten())  # each padding step is its own segment
         mark_ends(flat, (self._offsets == last).flatten(), (NEXT, TRUNCATED))
         flat.set(INDEX, index)
         flat.set(MASK, inside.flatten())

@@ -1,4 +1,4 @@
-"""Draws of slices by arithmetic on a device, by the rules of ``SliceSampler`` and ``PrioritizedSliceSampler``."""
+"""Sampling of slices with tensor operations, by the rules of ``SliceSampler`` and ``PrioritizedSliceSampler``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FAN_OUT = 64  # children of a node in the tree of sums
 
 
 class Drawn(NamedTuple):
-    """Slices.
+    """Sampled slices.
 
     Attributes:
         lanes: lane of each slice, int64 ``[S]``.
-        first: step number at which each begins, int64 ``[S]``.
-        lengths: number of its steps, int64 ``[S]``.
-        weights: its importance weight, float64 ``[S]``, or None.
+        first: first step number of each slice, int64 ``[S]``.
+        lengths: number of steps of each slice, int64 ``[S]``.
+        weights: importance weight of each slice, float64 ``[S]``, or None.
     """
 
     lanes: Tensor
@@ -32,10 +32,10 @@ class Drawn(NamedTuple):
 
 
 class Drawing(Protocol):
-    """A rule by which slices are drawn."""
+    """Rule for sampling slices."""
 
     def draw(self, ring: Ring, count: int, length: int) -> Drawn:
-        """Draw ``count`` slices of at most ``length`` steps; runs that are shorter are taken whole."""
+        """Draw ``count`` slices of at most ``length`` steps; shorter runs are taken as a whole."""
         ...
 
 
@@ -43,7 +43,7 @@ class ByStep:
     """Draws a step uniformly, and a slice around it."""
 
     def draw(self, ring: Ring, count: int, length: int) -> Drawn:
-        """See :class:`Drawing`."""
+        """Draw ``count`` slices of at most ``length`` steps."""
         drawn = ring.nth(below(ring.filled * ring.lanes, _uniform(count, ring)))
         return _around(ring, drawn, length)
 
@@ -52,7 +52,7 @@ class ByTrajectory:
     """Draws a run uniformly, and a slice within it uniformly."""
 
     def draw(self, ring: Ring, count: int, length: int) -> Drawn:
-        """See :class:`Drawing`."""
+        """Draw ``count`` slices of at most ``length`` steps."""
         counted = ring.run_starts()
         run = below(counted[-1], _uniform(count, ring))
         begin = torch.searchsorted(counted, run, right=True)
@@ -65,15 +65,15 @@ class ByTrajectory:
 
 
 class ByPriority:
-    """Draws steps with probability ``p_i / sum_k p_k``, ``p = (priority + eps) ** alpha``, and slices from there.
+    """Draws steps with probability ``p_i / sum_k p_k``, ``p = (priority + eps) ** alpha``, and a slice for each.
 
-    Sums are taken anew at every draw, in float64, by a tree of 64 children a node: of the same priorities always in the
-    same order, so that a draw has the same bits wherever it is repeated on one device, and no error accumulates.
+    Sums are recomputed in float64 at every draw, by a tree with 64 children per node and a fixed order of additions.
+    Repeated draws on one device are therefore bitwise equal, and no error accumulates.
 
     Args:
         alpha: exponent of the priorities.
         beta: exponent of the importance weights.
-        by_step: draw slices around the steps; otherwise from them on, where a whole slice fits or a run begins.
+        by_step: draw slices around the steps. Otherwise slices begin at the steps, which are drawn only where a whole
         eps: added to every priority, so that none is zero.
 
     Attributes:
@@ -89,7 +89,7 @@ class ByPriority:
         self.prepare(0, "cpu")
 
     def prepare(self, size: int, device: torch.device | str) -> None:
-        """Make memory for the priorities of ``size`` positions."""
+        """Allocate memory for the priorities of ``size`` positions."""
         self.priority = torch.zeros(size, dtype=torch.float64, device=device)
         self.largest = torch.ones((), dtype=torch.float64, device=device)
 
@@ -98,12 +98,12 @@ class ByPriority:
         self.priority.index_copy_(0, positions, ((self.largest + self.eps) ** self.alpha).expand(positions.shape))
 
     def update(self, positions: Tensor, priority: Tensor, good: Tensor) -> None:
-        """Set the priorities of steps; of one that occurs repeatedly the largest counts.
+        """Set the priorities of steps; if a step occurs repeatedly, its largest priority is used.
 
         Args:
             positions: int64 ``[M]``.
             priority: finite and not negative, ``[M]``.
-            good: bool scalar; where it is False, nothing changes.
+            good: bool scalar; if False, nothing changes.
         """
         new = priority.double()
         self.largest.copy_(torch.where(good, self.largest.maximum(new.amax()), self.largest))
@@ -111,7 +111,7 @@ class ByPriority:
         self.priority.scatter_reduce_(0, positions, new, "amax", include_self=False)
 
     def draw(self, ring: Ring, count: int, length: int) -> Drawn:
-        """See :class:`Drawing`."""
+        """Draw ``count`` slices of at most ``length`` steps."""
         shares = self.priority if self.by_step else self.priority * ring.can_start(length)
         levels, total = _sums(shares)
         found = _find(levels, _uniform(count, ring) * total)
@@ -127,7 +127,7 @@ def _uniform(count: int, ring: Ring) -> Tensor:
 
 
 def _around(ring: Ring, positions: Tensor, length: int) -> Drawn:
-    """Return slices that hold the steps at ``positions`` at a random place, moved into their runs."""
+    """Return slices that contain the steps at ``positions`` at a random offset, shifted to stay within their runs."""
     step, first = ring.steps(positions), ring.begins(positions)
     stop = step + ring.following(positions, length)
     lengths = (stop - first).clamp_max(length)
@@ -136,7 +136,7 @@ def _around(ring: Ring, positions: Tensor, length: int) -> Drawn:
 
 
 def _sums(shares: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return the levels of a tree of sums, ``[nodes, 64]`` each, the leaves first, and the sum of all."""
+    """Return the levels of a sum tree, ``[nodes, 64]`` each, leaves first, and the total."""
     levels = list[Tensor]()
     while shares.numel() > 1 or not levels:
         levels.append(F.pad(shares, (0, -shares.numel() % _FAN_OUT)).view(-1, _FAN_OUT))
@@ -145,13 +145,13 @@ def _sums(shares: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def _find(levels: list[Tensor], mass: Tensor) -> Tensor:
-    """Return the leaves at which the cumulative sum exceeds ``mass``, from 0 to the sum of all, exclusive."""
+    """Return the leaves at which the cumulative sum exceeds ``mass`` (from 0 to the total, exclusive)."""
     node = torch.zeros_like(mass, dtype=torch.int64)
     child = torch.arange(_FAN_OUT, device=mass.device)
     for level in reversed(levels):
         shares = level[node]
         sums = shares.cumsum(-1)
-        last = torch.where(shares > 0, child, 0).amax(-1)  # rounding must not lead to what is never drawn
+        last = torch.where(shares > 0, child, 0).amax(-1)  # rounding must not select a leaf with probability 0
         chosen = (sums <= mass.unsqueeze(-1)).sum(-1).minimum(last)
         before = sums.gather(-1, (chosen - 1).clamp_min(0).unsqueeze(-1)).squeeze(-1)
         mass = mass - torch.where(chosen > 0, before, 0.0)

@@ -1,4 +1,4 @@
-"""Learning from slices of one length: burn-in and priorities, in fixed shapes."""
+"""Burn-in and priorities for slices of one length, with fixed shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.data.replay_buffers.marks import mark_starts
-from recurl.data.replay_buffers.recurrent import Memory, check_eta
+from recurl.data.replay_buffers.recurrent import StateNetwork, check_eta
 from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, STORED, NestedKey
 from recurl.lowering import Entries, leaves
@@ -18,14 +18,14 @@ _COLLECTED: NestedKey = (*STORED, IS_INIT)
 
 
 class RowBurnIn:
-    """The burn-in of :class:`~recurl.data.MidEpisodeBurnIn`, of slices of one length, which it keeps.
+    """Shape-preserving variant of :class:`~recurl.data.MidEpisodeBurnIn` for slices of one length.
 
-    Called with a sample ``[S, L]`` of a :class:`DeviceSliceBuffer`, it returns one of the same shape: the first steps
-    of slices that begin within an episode are masked, and the step after them begins a sequence with the state that
-    ``policy`` has reached there, without gradients. The sample is not modified.
+    When called with a sample ``[S, L]`` of a :class:`DeviceSliceBuffer`, it returns a sample of the same shape. The
+    first steps of slices that begin within an episode are masked, and the step after them begins a sequence from the
+    state that ``policy`` reaches there, computed without gradients. The sample is not modified.
 
     Args:
-        policy: module with recurrent modules inside; only those that their states depend on are run.
+        policy: module that contains recurrent modules; only the modules that their states depend on are run.
         steps: length of the prefix, positive; a shorter slice keeps its last step.
 
     Raises:
@@ -37,18 +37,18 @@ class RowBurnIn:
             raise ArgumentError(f"The number of burn-in steps must be positive, got {steps}.")
         self.policy = policy
         self.steps = steps
-        Memory(policy)
+        StateNetwork(policy)
 
     def __call__(self, sample: Entries) -> Entries:
         """Return the sample with the prefixes masked."""
         mask = sample.get(MASK)
         slices, length = mask.shape
         begins = sample.get(_COLLECTED).reshape(mask.shape)[:, 0]
-        count = (mask.sum(-1) - 1).clamp_max(self.steps).masked_fill(begins, 0).unsqueeze(-1)  # burnt in, [S, 1]
+        count = (mask.sum(-1) - 1).clamp_max(self.steps).masked_fill(begins, 0).unsqueeze(-1)  # burn-in steps, [S, 1]
         offset = torch.arange(length, device=mask.device)
         begin = (offset == count) & (count > 0)
         rest = sample.copy()
-        for key, states in Memory(self.policy).run(_first(sample, self.steps)).items():
+        for key, states in StateNetwork(self.policy).run(_first(sample, self.steps)).items():
             inner = (1,) * (states.ndim - 2)
             last = (count - 1).clamp_min(0).reshape(slices, 1, *inner).expand(-1, -1, *states.shape[2:])
             after = states.gather(1, last)
@@ -73,7 +73,7 @@ def row_priorities(trained: Entries, td_error: Tensor, eta: float = 0.9) -> Tens
     """Return the priorities of slices of one length; see :func:`~recurl.data.slice_priorities`.
 
     Args:
-        trained: the sample, ``[S, L]``, after :class:`RowBurnIn` where there is one.
+        trained: the sample, ``[S, L]``, after :class:`RowBurnIn` if it is used.
         td_error: ``[S, L]`` or ``[S, L, 1]``.
         eta: weight of the maximum, from 0 to 1.
 

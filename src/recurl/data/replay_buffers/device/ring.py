@@ -1,8 +1,7 @@
-"""Index of the stored steps that follow each other, as tensors on a device.
+"""Index of consecutive stored steps, as tensors on a device.
 
-Lanes, positions, step numbers and runs are those of :mod:`recurl.data.replay_buffers.trajectories`. All lanes are
-written together, so that one number says how many steps each has. Nothing here waits for the device, and no shape
-depends on data.
+Lanes, positions, step numbers and runs are defined as in :mod:`recurl.data.replay_buffers.trajectories`. All lanes are
+written together, so they share one count of steps. Nothing here waits for the device, and no shape depends on data.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ __all__ = ["Ring", "below"]
 
 
 def below(limits: Tensor, uniform: Tensor) -> Tensor:
-    """Return integers in [0, limits) from numbers that are uniform in [0, 1), float64.
+    """Map float64 numbers, uniform in [0, 1), to integers in [0, limits).
 
     Example:
         >>> below(torch.tensor([2, 3]), torch.tensor([0.5, 0.0], dtype=torch.float64)).tolist()
@@ -24,7 +23,7 @@ def below(limits: Tensor, uniform: Tensor) -> Tensor:
 
 
 class Ring:
-    """Which of the stored steps belong to one run.
+    """Index of the runs of stored steps.
 
     Args:
         lanes: number of lanes.
@@ -33,7 +32,7 @@ class Ring:
 
     Attributes:
         written: number of steps ever written to each lane, int64 scalar.
-        first: of the run of each position, the step number at which it began, int64 ``[lanes, capacity]``.
+        first: first step number of the run at each position, int64 ``[lanes, capacity]``.
 
     Example:
         >>> ring = Ring(1, 4, "cpu")
@@ -78,7 +77,7 @@ class Ring:
         return self._base + offsets
 
     def steps(self, positions: Tensor) -> Tensor:
-        """Return the step numbers of the steps at ``positions``; negative ones where nothing is stored."""
+        """Return the step numbers of the steps at ``positions``; negative where nothing is stored."""
         newest = self.written - 1
         return newest - (newest - positions % self.capacity) % self.capacity
 
@@ -91,27 +90,27 @@ class Ring:
         return ordinals // self.filled * self.capacity + ordinals % self.filled
 
     def begins(self, positions: Tensor) -> Tensor:
-        """Return the number of the first step, of those stored, of the run of each position."""
+        """Return the number of the first stored step of the run of each position."""
         return self._first_at(positions).maximum(self.oldest)
 
     def following(self, positions: Tensor, most: int) -> Tensor:
-        """Return how many steps of its run are stored from each position on, itself included, at most ``most``."""
+        """Return the number of stored steps of the run from each position on, inclusive, capped at ``most``."""
         ahead = self.steps(positions).unsqueeze(-1) + torch.arange(most, device=positions.device)
         at = self.positions((positions // self.capacity).unsqueeze(-1), ahead)
         same = self._first_at(at) == self._first_at(positions).unsqueeze(-1)
         return (same & (ahead < self.written)).sum(-1)
 
     def can_start(self, length: int) -> Tensor:
-        """Return at which positions a slice may start: where ``length`` steps follow, or a run begins; bool ``[N]``.
+        """Return bool ``[N]``: whether a slice may start, because ``length`` steps are available or a run begins.
 
-        What it says of positions where nothing is stored means nothing.
+        The value is arbitrary at positions where nothing is stored.
         """
         steps, ahead = self.steps(self._offsets), length - 1
         whole = (self.first.roll(-ahead, 1) == self.first) & (steps + ahead < self.written)
         return (whole | (steps == self.first.maximum(self.oldest))).flatten()
 
     def run_starts(self) -> Tensor:
-        """Return where runs begin, counted up, int64 ``[lanes * capacity]``, in the order of lanes and steps."""
+        """Return the cumulative count of run starts, int64 ``[lanes * capacity]``, in the order of lanes and steps."""
         steps = self.oldest + self._offsets
         begins = self.begins(self._base + steps % self.capacity)
         return ((begins == steps) & (steps < self.written)).flatten().cumsum(0)

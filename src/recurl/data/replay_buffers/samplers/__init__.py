@@ -1,4 +1,4 @@
-"""Samplers, which choose the stored steps of a batch."""
+"""Samplers, which select the stored steps of a batch."""
 
 from typing import TYPE_CHECKING
 

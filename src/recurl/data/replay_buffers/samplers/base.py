@@ -1,4 +1,4 @@
-"""Base class of samplers, and the samplers of single steps without priorities."""
+"""Base class of samplers, and uniform samplers of single steps."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Draw:
 
 
 class Sampler:
-    """Base class of samplers, which choose the stored steps of a batch.
+    """Base class of samplers, which select the stored steps of a batch.
 
     A sampler belongs to one buffer, which calls it under a lock.
 
     Args:
-        keys: the entries that identify trajectories; the default ones when None.
+        keys: entries that identify trajectories; the default ones when None.
         truncated_key: entry that the buffer sets at the ends of slices; None for no entry.
     """
 
@@ -83,7 +83,7 @@ class Sampler:
         """Set the priorities ``[N]`` of the steps at ``positions``.
 
         Raises:
-            UsageError: this sampler has no priorities.
+            UsageError: the sampler has no priorities.
         """
         raise UsageError(
             f"{type(self).__name__} has no priorities: use PrioritizedSampler or PrioritizedSliceSampler, or don't "
@@ -113,21 +113,21 @@ class RandomSampler(Sampler):
     """
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """See :meth:`Sampler.draw`."""
+        """Draw a batch of steps."""
         return Draw(index.nth_position(random_below(len(index), batch_size, generator)))
 
 
 class SamplerWithoutReplacement(Sampler):
     """Draws single steps in random order, each once per epoch. Iterating over the buffer yields one epoch.
 
-    Extending the buffer begins a new epoch.
+    Extending the buffer starts a new epoch.
 
     Args:
         drop_last: drop the last batch of an epoch if it is incomplete.
         shuffle: draw in random order; if False, in the order of storage, lane by lane.
 
     Raises:
-        UsageError: (when sampling with ``drop_last``) there are fewer steps than a batch has.
+        UsageError: (when sampling with ``drop_last``) there are fewer steps than one batch needs.
 
     Example:
         >>> from recurl.data import LazyTensorStorage, ReplayBuffer
@@ -145,30 +145,30 @@ class SamplerWithoutReplacement(Sampler):
         self._order = np.zeros(0, np.int64)
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """See :meth:`Sampler.draw`."""
+        """Draw a batch of steps."""
         if self._order.size == 0 or (self.drop_last and self._order.size < batch_size):
             self._order = index.all_positions()
             if self.shuffle:
                 self._order = self._order[torch.randperm(self._order.size, generator=generator).numpy()]
         if self.drop_last and self._order.size < batch_size:
             raise UsageError(
-                f"A batch needs {batch_size} stored steps with drop_last=True, but only {len(index)} are there."
+                f"A batch needs {batch_size} stored steps with drop_last=True, but there are only {len(index)}."
             )
         positions, self._order = np.split(self._order, [batch_size])
         return Draw(positions, last=self._order.size < (batch_size if self.drop_last else 1))
 
     def appended(self, index: TrajectoryIndex, change: Appended) -> None:
-        """See :meth:`Sampler.appended`."""
+        """Begin a new epoch, as the stored steps have changed."""
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """See :meth:`Sampler.start_epoch`."""
+        """Begin a new epoch."""
         self._order = np.zeros(0, np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Sampler.state_dict`."""
+        """Return the state as tensors and plain Python values."""
         return {"order": torch.from_numpy(self._order.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Sampler.load_state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self._order = state["order"].numpy().copy()

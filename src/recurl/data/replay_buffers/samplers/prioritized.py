@@ -1,4 +1,4 @@
-"""Samplers that draw in proportion to priorities."""
+"""Prioritized samplers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PrioritizedSampler(Sampler):
         self._tree = PriorityTree(max_capacity)
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """See :meth:`Sampler.draw`."""
+        """Draw a batch of steps."""
         positions = self._find(batch_size, generator)
         return Draw(positions, weights=self._weights(positions))
 
@@ -82,7 +82,7 @@ class PrioritizedSampler(Sampler):
         return (self._tree[positions] / self._tree.minimum) ** -self.beta
 
     def appended(self, index: TrajectoryIndex, change: Appended) -> None:
-        """See :meth:`Sampler.appended`."""
+        """Give new steps the largest priority set so far."""
         self._check_capacity(index)
         positions = change.positions.ravel()
         self._tree.set(positions, np.full(positions.size, self._new_priority()))
@@ -98,7 +98,7 @@ class PrioritizedSampler(Sampler):
         return float((self.max_priority + self.eps) ** self.alpha)
 
     def update_priority(self, index: TrajectoryIndex, positions: Ints, priority: Floats) -> None:
-        """See :meth:`Sampler.update_priority`; if a step occurs repeatedly, its largest priority counts."""
+        """Set the priorities of steps; if a step occurs repeatedly, its largest priority is used."""
         if positions.size == 0:
             return
         if not (np.isfinite(priority).all() and priority.min() >= 0):
@@ -113,12 +113,12 @@ class PrioritizedSampler(Sampler):
         self._tree.set(positions, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Sampler.state_dict`."""
+        """Return the state as tensors and plain Python values."""
         leaves = self._tree[np.arange(self.max_capacity)]
         return {"max_priority": self.max_priority, "tree": torch.from_numpy(leaves)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Sampler.load_state_dict`."""
+        """Restore a :meth:`state_dict`."""
         highest = state["max_priority"]
         if type(highest) is not float or not 0 <= highest < np.inf:
             raise ArgumentError(
@@ -129,7 +129,7 @@ class PrioritizedSampler(Sampler):
 
 
 class PrioritizedSliceSampler(PrioritizedSampler):
-    """Draws slices in proportion to the priority of their first step, or of any of their steps.
+    """Draws slices with probability proportional to the priority of their first step, or of any of their steps.
 
     Slices and marks are those of :class:`SliceSampler`, priorities and weights those of :class:`PrioritizedSampler`;
     all steps of a slice have the weight of the step that was drawn.
@@ -147,9 +147,9 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         truncated_key: entry that is set at slice ends; None to leave the done flags unchanged.
         strict_length: draw slices of full length only. If False, a trajectory that is too short is drawn as a whole,
             by the priority of its first step.
-        by_step: draw a step by its priority, and a slice that holds it at a random place, moved into its trajectory; a
-            trajectory that is too short is taken whole. Otherwise the first and the last steps of a trajectory, which
-            few slices of full length hold, are drawn less often than others.
+        by_step: draw a step by its priority, and a slice that contains it at a random offset, shifted to stay within
+            its trajectory; a trajectory that is too short is drawn as a whole. Otherwise the first and last steps of a
+            trajectory, which few slices of full length contain, are drawn less often than others.
 
     Raises:
         ArgumentError: an argument is out of range, ``by_step`` is set with ``strict_length``, or ``traj_key`` and
@@ -159,7 +159,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         MissingKeyError: (when extending or sampling) the data has no entry that identifies trajectories.
     """
 
-    def __init__(  # noqa: PLR0913 - the signature is the field's, and one more
+    def __init__(  # noqa: PLR0913 - the customary signature, plus one argument
         self,
         max_capacity: int,
         alpha: float,
@@ -182,12 +182,12 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         self.size = SliceSize(num_slices, slice_len)
         self.strict_length = strict_length
         self.by_step = by_step
-        # Priorities of all steps; the tree has those of the steps that can currently be drawn.
+        # Priorities of all steps; the tree has only those of the steps that can currently be drawn.
         self._priority = np.zeros(max_capacity)
         self._length = slice_len
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """See :meth:`Sampler.draw`."""
+        """Draw a batch of steps."""
         count, length = self.size.divide(batch_size)
         if length != self._length:
             self._length = length
@@ -205,7 +205,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         return Draw(drawn.positions, drawn.starts, drawn.ends, weights=np.repeat(self._weights(found), lengths))
 
     def appended(self, index: TrajectoryIndex, change: Appended) -> None:
-        """See :meth:`Sampler.appended`."""
+        """Give new steps the largest priority set so far."""
         self._check_capacity(index)
         lanes, count = change.positions.shape
         self._priority[change.positions] = self._new_priority()
@@ -217,7 +217,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             self._place(index, index.positions(lane, first))
 
     def _place(self, index: TrajectoryIndex, positions: Ints) -> None:
-        """Update the tree at ``positions``, once the length of slices is known."""
+        """Update the tree at ``positions`` if the slice length is known."""
         if self._length is None:
             return
         if self.by_step:
@@ -235,12 +235,12 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         self._place(index, positions)
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Sampler.state_dict`."""
+        """Return the state as tensors and plain Python values."""
         own = {"priorities": torch.from_numpy(self._priority.copy()), "length": self._length}
         return super().state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Sampler.load_state_dict`."""
+        """Restore a :meth:`state_dict`."""
         length = state["length"]
         if length is not None and (type(length) is not int or length < 1):
             raise ArgumentError(f"The saved length of slices must be a positive integer or None, got {length!r:.80}.")

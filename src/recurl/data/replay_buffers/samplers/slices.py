@@ -1,4 +1,4 @@
-"""Sampling of slices of trajectories."""
+"""Sampling of trajectory slices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Span: TypeAlias = bool | int | tuple[bool | int, bool | int]
 
 
 class SliceSize:
-    """Division of a batch into slices, by their number or by their length.
+    """Division of a batch into slices, by number or by length.
 
     Args:
         num_slices: number of slices per batch, or None.
@@ -41,7 +41,7 @@ class SliceSize:
         self.slice_len = slice_len
 
     def divide(self, batch_size: int) -> tuple[int, int]:
-        """Return number and length of the slices of a batch.
+        """Return the number and length of the slices of a batch.
 
         Raises:
             UsageError: the batch size is not a multiple of ``num_slices`` or ``slice_len``.
@@ -64,8 +64,8 @@ def slices(index: TrajectoryIndex, lanes: Ints, first: Ints, lengths: Ints, pad_
         lanes: lane of each slice, int64 ``[S]``.
         first: step number at which each slice begins, int64 ``[S]``.
         lengths: length of each slice, int64 ``[S]``, positive.
-        pad_to: length to which shorter slices are padded with their last step, and a mask is returned; None for no
-            padding. Each padding step begins a slice of its own, so that no segment continues into padding.
+        pad_to: length to which shorter slices are padded with their last step; the draw then has a mask. None for no
+            padding. Each padding step begins its own slice, so that no segment continues into padding.
     """
     if pad_to is None:
         begins = np.cumsum(lengths) - lengths
@@ -96,11 +96,11 @@ def no_slice(keys: TrajectoryKeys, index: TrajectoryIndex, length: int) -> Missi
 
 
 class SliceSampler(Sampler):
-    """Draws slices: a trajectory uniformly, then a start within it uniformly; or a step, and a slice around it.
+    """Draws slices: first a trajectory and then a start within it, uniformly; or a step and a slice around it.
 
     A sample is flat, ``[N]``, its slices one after another; in recurrent mode each is one segment that starts from the
-    state stored at its first step. The buffer sets ``"is_init"`` at every slice start, and ``truncated_key`` (and
-    ``"done"`` beside it) at every slice end. No slice crosses the end of a trajectory or the write cursor. Stored steps
+    state stored at its first step. The buffer sets ``"is_init"`` at every slice start, and ``truncated_key`` (and the
+    sibling ``"done"``) at every slice end. No slice crosses the end of a trajectory or the write cursor. Stored steps
     form one trajectory only if they were added without a gap. The time per sample does not depend on the number of
     stored steps.
 
@@ -109,26 +109,27 @@ class SliceSampler(Sampler):
             batch size must be a multiple of it.
         slice_len: number of steps per slice.
         traj_key: entry that identifies the trajectory of a step. If neither ``traj_key`` nor ``end_key`` is given, the
-            first of ``("collector", "traj_ids")``, ``"episode"`` and ``("next", "done")`` that the data has is used.
+            first of ``("collector", "traj_ids")``, ``"episode"`` and ``("next", "done")`` in the data is used.
         end_key: entry that is True at the last step of a trajectory.
         truncated_key: entry that is set at slice ends; None to leave the done flags unchanged.
-        strict_length: draw only from trajectories of at least ``slice_len`` steps. If False, shorter ones give shorter
+        strict_length: draw only from trajectories of at least ``slice_len`` steps. If False, shorter ones yield shorter
             slices, and a batch may have fewer steps than the batch size.
         pad_output: (with ``strict_length=False``) pad shorter slices with their last step, and always write
-            ``("collector", "mask")``, bool ``[N]``, False at padding; each padding step is a segment of its own.
+            ``("collector", "mask")``, bool ``[N]``, False at padding; each padding step is its own segment.
         span: let slices extend beyond the beginning and the end of a trajectory, where they are cut off, so that its
             first and last steps are drawn as often as others: True for any number of steps, an integer for at most that
             many, or a pair (beginning, end).
-        by_step: draw a step uniformly, and a slice that holds it at a random place, moved into its trajectory, so that
-            all steps are drawn about equally often. Otherwise steps of long trajectories are drawn less often than
-            those of short ones, and the first and last steps of a trajectory, which few slices hold, less often still.
-        replacement: if False, each trajectory gives at most one slice per epoch, and iterating over the buffer yields
-            one epoch, whose last batch may be incomplete. Extending the buffer begins a new epoch.
+        by_step: draw a step uniformly, and a slice that contains it at a random offset, shifted to stay within its
+            trajectory, so that all steps are drawn about equally often. Otherwise steps of long trajectories are drawn
+            less often than those of short ones, and the first and last steps of a trajectory, which few slices contain,
+            less often still.
+        replacement: if False, each trajectory yields at most one slice per epoch, and iterating over the buffer yields
+            one epoch, whose last batch may be incomplete. Extending the buffer starts a new epoch.
 
     Raises:
         ArgumentTypeError: not exactly one of ``num_slices`` and ``slice_len`` is given.
-        ArgumentError: ``pad_output`` is set with ``strict_length``, ``by_step`` without replacement or with
-            ``span``, both keys are given, or ``span`` is negative.
+        ArgumentError: ``pad_output`` is set with ``strict_length``; ``by_step`` is set without replacement or with
+            ``span``; both keys are given; or ``span`` is negative.
         UsageError: (when sampling) no trajectory is long enough, or the batch size is not a multiple of the slices.
         MissingKeyError: (when extending or sampling) the data has no entry that identifies trajectories.
 
@@ -168,10 +169,10 @@ class SliceSampler(Sampler):
             )
         if by_step and not replacement:
             raise ArgumentError(
-                "by_step=True needs replacement=True: without it each trajectory is drawn once, whatever its length."
+                "by_step=True needs replacement=True: without it each trajectory is drawn once, regardless of length."
             )
         if by_step and span is not False:
-            raise ArgumentError(f"by_step=True moves slices into their trajectories: leave span out, got {span}.")
+            raise ArgumentError(f"by_step=True keeps slices within their trajectories: omit span, got {span}.")
         self.strict_length = strict_length
         self.by_step = by_step
         self.pad_output = pad_output
@@ -180,7 +181,7 @@ class SliceSampler(Sampler):
         self._order: Ints | None = None
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """See :meth:`Sampler.draw`."""
+        """Draw a batch of steps."""
         count, length = self.size.divide(batch_size)
         candidates = index.runs_of(length if self.strict_length else 1)
         if self.keys.chosen is None or candidates.count == 0:
@@ -215,35 +216,35 @@ class SliceSampler(Sampler):
         return lanes, first + begin, np.minimum(offset + wanted, available) - begin
 
     def appended(self, index: TrajectoryIndex, change: Appended) -> None:
-        """See :meth:`Sampler.appended`."""
+        """Begin a new epoch, as the stored steps have changed."""
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """See :meth:`Sampler.start_epoch`."""
+        """Begin a new epoch."""
         self._order = None
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Sampler.state_dict`."""
+        """Return the state as tensors and plain Python values."""
         return {"order": None if self._order is None else torch.from_numpy(self._order.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Sampler.load_state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self._order = None if state["order"] is None else state["order"].numpy().copy()
 
 
 def slices_around(
     index: TrajectoryIndex, positions: Ints, length: int, generator: torch.Generator | None
 ) -> tuple[Ints, Ints, Ints]:
-    """Return lane, first step number and length of slices, each of which holds a given step at a random place.
+    """Return lane, first step number and length of slices, each containing a given step at a random offset.
 
-    A slice that would extend beyond its trajectory is moved into it, so that the first and the last steps of
-    trajectories are about as frequent as others, in slices of full length.
+    A slice that would extend beyond its trajectory is shifted, so that the first and last steps of trajectories are
+    about as frequent as others, in slices of full length.
 
     Args:
         index: index of the stored steps.
         positions: positions of the given steps, int64 ``[S]``.
-        length: number of steps of a slice; a shorter trajectory is taken whole.
-        generator: of the random places.
+        length: number of steps of a slice; a shorter trajectory is taken as a whole.
+        generator: CPU generator of the random offsets; torch's default generator when None.
     """
     lanes, first, stop = index.bounds(index.run_at(positions))
     lengths = np.minimum(length, stop - first)
@@ -252,7 +253,7 @@ def slices_around(
 
 
 def _drawn_steps(index: TrajectoryIndex, count: int, least: int, generator: torch.Generator | None) -> Ints:
-    """Return positions of steps, drawn uniformly among those of runs of at least ``least`` steps."""
+    """Draw positions of steps uniformly from runs of at least ``least`` steps."""
     found = np.zeros(0, np.int64)
     while found.size < count:
         positions = index.nth_position(random_below(len(index), count, generator))
@@ -262,7 +263,7 @@ def _drawn_steps(index: TrajectoryIndex, count: int, least: int, generator: torc
 
 
 def _pair(span: Span) -> tuple[int, int]:
-    """Return the numbers of steps by which slices may extend beyond beginning and end; True means no limit."""
+    """Return the numbers of steps by which slices may extend beyond the beginning and the end; True means no limit."""
     first, last = span if isinstance(span, tuple) else (span, span)
     unlimited = int(np.iinfo(np.int64).max)
     before, after = (unlimited if side is True else int(side) for side in (first, last))

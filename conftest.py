@@ -21,7 +21,7 @@ from tests.programs import Programs
 from recurl.envs.workers_process import Interpreter
 from recurl.trainers.export import policy_file
 from recurl.trainers.export.verification import verify
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.report import plots
 
 
@@ -47,7 +47,7 @@ def _drawn_once() -> Generator:
         if path.suffix not in pictures:
             draw(path, *arguments, **options)
             pictures[path.suffix] = path.read_bytes()
-        write_whole(path, pictures[path.suffix])
+        write_atomic(path, pictures[path.suffix])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "draw_returns", draw_once)

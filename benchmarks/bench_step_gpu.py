@@ -30,7 +30,7 @@ from recurl.recurrence import CELLS, LayerWeights, Options, record_backends, ste
 from recurl.recurrence.triton.launch import processors_of
 from recurl.recurrence.triton.step_config import StepTile, pays, tile_for_step
 from recurl.recurrence.triton.step_launch import run_step
-from recurl.traced import Traced
+from recurl.traced import InductorFunction
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "step_gpu.csv"
@@ -188,7 +188,7 @@ def compiled_error(cell: str) -> float:
     case.x = case.x * 2
     features, *after = case.exact()
     errors: list[float] = []
-    for function in (Traced(run, inputs), torch.compile(run, fullgraph=True)):
+    for function in (InductorFunction(run, inputs), torch.compile(run, fullgraph=True)):
         with record_backends() as ran:
             found = function(*inputs)
         errors.append(error_of(found, [features + 1, *after]) if ran == ["triton_step"] else float("nan"))

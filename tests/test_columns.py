@@ -9,10 +9,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from recurl import traced
 from recurl.collectors import Collector
-from recurl.columns import MAX_COLUMNS, put_together, scalarize_columns, scalarize_loop, take_apart, take_constants
+from recurl.columns import MAX_COLUMNS, join_columns, scalarize_columns, scalarize_loop, split_columns, take_constants
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import MaskedCartPole
-from recurl.traced import Traced
+from recurl.traced import InductorFunction
 
 ROWS = 96
 
@@ -213,9 +213,9 @@ def test_programs_of_layers_between_narrow_ends(monkeypatch):
 
     state = x(2, 40)
     expected = act(state)
-    made = Traced(lambda state: act(state)[::-1], [state], rows=40)
+    made = InductorFunction(lambda state: act(state)[::-1], [state], rows=40)
     assert [form and form.width for form in (*made.entering, *made.leaving)] == [2, 1, 2]
-    action, after = put_together(made.leaving, [made(*take_apart(made.entering, [state]))], 0)
+    action, after = join_columns(made.leaving, [made(*split_columns(made.entering, [state]))], 0)
     torch.testing.assert_close(after[0], expected[0])
     assert torch.equal(action[0], expected[1])
 
@@ -225,7 +225,7 @@ def looped(step, *given, rows=ROWS):
     graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     made, entering, leaving = scalarize_loop(graph, rows, len(given))
     current, expected, found = given, [], []
-    apart = take_apart(entering, given)
+    apart = split_columns(entering, given)
     for _ in range(3):
         results = step(*(tensor.clone() for tensor in current))
         current = results[len(results) - len(given) :]
@@ -234,7 +234,7 @@ def looped(step, *given, rows=ROWS):
         apart = found[-1][len(found[-1]) - len(apart) :]
         assert all(vector.is_contiguous() for vector in apart)
     wanted = [torch.stack(tensors) for tensors in zip(*expected, strict=True)]
-    for one, other in zip(put_together(leaving, found, 0), wanted, strict=True):
+    for one, other in zip(join_columns(leaving, found, 0), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
     assert leaving[len(leaving) - len(given) :] == entering
     return made, entering, leaving

@@ -201,7 +201,7 @@ def collector(
         return torch.stack(batches)
 
 
-class Whole(TensorDictSequential):
+class NonNegativeInt(TensorDictSequential):
     """A policy that can't be lowered."""
 
     def forward(self, *args: Any, **kwargs: Any) -> TensorDictBase:
@@ -209,7 +209,7 @@ class Whole(TensorDictSequential):
 
 
 def unlowered(case: Case, kind: type[RecurrentModule]) -> TensorDictBase:
-    with Collector(case.env(), Whole(case.actor(kind)), frames_per_batch=24) as collector:
+    with Collector(case.env(), NonNegativeInt(case.actor(kind)), frames_per_batch=24) as collector:
         collector.env.set_seed(3)
         assert "more than run" in (collector.why_not_lowered() or "")
         return torch.stack([collector.collect() for _ in range(3)])

@@ -9,12 +9,12 @@ from recurl.errors import ArgumentError
 from recurl.ranges import (
     Count,
     Fraction,
-    Inside,
-    NoBound,
+    NonNegativeInt,
     Number,
+    OpenUnit,
     Positive,
+    PositiveOrInf,
     Seed,
-    Whole,
     check_fields,
     fields_of,
     whole_number,
@@ -24,13 +24,13 @@ from recurl.ranges import (
 @dataclass(frozen=True)
 class Options:
     count: Count = 1
-    whole: Whole = 0
+    whole: NonNegativeInt = 0
     seed: Seed | None = None
     number: Number = 0.0
     positive: Positive = 1.0
-    bound: NoBound = 1.0
+    bound: PositiveOrInf = 1.0
     fraction: Fraction = 0.5
-    inside: Inside = 0.5
+    inside: OpenUnit = 0.5
     kind: Literal["a", "b"] = "a"
     level: Literal[1, 2] = 1
     on: bool = False

@@ -6,7 +6,7 @@ import torch
 from recurl import traced
 from recurl._torch import inductor_program
 from recurl.small_products import small_product
-from recurl.traced import Traced
+from recurl.traced import InductorFunction
 
 mm, addmm = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
 
@@ -47,8 +47,8 @@ def test_programs_have_sums_in_their_place(monkeypatch):
         return inductor_program(graph, *options)
 
     monkeypatch.setattr(traced, "inductor_program", counted)
-    expected, _ = run(x), Traced(run, [x])
+    expected, _ = run(x), InductorFunction(run, [x])
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
-    few = Traced(run, [x])
+    few = InductorFunction(run, [x])
     assert counts == [8, 3]  # left are those of the middle layer: forward, two gradients
     torch.testing.assert_close(few(x), expected)

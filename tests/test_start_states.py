@@ -15,7 +15,7 @@ from recurl.errors import ArgumentError, UsageError
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor, set_recurrent_mode
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
-from recurl.start_states import allocate, numbers_of, state_in
+from recurl.start_states import allocate, sparse_values, state_in
 
 ROWS, STEPS, LENGTH = 3, 24, 6
 
@@ -96,11 +96,11 @@ def test_states_are_those_of_the_steps_where_sequences_start(case):
     begins = torch.arange(STEPS) % LENGTH == 0
     assert not dense[:, ~begins].any()
     h = every["recurrent_state_h"]
-    assert numbers_of(h) is h
-    assert numbers_of(None) is None
-    placed = numbers_of(starts["recurrent_state_h"], placed=True)
+    assert sparse_values(h) is h
+    assert sparse_values(None) is None
+    placed = sparse_values(starts["recurrent_state_h"], placed=True)
     assert torch.equal(placed[:, ::LENGTH, :10], h[:, ::LENGTH].flatten(2))
-    assert numbers_of(starts["recurrent_state_h"]).shape == (ROWS, STEPS, 2)  # ten numbers over six steps
+    assert sparse_values(starts["recurrent_state_h"]).shape == (ROWS, STEPS, 2)  # ten numbers over six steps
     assert (
         sum(v.nbytes for k, v in starts.items(True, True) if "every_6" in k) * LENGTH
         < 1.6 * 4 * every["recurrent_state_h"].nbytes

@@ -12,7 +12,7 @@ from torch._inductor.graph import GraphLowering
 from recurl._torch import traced_graph
 from recurl.errors import UnsupportedError
 from recurl.quiet import quiet_if_failing
-from recurl.traced import Traced
+from recurl.traced import InductorFunction
 
 
 def test_numbers_gradients_and_draws():
@@ -29,7 +29,7 @@ def test_numbers_gradients_and_draws():
 
     x, y = torch.randn(5, 3), torch.randn(5)
     states = torch.get_rng_state(), own.get_state()
-    program = Traced(run, [x, y], [own])
+    program = InductorFunction(run, [x, y], [own])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(own.get_state(), states[1])
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_constants_are_made_once_unless_they_are_edited():
         bound = torch.tensor([1.0, 2.0])
         return bound.unsqueeze(0), x * bound
 
-    program = Traced(given_away, [torch.zeros(2)])
+    program = InductorFunction(given_away, [torch.zeros(2)])
     program(torch.ones(2))[0].zero_()  # results belong to the caller
     found = program(torch.ones(2))
     assert [value.tolist() for value in found] == [[[1.0, 2.0]], [1.0, 2.0]]
@@ -71,7 +71,7 @@ def test_constants_are_made_once_unless_they_are_edited():
         str(node.target) for node in graph.graph.nodes if "lift" in str(node.target) or "_to_copy" in str(node.target)
     ]
     assert left == ["aten.lift_fresh_copy.default"]  # the edited constant
-    program = Traced(run, [torch.zeros(2)])
+    program = InductorFunction(run, [torch.zeros(2)])
     for _ in range(2):
         scaled, count = program(torch.ones(2))
         assert scaled.tolist() == [2.0, 3.0]
@@ -80,7 +80,7 @@ def test_constants_are_made_once_unless_they_are_edited():
 
 def test_examples_may_be_one_tensor():
     both = torch.ones(3)
-    program = Traced(lambda a, b: (a + 2 * b, a), [both, both])
+    program = InductorFunction(lambda a, b: (a + 2 * b, a), [both, both])
     for one, other in ((0.0, 1.0), (3.0, 0.0)):
         found = program(torch.full((3,), one), torch.full((3,), other))
         assert [value.tolist() for value in found] == [[one + 2 * other] * 3, [one] * 3]
@@ -102,7 +102,7 @@ def test_examples_may_be_one_tensor():
 def test_what_cannot_be_a_program(function, message):
     before = torch.get_rng_state()
     with pytest.raises(UnsupportedError, match=message):
-        Traced(function, [torch.rand(3)])
+        InductorFunction(function, [torch.rand(3)])
     torch.set_rng_state(before)
 
 
@@ -133,7 +133,7 @@ def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failure
     fresh = {"fx_graph_cache": False}  # a cached program isn't compiled again
     with config.patch(fresh), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        program = Traced(run, [x, y], [own])
+        program = InductorFunction(run, [x, y], [own])
     lines = [str(warning.message) for warning in warned if "compiler failed" in str(warning.message)]
     assert len(lines) == failures
     assert all("(RuntimeError: PassManager::run failed)" in line for line in lines)

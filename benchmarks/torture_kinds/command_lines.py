@@ -12,7 +12,7 @@ from recurl.cli import bench, train
 from recurl.cli.doctor import Doctor
 from recurl.cli.evaluate import Evaluate
 from recurl.cli.export import Export
-from recurl.cli.main import check_text, complaint, load
+from recurl.cli.main import check_text, error_line, load
 from recurl.cli.play import Play
 from recurl.ranges import Field, Range, fields_of, flag
 from recurl.trainers.algorithms.footprint import check_machine
@@ -220,7 +220,7 @@ def check(arguments: Sequence[str]) -> str:
             raise
         return "helped"
     except Exception as error:
-        said = complaint(error)
+        said = error_line(error)
         if said is None:
             raise
         return said

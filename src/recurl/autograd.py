@@ -11,14 +11,14 @@ from torch.autograd import forward_ad
 from recurl._torch import is_forward_mode, is_functorch_active
 
 __all__ = [
-    "differentiate_again",
-    "first_derivatives_do",
-    "gradients_have_derivatives",
+    "custom_backward_allowed",
+    "double_backward",
     "have_tangents",
+    "needs_double_backward",
 ]
 
 
-def first_derivatives_do() -> bool:
+def custom_backward_allowed() -> bool:
     """Return whether a hand-written backward may be used.
 
     It may not inside ``torch.compile``, ``torch.func`` or forward-mode differentiation.
@@ -33,15 +33,15 @@ def have_tangents(tensors: Iterable[Tensor | None]) -> bool:
     return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
-def gradients_have_derivatives(grads: Iterable[Tensor | None]) -> bool:
+def needs_double_backward(grads: Iterable[Tensor | None]) -> bool:
     """Return whether a backward pass must itself be differentiable: ``create_graph=True``, or tangents in ``grads``."""
     return torch.is_grad_enabled() or have_tangents(grads)
 
 
-def differentiate_again(
+def double_backward(
     function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients of ``function`` that are themselves differentiable; see :func:`gradients_have_derivatives`.
+    """Return gradients of ``function`` that are themselves differentiable; see :func:`needs_double_backward`.
 
     Args:
         function: the function that has the hand-written backward, expressed in differentiable torch operations.

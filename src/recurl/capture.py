@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from recurl._torch import hooks_of, tensors_of
 
-__all__ = ["KeptTensors", "recording", "without_garbage_collection"]
+__all__ = ["ModuleGuard", "recording", "without_garbage_collection"]
 
 _SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
 
 
-class KeptTensors:
+class ModuleGuard:
     """Guard that detects whether submodules, parameters or buffers of a module were replaced since its creation.
 
     Args:
@@ -28,7 +28,7 @@ class KeptTensors:
 
     Example:
         >>> net = nn.Linear(2, 1)
-        >>> kept = KeptTensors(net)
+        >>> kept = ModuleGuard(net)
         >>> kept.replaced() is None
         True
         >>> net.weight = nn.Parameter(net.weight.clone())

@@ -104,7 +104,7 @@ class CallbackError(RecurlError, RuntimeError):
     """A callback raised an exception, set as the cause; the run was saved and stopped."""
 
 
-class SaidElsewhere(SystemExit):
+class AlreadyReported(SystemExit):
     """Exit of a process whose error is reported by another process."""
 
 

@@ -19,20 +19,20 @@ from recurl.nearest import nearest
 __all__ = [
     "Count",
     "Exponent",
-    "Few",
     "Field",
     "Fraction",
-    "Inside",
-    "NoBound",
-    "NotNegative",
+    "NonNegative",
+    "NonNegativeInt",
     "Number",
+    "OpenUnit",
     "Positive",
+    "PositiveFraction",
+    "PositiveOrInf",
     "Range",
     "Seed",
-    "SomeFraction",
+    "SmallCount",
     "Steps",
     "Threads",
-    "Whole",
     "check_fields",
     "checked_seed",
     "fields_of",
@@ -81,19 +81,19 @@ _NARROW = 100  # for ranges that end here or below, messages state both ends
 _LARGE = 2**31 - 1
 
 Count: TypeAlias = Annotated[int, Range(1, _LARGE)]
-Few: TypeAlias = Annotated[int, Range(1, 100)]  # for objects that are created one by one
-Whole: TypeAlias = Annotated[int, Range(0, _LARGE)]
+SmallCount: TypeAlias = Annotated[int, Range(1, 100)]  # for objects that are created one by one
+NonNegativeInt: TypeAlias = Annotated[int, Range(0, _LARGE)]
 Steps: TypeAlias = Annotated[int, Range(1, 10**15)]
 Threads: TypeAlias = Annotated[int, Range(1, 1024)]
 Seed: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
 Number: TypeAlias = Annotated[float, Range()]
 Positive: TypeAlias = Annotated[float, Range(0, above=True)]
-NotNegative: TypeAlias = Annotated[float, Range(0)]
-NoBound: TypeAlias = Annotated[float, Range(0, above=True, infinite=True)]
+NonNegative: TypeAlias = Annotated[float, Range(0)]
+PositiveOrInf: TypeAlias = Annotated[float, Range(0, above=True, infinite=True)]
 """Above 0; infinity means no bound."""
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
-SomeFraction: TypeAlias = Annotated[float, Range(0, 1, above=True)]
-Inside: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
+PositiveFraction: TypeAlias = Annotated[float, Range(0, 1, above=True)]
+OpenUnit: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
 Exponent: TypeAlias = Annotated[float, Range(0, 10)]
 
 

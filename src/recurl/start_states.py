@@ -29,7 +29,7 @@ from recurl.keys import TRAJ_STEPS, NestedKey
 from recurl.lowering import Entries, Step
 from recurl.recurrence import Boundaries
 
-__all__ = ["allocate", "check_cut", "check_sequences", "numbers_of", "refuse", "state_in"]
+__all__ = ["allocate", "check_cut", "check_sequences", "refuse", "sparse_values", "state_in"]
 
 _EVERY, _STEP = "every_", "step"
 _NAMED = re.compile(f"{_EVERY}[0-9]+")
@@ -99,7 +99,7 @@ def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: 
     return _placed(spread, every)[..., :numbers].reshape(*batch_size, *shape)
 
 
-def numbers_of(entry: Any, *, placed: bool = False) -> Any:
+def sparse_values(entry: Any, *, placed: bool = False) -> Any:
     """Return the numbers of a sparse state, ``[*B, T, ...]``; return any other entry unchanged.
 
     Args:

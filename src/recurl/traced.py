@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from recurl._torch import compiler_error, compiling, inductor_program, lift_tensors, running_by, traced_graph
-from recurl.columns import Narrow, scalarize_loop, take_constants
+from recurl.columns import ColumnLayout, scalarize_loop, take_constants
 from recurl.errors import UnsupportedError
 from recurl.quiet import quiet_if_failing
 from recurl.readback import refuse_read_back
 from recurl.small_products import small_product
 
-__all__ = ["Traced"]
+__all__ = ["InductorFunction"]
 
 _CUT = 16  # most operations fused into a kernel, where Triton can't compile larger ones
 _ONE_BY_ONE = "Its operations run one by one, uncompiled: the results are the same, but it is slower."
@@ -26,7 +26,7 @@ _Function = Callable[..., tuple[Tensor, ...]]
 _Draw = Callable[[], Tensor]
 
 
-class Traced:
+class InductorFunction:
     """A function of tensors, compiled by Inductor, the compiler of ``torch.compile``.
 
     The function is run once, then traced with fake tensors, which have shapes but no numbers. It may use any Python
@@ -102,9 +102,9 @@ class Traced:
             with _restoring([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
             graph: Any = traced_graph(given, [*examples, *drawn])
-        self.entering: list[Narrow | None] = [None] * count
+        self.entering: list[ColumnLayout | None] = [None] * count
         *_, output = graph.graph.nodes
-        self.leaving: list[Narrow | None] = [None] * len(output.args[0])
+        self.leaving: list[ColumnLayout | None] = [None] * len(output.args[0])
         self._constant: dict[int, Tensor] = {}
         if rows is not None and sums:
             graph, self.entering, self.leaving = scalarize_loop(graph, rows, count)

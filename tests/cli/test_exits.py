@@ -43,9 +43,9 @@ def test_an_environment_that_exits_in_a_step(kind, tmp_path, capsys):
     ],
     ids=["make", "reset", "close", "callback"],
 )
-def test_other_places(words, complaint, tmp_path, capsys):
+def test_other_places(words, error_line, tmp_path, capsys):
     assert started(tmp_path / "run", EXITING, *words) == 2
-    assert complaint in capsys.readouterr().err
+    assert error_line in capsys.readouterr().err
 
 
 def test_in_python_it_is_an_error_of_the_run(tmp_path):
@@ -57,10 +57,10 @@ def test_in_python_it_is_an_error_of_the_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--env-workers", "2"], ["--overlap"]], ids=lambda words: words[0])
 @pytest.mark.parametrize(("kind", "complaint"), [("exit", "raised SystemExit: 0"), ("hard", "exited with code 0")])
-def test_in_other_processes(words, kind, complaint, tmp_path, capsys):
+def test_in_other_processes(words, kind, error_line, tmp_path, capsys):
     assert started(tmp_path / "run", EXITING, "--env-kwargs", f"kind={kind}", *words) == 2
     said = capsys.readouterr().err
-    assert complaint in said
+    assert error_line in said
     assert "steps: recurl train --resume" in said
 
 

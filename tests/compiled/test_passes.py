@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModule as Mod
 from torch import nn
 from torch.nn.utils import parametrize
 
-from recurl.compiled import CompiledPass, NotCompiled, can_pass
+from recurl.compiled import CompiledPass, NotCompiled, why_no_pass
 from recurl.lowering import Entries, Network
 from recurl.mode import set_recurrent_mode
 from recurl.modules import MLP, GRUModule, LSTMModule, NormalParamExtractor, ObservationNorm
@@ -274,6 +274,6 @@ def test_edits_between_forward_and_backward_are_noticed() -> None:
 
 
 def test_nothing_runs_where_torch_is_followed() -> None:
-    assert can_pass() is None
+    assert why_no_pass() is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert "autocast" in str(can_pass())
+        assert "autocast" in str(why_no_pass())

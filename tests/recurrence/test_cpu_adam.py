@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from recurl.recurrence.cpu import instruction_sets
-from recurl.recurrence.cpu.adam import Adam
+from recurl.recurrence.cpu.adam import CpuAdam
 
 SHAPES = [(64, 5), (37,), (1, 3), ()]
 OPTIONS = (0.1, (0.9, 0.999), 1e-5)
@@ -18,7 +18,7 @@ def made(dtype, instruction_set=None):
     torch.manual_seed(0)
     parameters = [torch.randn(shape, dtype=dtype) for shape in SHAPES]
     steps = [torch.zeros(()) for _ in SHAPES]
-    return parameters, Adam(parameters, zeros(dtype), zeros(dtype), steps, instruction_set)
+    return parameters, CpuAdam(parameters, zeros(dtype), zeros(dtype), steps, instruction_set)
 
 
 @pytest.mark.parametrize("max_norm", [0.01, 1e6])
@@ -67,10 +67,10 @@ def test_what_does_not_fit():
         assert not adam.fits(grads, loss.double())
         assert not adam.fits([grads[0].T.contiguous().T, *grads[1:]], loss)
         assert not adam.fits([grads[0].double(), *grads[1:]], loss)
-        assert not Adam(parameters, zeros(torch.float64), zeros(torch.float32), adam.steps).fits(grads, loss)
+        assert not CpuAdam(parameters, zeros(torch.float64), zeros(torch.float32), adam.steps).fits(grads, loss)
         assert not adam.fits([grads[0][:1].contiguous(), *grads[1:]], loss)
         kept, parameters[0].data = parameters[0].data, torch.ones(1)  # smaller than its optimizer state
         assert not adam.fits([torch.ones(1), *grads[1:]], loss)
         parameters[0].data = kept
         half = [parameter.bfloat16() for parameter in parameters]
-        assert not Adam(half, half, half, adam.steps).fits(half, loss.bfloat16())
+        assert not CpuAdam(half, half, half, adam.steps).fits(half, loss.bfloat16())

@@ -31,7 +31,7 @@ class Grows(Sum):
         return h, (torch.cat([h, h], -1),)
 
 
-class Narrow(Sum):
+class ColumnLayout(Sum):
     def step(self, x, states, weight):
         h, states = super().step(x, states, weight)
         return h[:, :2], states
@@ -220,7 +220,7 @@ def build(cell: type[Cell]) -> CellModule:
     ("cell", "message"),
     [
         (Grows, r"states of unchanged shapes, here \[\(3, 5\), \(3, 5\)\]; .*returned \[\(3, 5\), \(3, 10\)\]"),
-        (Narrow, r"must return features \[rows, hidden_size\].*returned \[\(3, 2\), \(3, 5\)\]"),
+        (ColumnLayout, r"must return features \[rows, hidden_size\].*returned \[\(3, 2\), \(3, 5\)\]"),
         (Complex, "must keep dtype.*returned the state 'h' as torch.complex64.*as pairs of real ones"),
         (Counts, r"must not store anything in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after"),
         (

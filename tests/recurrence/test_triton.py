@@ -48,7 +48,7 @@ CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in
     "lstm projection saved": 0,
 }
 # Kind, kernel, cell, hidden size and precision.
-PLAIN = [
+PLAIN_TYPES = [
     "plain,forward,lstm,64,tf32",
     "plain,backward,lstm,64,tf32",
     "plain,backward,gru,100,tf32x3",
@@ -96,8 +96,8 @@ WIDE = [
 ]
 PRODUCTS = ["product,128,tf32", "product,256,tf32", "product,128,exact", "product,128,biased"]
 COMPILED = {
-    "80": (PLAIN, 163 * 1024),
-    "90": ([*PLAIN, *SINGLE, *RESIDENT, *GROUPS, *WIDE, *PRODUCTS], 227 * 1024),
+    "80": (PLAIN_TYPES, 163 * 1024),
+    "90": ([*PLAIN_TYPES, *SINGLE, *RESIDENT, *GROUPS, *WIDE, *PRODUCTS], 227 * 1024),
 }
 # Bytes, elsewhere none. 128 slots of 32 units: some of the inputs prefetched for the next step are spilled.
 SPILLED = {name: 48 for name in GROUPS if "ieee" in name} | {"wide,backward,gru,1024,tf32": 120}

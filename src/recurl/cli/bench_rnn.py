@@ -22,9 +22,9 @@ from recurl._version import __version__
 from recurl.cli.bench_figure import figure
 from recurl.diagnostics import RNNCase, RNNTime, time_rnn
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, NotNegative, Threads, Whole
+from recurl.ranges import Count, NonNegative, NonNegativeInt, Threads
 from recurl.recurrence import BACKENDS
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 
 _THREADS = min(torch.get_num_threads(), 1024)
 
@@ -48,7 +48,7 @@ class BenchRNN:
     """Rows of a batch."""
     time: tuple[Count, ...] = (128,)
     """Steps of each row."""
-    mean_segment: tuple[Whole, ...] = (50,)
+    mean_segment: tuple[NonNegativeInt, ...] = (50,)
     """Mean number of steps between random resets; 0 for no resets."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Dtype of parameters and data."""
@@ -62,7 +62,7 @@ class BenchRNN:
     """Backends to time; by default all but the slow reference."""
     repeats: Count = 20
     """Repetitions per backend; the backends take turns."""
-    seconds: NotNegative = 30.0
+    seconds: NonNegative = 30.0
     """Seconds after which no further repetition of a case is started."""
     out: Path = Path("bench-rnn")
     """Folder for rnn.csv and rnn.png."""
@@ -91,7 +91,7 @@ def bench_rnn(args: BenchRNN) -> int:
     _write(args.out / "rnn.csv", results, args)
     picture = io.BytesIO()
     figure(cases, results).savefig(picture, format="png", dpi=120)
-    write_whole(args.out / "rnn.png", picture.getvalue())
+    write_atomic(args.out / "rnn.png", picture.getvalue())
     console.print(f"Results written to {args.out / 'rnn.csv'} and {args.out / 'rnn.png'}", soft_wrap=True)
     return 0
 
@@ -170,7 +170,7 @@ def _write(path: Path, results: Sequence[RNNTime], args: BenchRNN) -> None:
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(path, text.getvalue().encode())
+    write_atomic(path, text.getvalue().encode())
 
 
 def _row(result: RNNTime, args: BenchRNN) -> dict[str, Any]:

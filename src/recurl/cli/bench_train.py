@@ -25,7 +25,7 @@ from recurl.precision import torch_matmul_precision
 from recurl.ranges import Count
 from recurl.trainers import ALGORITHMS, RunConfig
 from recurl.trainers.algorithms.table import make_algorithm
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.run.update_times import UpdateTimes, time_updates
 
 
@@ -142,4 +142,4 @@ def _write(path: Path, config: RunConfig, found: UpdateTimes) -> None:
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(path, text.getvalue().encode())
+    write_atomic(path, text.getvalue().encode())

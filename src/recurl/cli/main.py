@@ -14,6 +14,7 @@ from recurl._version import __version__
 from recurl.cli.notices import save_traceback
 from recurl.cli.output import with_output
 from recurl.errors import (
+    AlreadyReported,
     ArgumentError,
     CallbackError,
     EnvError,
@@ -21,7 +22,6 @@ from recurl.errors import (
     MissingDependencyError,
     RecurlError,
     RemoteTraceback,
-    SaidElsewhere,
     WorkerError,
 )
 from recurl.nearest import nearest
@@ -107,7 +107,7 @@ def _run(arguments: list[str]) -> int:
         return 128 + signal.SIGINT
     except Exception as error:
         error = _error_of_environment(error) or error
-        text = complaint(error)
+        text = error_line(error)
         if text is None:
             raise
         print(text, file=sys.stderr)
@@ -121,7 +121,7 @@ def _call(command: Command, args: Any) -> int:
     """Run a command, converting ``SystemExit`` raised by third-party code into an error."""
     try:
         return command.run(args)
-    except SaidElsewhere:
+    except AlreadyReported:
         raise
     except (SystemExit, GeneratorExit) as error:
         raise ExitError.of(error) from error
@@ -140,7 +140,7 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
     except RecurlError:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # set by torchrun
             raise
-        raise SaidElsewhere(2) from None
+        raise AlreadyReported(2) from None
 
 
 def _trace(error: BaseException) -> str | None:
@@ -162,7 +162,7 @@ def _error_of_environment(error: Exception) -> EnvError | None:
     return error_of_environment(error)
 
 
-def complaint(error: Exception) -> str | None:
+def error_line(error: Exception) -> str | None:
     """Return the one-line message of an expected failure, None for any other."""
     if isinstance(error, RecurlError | OSError):
         text = str(error)

@@ -27,11 +27,11 @@ from recurl.errors import ArgumentError, CallbackError, EnvError, NonFiniteError
 from recurl.ranges import Steps
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
 from recurl.trainers.algorithms.options_file import write_options_file
-from recurl.trainers.algorithms.programs_config import ProgramsConfig
+from recurl.trainers.algorithms.programs_config import ExecutionConfig
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.networks.description import describe_agent
-from recurl.trainers.run.memory import saying_what_fits
+from recurl.trainers.run.memory import out_of_memory_advice
 from recurl.trainers.trust import resume_command
 
 _REMEDY = "Fix the environment, lower --learning-rate, or skip such data (--on-nonfinite skip). "
@@ -122,7 +122,7 @@ def _begin(config: RunConfig, folder: RunFolder, extra: NewRunOptions, held: Exi
     overwrite = extra.overwrite or resuming is None
     if not resuming and rank() == 0:
         folder.check_free(overwrite=overwrite)
-    with saying_what_fits(config), closing(Trainer(config, folder, console=_console())) as trainer:
+    with out_of_memory_advice(config), closing(Trainer(config, folder, console=_console())) as trainer:
         if resuming:
             trainer.resume()
         elif rank() == 0:
@@ -148,7 +148,7 @@ def _resume(args: Resume) -> int:
         config = replace(config, ray_address=args.ray_address)
     with (
         joined(config.device),
-        saying_what_fits(config),
+        out_of_memory_advice(config),
         closing(Trainer(config, folder, console=_console())) as trainer,
     ):
         trainer.resume()
@@ -166,7 +166,7 @@ def _train(trainer: Trainer) -> int | None:
     how = f"with {config.algorithm} ({config.cell}) on {config.device}, seed {config.seed}"
     over = f", over {world_size()} ranks" if world_size() > 1 else ""
     _print(console, f"Training {config.env} {how}, in {path}{over}")
-    if isinstance(config, ProgramsConfig) and (config.compile or config.cuda_graph):
+    if isinstance(config, ExecutionConfig) and (config.compile or config.cuda_graph):
         _print(console, "The first updates compile programs and capture CUDA graphs, which takes some seconds.")
     with StopOnSignal() as stop, _resume_hint(trainer.folder, config):
         outcome = trainer.run(stop.requested)

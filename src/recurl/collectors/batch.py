@@ -14,7 +14,7 @@ from recurl.collectors.start_states import SparseStates
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import DONE, NEXT, TRUNCATED
 from recurl.lowering import Entries, Step, leaves, leaves_by_path
-from recurl.recurrence.cpu.memory import StepMemory, rows_are_whole
+from recurl.recurrence.cpu.memory import StepMemory, has_contiguous_rows
 
 _Key = tuple[str, ...]
 _STAGED_ON = ("cuda",)
@@ -134,7 +134,7 @@ class BatchWriter:
         )
         self._entries = memory
         repeats = [key for key, value in found.items() if _is_like(found.get((NEXT, *key)), value)]
-        for key in [key for key in repeats if not rows_are_whole(memory[key], self._time)]:
+        for key in [key for key in repeats if not has_contiguous_rows(memory[key], self._time)]:
             repeats.remove(key)
             self._carried.append(_Carried(key, memory[key], memory[(NEXT, *key)]))
         late = {*repeats, *(carried.key for carried in self._carried)}

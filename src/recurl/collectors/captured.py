@@ -11,19 +11,19 @@ from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
 from recurl._torch import foreach_copy_, has_global_hooks
-from recurl.capture import KeptTensors, recording
+from recurl.capture import ModuleGuard, recording
 from recurl.collectors.start_states import SparseStates, StartStates
-from recurl.columns import Narrow, put_together, take_apart
+from recurl.columns import ColumnLayout, join_columns, split_columns
 from recurl.envs import EnvBase, TensorEnv
-from recurl.envs.trajectories import Trajectories, followed
+from recurl.envs.trajectories import Trajectories, advance
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
 from recurl.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.lowering import Entries, Step, leaves
 from recurl.source_lines import line_of
-from recurl.traced import Traced
+from recurl.traced import InductorFunction
 
-__all__ = ["CapturedSteps", "Programs", "capture_graph", "tensor_env", "why_not_captured"]
+__all__ = ["CaptureOptions", "CapturedSteps", "capture_graph", "tensor_env", "why_not_captured"]
 
 _WARM_UP = 2  # batches before capture, in which kernels are compiled and libraries allocate their memory
 _DEVICE = "cuda"
@@ -34,7 +34,7 @@ _Tensors = Sequence[Tensor]
 _Batch = tuple[_Tensors, _Tensors, _Tensors]  # written entries, states at sequence starts, inputs of the next step
 
 
-class Programs(TypedDict, total=False):
+class CaptureOptions(TypedDict, total=False):
     """Options of :class:`~recurl.collectors.Collector` for compiled and captured steps."""
 
     cuda_graph: bool
@@ -45,8 +45,8 @@ class _TensorStep(NamedTuple):
     """A step as a function of tensors, with the column layouts of its inputs and outputs (None: unsplit)."""
 
     run: Callable[..., Sequence[Tensor]]
-    input_layouts: Sequence[Narrow | None]
-    output_layouts: Sequence[Narrow | None] | None
+    input_layouts: Sequence[ColumnLayout | None]
+    output_layouts: Sequence[ColumnLayout | None] | None
 
 
 class _CapturedGraph(NamedTuple):
@@ -59,12 +59,12 @@ class _CapturedGraph(NamedTuple):
 class CapturedSteps:
     """Runs the steps of a batch with a compiled step, as a CUDA graph, or both.
 
-    The step is compiled at the first batch (see :class:`~recurl.traced.Traced`). A CUDA graph of all steps is captured
-    at the third batch and replayed afterwards. It reads weights and buffers in place, draws the same random numbers as
+    The step is compiled at the first batch (see :class:`~recurl.traced.InductorFunction`). A CUDA graph of all steps is
+    captured at the third batch and replayed afterwards. It reads weights and buffers in place, draws the same random numbers as
     individual kernel launches, and gives bitwise equal results. The root and the states of the environment are in
     memory that every replay reads and overwrites; if they were replaced in between, by a reset or a restored state,
     they are first copied there. If a module, parameter or buffer of the policy was replaced, or the mode of a module
-    changed (see :class:`~recurl.capture.KeptTensors`), the step is compiled and captured again. Other modifications,
+    changed (see :class:`~recurl.capture.ModuleGuard`), the step is compiled and captured again. Other modifications,
     and those of the environment, are not detected.
 
     Args:
@@ -108,7 +108,7 @@ class CapturedSteps:
         self._setting: object = None
         self._root: object = None  # type and keys of the root
         self._last_root: object = None  # the root returned last
-        self._guard: KeptTensors | None = None
+        self._guard: ModuleGuard | None = None
         self._tensor_step: _TensorStep | None = None
         self._captured: _CapturedGraph | None = None
         self._written: list[_Key] = []
@@ -132,14 +132,14 @@ class CapturedSteps:
         names = sorted(running)  # a restored state may have another order
         given = [*(value for _, value in leaves(root)), *(running[name] for name in names)]
         if self._compiled:
-            given += self._trajectories.ahead(self._count)
+            given += self._trajectories.reserve(self._count)
         tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, given, setting)
         assert tensor_step is not None
         if self._warm < _WARM_UP or not self._graph:
             self._warm += 1
             found, states, current = self._run_steps(tensor_step, self._step_inputs(tensor_step, given), root.ndim)
             written: _Tensors = [tensor.contiguous() for tensor in found]
-            after: _Tensors = [tensor[0] for tensor in put_together(tensor_step.input_layouts, [current], 0)]
+            after: _Tensors = [tensor[0] for tensor in join_columns(tensor_step.input_layouts, [current], 0)]
         else:
             written, states, after = self._replay(tensor_step, given, root.ndim)
         self._env.running = dict(zip(names, after[len(keys) :], strict=False))
@@ -149,7 +149,7 @@ class CapturedSteps:
         if self._starts is not None:
             self._store_states(self._starts, states, batch)
         if self._compiled:
-            self._trajectories.caught_up(after[-_NUMBERED:])
+            self._trajectories.advance_to(after[-_NUMBERED:])
         else:
             self._trajectories.number(batch, batch.get((NEXT, DONE)).squeeze(-1))
         batch.refine_names(..., "time")
@@ -191,7 +191,7 @@ class CapturedSteps:
             if self._compiled:  # a compiled step takes tensors with the strides of those it was compiled for
                 before = tensors[-_NUMBERED:]
                 found[TRAJ_IDS], found[TRAJ_STEPS], _ = before
-                numbered = followed(before, found[NEXT, DONE].squeeze(-1))
+                numbered = advance(before, found[NEXT, DONE].squeeze(-1))
                 current = [*(tensor.contiguous() for tensor in current), *numbered]
             states = {} if self._starts is None else self._starts.take(found)
             self._written, self._states = list(found), list(states)
@@ -200,19 +200,19 @@ class CapturedSteps:
         rows = root.batch_size[0] if root.ndim else None
         tensor_step = _TensorStep(run, [None] * len(given), None)
         if self._compiled:
-            traced = Traced(run, [tensor.contiguous() for tensor in given], [self._env.generator], rows)
+            traced = InductorFunction(run, [tensor.contiguous() for tensor in given], [self._env.generator], rows)
             tensor_step = _TensorStep(traced, traced.entering, traced.leaving)
         self._tensor_step, self._setting, self._root = tensor_step, (setting, has_global_hooks()), (type(root), keys)
         self._guard = self._new_guard()
         self._captured = None
         return tensor_step
 
-    def _new_guard(self) -> KeptTensors | None:
-        return None if self._policy is None else KeptTensors(self._policy, modes=True)
+    def _new_guard(self) -> ModuleGuard | None:
+        return None if self._policy is None else ModuleGuard(self._policy, modes=True)
 
     def _step_inputs(self, tensor_step: _TensorStep, given: _Tensors) -> _Tensors:
         """Return the inputs of the first step, with the strides that a compiled step expects."""
-        entering = take_apart(tensor_step.input_layouts, given)
+        entering = split_columns(tensor_step.input_layouts, given)
         return [tensor.contiguous() for tensor in entering] if self._compiled else entering
 
     def _run_steps(self, tensor_step: _TensorStep, given: _Tensors, time_dim: int) -> _Batch:
@@ -225,10 +225,10 @@ class CapturedSteps:
             current = results[-1][-len(given) :]
         layouts = tensor_step.output_layouts or [None] * len(results[0])
         entries, states = layouts[: len(self._written)], layouts[len(self._written) :][: len(self._states)]
-        written = put_together(entries, results, time_dim)
+        written = join_columns(entries, results, time_dim)
         first = sum(1 if layout is None else layout.width for layout in entries)
         begun = [] if self._starts is None else [result[first:] for result in results[:: self._starts.every]]
-        return written, put_together(states, begun, 0), current
+        return written, join_columns(states, begun, 0), current
 
     def _replay(self, tensor_step: _TensorStep, given: _Tensors, time_dim: int) -> _Batch:
         graph = self._captured
@@ -249,7 +249,7 @@ class CapturedSteps:
 
     def _capture(self, tensor_step: _TensorStep, given: _Tensors) -> _CapturedGraph:
         layouts = tensor_step.input_layouts
-        memory = [tensor[0] for tensor in put_together(layouts, [take_apart(layouts, given)], 0)]
+        memory = [tensor[0] for tensor in join_columns(layouts, [split_columns(layouts, given)], 0)]
         entering = self._step_inputs(tensor_step, memory)  # in the same memory
 
         def steps() -> list[_Tensors]:

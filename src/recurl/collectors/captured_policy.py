@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
 from recurl._torch import foreach_copy_
-from recurl.capture import KeptTensors
+from recurl.capture import ModuleGuard
 from recurl.collectors.captured import capture_graph
 from recurl.lowering import Entries, Step, leaves
 
@@ -54,7 +54,7 @@ class CapturedPolicy:
         self._policy = policy if isinstance(policy, nn.Module) else None
         self._generator = generator
         self._setting: object = None
-        self._guard: KeptTensors | None = None
+        self._guard: ModuleGuard | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -73,7 +73,7 @@ class CapturedPolicy:
         replaced = self._guard is not None and self._guard.replaced() is not None
         if replaced or self._setting != (setting, training):
             self._captured = None
-            self._guard = None if self._policy is None else KeptTensors(self._policy)
+            self._guard = None if self._policy is None else ModuleGuard(self._policy)
         self._act, self._setting = act, (setting, training)
         return self
 

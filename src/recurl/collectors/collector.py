@@ -192,7 +192,7 @@ class Collector(CollectorBase):
             self._roots = self._groups.reset()
         elif self.reset_at_each_iter:
             self._roots = self._groups.reset()
-            self._trajectories.renew()
+            self._trajectories.start_new()
         elif self.env.full_resets != self._resets:
             raise UsageError(
                 "The collector's environment was reset elsewhere since the last batch, for instance by a rollout, so "
@@ -214,14 +214,14 @@ class Collector(CollectorBase):
             except BaseException as error:
                 # The environment has advanced past the old roots, and its steps since then are lost.
                 self._roots, self.frames = None, frames
-                self._trajectories.renew()
+                self._trajectories.start_new()
                 if isinstance(error, RuntimeError):
                     explain_missing_scale(error)
                 raise
         self.frames = frames + self.frames_per_batch
         if self.set_truncated:
             truncate_last(batch.get(NEXT))
-            self._trajectories.renew()
+            self._trajectories.start_new()
         return batch
 
     def _steps(
@@ -351,7 +351,7 @@ class Collector(CollectorBase):
         self._check_idle()
         if self._roots is not None:
             self._roots = self._groups.reset_rows(self._roots, rows)
-        self._trajectories.renew_rows(rows)
+        self._trajectories.start_new_rows(rows)
 
     def set_seed(self, seed: int) -> None:
         """Seed the environment; takes effect at its next full reset."""
@@ -404,7 +404,7 @@ class Collector(CollectorBase):
             self._resets = self.env.full_resets
             self._trajectories.load_state_dict(state)
         else:
-            self._trajectories.renew()
+            self._trajectories.start_new()
         return restored
 
     def _restore_env(self, state: dict[str, Any] | None) -> bool:

@@ -50,7 +50,7 @@ class _WorkerCollector(Collector):
 
     def new_trajectories(self) -> None:
         """Begin new trajectories in all rows."""
-        self._trajectories.renew()
+        self._trajectories.start_new()
 
     def _stepped(self, rows: int) -> None:
         super()._stepped(rows)

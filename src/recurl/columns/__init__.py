@@ -1,15 +1,20 @@
 """Rewriting of FX graphs so that narrow tensors are computed column by column."""
 
 from recurl.columns.constants import take_constants
-from recurl.columns.narrow import Narrow, put_together, take_apart
+from recurl.columns.narrow import ColumnLayout, join_columns, split_columns
 from recurl.columns.rewriting import MAX_COLUMNS, scalarize_columns, scalarize_loop
 
 __all__ = [
     "MAX_COLUMNS",
-    "Narrow",
-    "put_together",
+    "ColumnLayout",
+    "join_columns",
     "scalarize_columns",
     "scalarize_loop",
-    "take_apart",
+    "split_columns",
     "take_constants",
 ]
+
+# Names of earlier versions.
+Narrow, WIDEST = ColumnLayout, MAX_COLUMNS
+by_columns, loop_by_columns = scalarize_columns, scalarize_loop
+take_apart, put_together = split_columns, join_columns

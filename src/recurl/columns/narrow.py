@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Narrow", "put_together", "take_apart"]
+__all__ = ["ColumnLayout", "join_columns", "split_columns"]
 
 
-class Narrow(NamedTuple):
+class ColumnLayout(NamedTuple):
     """Layout of a narrow tensor as column vectors, in the order of its indices with the last one first.
 
     Attributes:
@@ -47,7 +47,7 @@ class Narrow(NamedTuple):
         return vectors.reshape(*lead, *others, rows).movedim(-1, len(lead) + self.axis)
 
 
-def take_apart(forms: Sequence[Narrow | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+def split_columns(forms: Sequence[ColumnLayout | None], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors, each that has a layout replaced by its vectors.
 
     Args:
@@ -60,18 +60,18 @@ def take_apart(forms: Sequence[Narrow | None], tensors: Sequence[Tensor]) -> lis
     return found
 
 
-def put_together(forms: Sequence[Narrow | None], steps: Sequence[Sequence[Tensor]], dim: int) -> list[Tensor]:
+def join_columns(forms: Sequence[ColumnLayout | None], steps: Sequence[Sequence[Tensor]], dim: int) -> list[Tensor]:
     """Return the tensors of several steps, each stacked along a new dimension.
 
     Args:
         forms: layout of each tensor, None for one that is whole.
-        steps: for each step, the tensors returned by :func:`take_apart`; further ones after them are ignored.
+        steps: for each step, the tensors returned by :func:`split_columns`; further ones after them are ignored.
         dim: the new dimension.
 
     Example:
         >>> forms = [Narrow(torch.Size([1, 2]), 0), None]
-        >>> steps = [take_apart(forms, [torch.tensor([[i, 2], [3, 4]]), torch.tensor(i)]) for i in range(3)]
-        >>> pairs, numbers = put_together(forms, steps, 0)
+        >>> steps = [split_columns(forms, [torch.tensor([[i, 2], [3, 4]]), torch.tensor(i)]) for i in range(3)]
+        >>> pairs, numbers = join_columns(forms, steps, 0)
         >>> pairs[2].tolist(), numbers.tolist()
         ([[2, 2], [3, 4]], [0, 1, 2])
     """

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from recurl._torch import schema_of
 from recurl.columns.memory import argument_of, base_of, touched
-from recurl.columns.narrow import Narrow
+from recurl.columns.narrow import ColumnLayout
 from recurl.columns.rules import RULES, Columns, largest
 
 __all__ = ["scalarize_columns", "scalarize_loop"]
@@ -61,7 +61,7 @@ def scalarize_columns(graph: Any, rows: int) -> fx.GraphModule:
 
 def scalarize_loop(
     graph: Any, rows: int, count: int
-) -> tuple[fx.GraphModule, list[Narrow | None], list[Narrow | None]]:
+) -> tuple[fx.GraphModule, list[ColumnLayout | None], list[ColumnLayout | None]]:
     """Rewrite the graph of a repeated step by columns, where narrow tensors remain split between the steps.
 
     Args:
@@ -71,8 +71,8 @@ def scalarize_loop(
         count: number of carried arguments.
 
     Returns:
-        The graph, which takes and returns the vectors of each :class:`Narrow` tensor instead of the tensor; the layout
-        of each carried argument; and the layout of each result. A layout is None where the tensor stays whole.
+        The graph, which takes and returns the vectors of each split tensor instead of the tensor; the
+        :class:`ColumnLayout` of each carried argument, and of each result. It is None where a tensor stays whole.
     """
     given = [node for node in graph.graph.nodes if node.op == "placeholder"][:count]
     whole: set[_Node] = set()
@@ -104,8 +104,8 @@ class _Rewriter:
         self._old, self.rows = graph, rows
         self._new = fx.Graph()
         self._split_arguments, self._count = split_arguments, count
-        self.entering: dict[_Node, Narrow] = {}
-        self.leaving: list[Narrow | None] = []
+        self.entering: dict[_Node, ColumnLayout] = {}
+        self.leaving: list[ColumnLayout | None] = []
         self.needed: set[_Node] = set()
         self._plain: dict[_Node, Any] = {}
         self._split: dict[_Node, Columns] = {}
@@ -151,7 +151,7 @@ class _Rewriter:
             vector = parts[index] = self._new.placeholder(f"{node.name}_{number}")
             vector.meta = {"val": value.new_empty(self.rows)}
         self._split[node] = Columns(axis, parts)
-        self.entering[node] = Narrow(torch.Size(parts.shape), axis)
+        self.entering[node] = ColumnLayout(torch.Size(parts.shape), axis)
 
     def _split_results(self, output: _Node) -> list[_Node]:
         """Return the results, those computed as vectors in split form, and record their layouts."""
@@ -167,7 +167,9 @@ class _Rewriter:
                 columns = None
             elif after is not None and columns is None:
                 self.needed.add(after)
-            self.leaving.append(None if columns is None else Narrow(torch.Size(columns.parts.shape), columns.axis))
+            self.leaving.append(
+                None if columns is None else ColumnLayout(torch.Size(columns.parts.shape), columns.axis)
+            )
             found += [self.whole(node)] if columns is None else columns.parts.flat
         return found
 

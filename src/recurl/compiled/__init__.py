@@ -1,11 +1,11 @@
 """Compilation of networks for recurl's C++ library: one call for all that a policy computes in a step."""
 
 from recurl.compiled.compilation import Compilation, Density, NotCompiled, Signal
-from recurl.compiled.descent import Descent, SurrogateData, SurrogateOptions
+from recurl.compiled.descent import CompiledSurrogate, SurrogateData, SurrogateOptions
 from recurl.compiled.function import CompiledFunction, OneRow, function_of
 from recurl.compiled.in_memory import StepsInMemory
 from recurl.compiled.network import CompiledNetwork
-from recurl.compiled.passes import CompiledPass, can_pass
+from recurl.compiled.passes import CompiledPass, why_no_pass
 from recurl.compiled.program_file import Recorder, read_function, write_function
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "CompiledFunction",
     "CompiledNetwork",
     "CompiledPass",
+    "CompiledSurrogate",
     "Density",
-    "Descent",
     "NotCompiled",
     "OneRow",
     "Recorder",
@@ -22,8 +22,11 @@ __all__ = [
     "StepsInMemory",
     "SurrogateData",
     "SurrogateOptions",
-    "can_pass",
     "function_of",
     "read_function",
+    "why_no_pass",
     "write_function",
 ]
+
+# Names of earlier versions.
+Descent, can_pass = CompiledSurrogate, why_no_pass

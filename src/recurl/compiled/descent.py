@@ -15,7 +15,7 @@ from recurl.keys import NestedKey
 from recurl.lowering import Entries
 from recurl.recurrence.boundaries import Boundaries
 
-__all__ = ["RESULTS", "Descent", "SurrogateData", "SurrogateOptions"]
+__all__ = ["RESULTS", "CompiledSurrogate", "SurrogateData", "SurrogateOptions"]
 
 RESULTS = (
     "loss_objective",
@@ -84,7 +84,7 @@ class _Buffers:
     results: Tensor
 
 
-class Descent:
+class CompiledSurrogate:
     """Losses and gradients of PPO; memory is reused between calls.
 
     Args:

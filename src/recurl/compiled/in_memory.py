@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recurl.keys import NestedKey
 from recurl.lowering import Entries
-from recurl.recurrence.cpu.memory import rows_are_whole
+from recurl.recurrence.cpu.memory import has_contiguous_rows
 from recurl.recurrence.cpu.program import Program
 
 __all__ = ["StepsInMemory"]
@@ -62,7 +62,7 @@ class StepsInMemory:
         self._first[slot], self._per_step[slot] = entry.data_ptr(), entry.stride(0) * entry.element_size()
         if self._lead:
             self._first[slot + 1] = entry.stride(1)
-        return rows_are_whole(entry, self._lead)
+        return has_contiguous_rows(entry, self._lead)
 
     def bind_scratch(self, slot: int, value: Tensor, fill: Callable[[Tensor], Tensor] | None) -> None:
         """Bind a slot to memory outside the batch, which ``fill`` fills before every step."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recurl._torch import are_modes_active
-from recurl.autograd import first_derivatives_do
+from recurl.autograd import custom_backward_allowed
 from recurl.compiled.compilation import Compilation, NotCompiled
 from recurl.compiled.layers import LAYERS
 from recurl.compiled.network import add_module
@@ -23,15 +23,15 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.passes import Pass
 
-__all__ = ["CompiledPass", "PassLayout", "can_pass", "gradients_of"]
+__all__ = ["CompiledPass", "PassLayout", "gradients_of", "why_no_pass"]
 
 
-def can_pass() -> str | None:
+def why_no_pass() -> str | None:
     """Return the reason why compiled passes can't run in this context, even if networks support them, or None."""
     if missing() is not None:
         return missing()
     traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - documented under this name
-    if not first_derivatives_do() or are_modes_active() or traced or torch.is_autocast_enabled("cpu"):
+    if not custom_backward_allowed() or are_modes_active() or traced or torch.is_autocast_enabled("cpu"):
         return "something that follows torch's operations, or autocast, is active"
     return None
 

@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from recurl._version import __version__
 from recurl.distributed.collectives import all_sum_, world_size
 from recurl.distributed.watch import Watch
-from recurl.errors import ArgumentError, MissingDependencyError, RankError, RecurlError, SaidElsewhere
+from recurl.errors import AlreadyReported, ArgumentError, MissingDependencyError, RankError, RecurlError
 
 __all__ = ["check_nccl", "is_launched", "joined", "restarted", "said_once", "speaks"]
 
@@ -57,14 +57,14 @@ def said_once() -> Generator[None]:
     """Report an error that all processes of a machine raise only once, before the ranks are joined.
 
     Raises:
-        SaidElsewhere: in place of an error that another process reports.
+        AlreadyReported: in place of an error that another process reports.
     """
     try:
         yield
     except RecurlError:
         if speaks():
             raise
-        raise SaidElsewhere(2) from None
+        raise AlreadyReported(2) from None
 
 
 def check_nccl() -> None:
@@ -114,7 +114,7 @@ def joined(device: str = "cpu") -> Generator[None]:
             signal.alarm(_EXIT_SECONDS)  # NCCL may wait for the other ranks at process exit
         if _must_raise(error):
             raise
-        raise SaidElsewhere(2) from error  # another rank reports it
+        raise AlreadyReported(2) from error  # another rank reports it
 
 
 def _must_raise(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recurl.keys import TRAJ_IDS, TRAJ_STEPS
 
-__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "followed", "step_numbers"]
+__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "advance", "step_numbers"]
 
 _BLOCK = 2**40
 
@@ -94,14 +94,14 @@ class Trajectories:
     def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
         self._batch_size = batch_size
         self._device = device
-        self.renew()
+        self.start_new()
 
-    def renew(self) -> None:
+    def start_new(self) -> None:
         """Start new trajectories in all rows."""
         self.ids = TRAJECTORY_IDS.take(self._batch_size, self._device)
         self._steps = torch.zeros_like(self.ids)
 
-    def renew_rows(self, rows: Tensor) -> None:
+    def start_new_rows(self, rows: Tensor) -> None:
         """Start new trajectories in the rows of the mask, bool ``[*B]``; call between batches."""
         self.ids = torch.where(rows, TRAJECTORY_IDS.take(self._batch_size, self._device), self.ids)
         self._steps = self._steps.masked_fill(rows, 0)
@@ -132,15 +132,15 @@ class Trajectories:
         for key, value in zip((TRAJ_IDS, TRAJ_STEPS), self.advance(done), strict=True):
             batch.set(key, value.to(batch.device or "cpu"))
 
-    def ahead(self, count: int) -> list[Tensor]:
-        """Return the trajectories in the form that :func:`followed` advances, with ids reserved for ``count`` steps."""
+    def reserve(self, count: int) -> list[Tensor]:
+        """Return the trajectories in the form that :func:`advance` advances, with ids reserved for ``count`` steps."""
         rows = self._batch_size.numel()
         first = TRAJECTORY_IDS.claim(count * rows)
         new = torch.arange(first, first + rows, device=self._device).reshape(self._batch_size)
         return [self.ids, self._steps, new]
 
-    def caught_up(self, trajectories: Sequence[Tensor]) -> None:
-        """Continue from trajectories that :func:`followed` has advanced."""
+    def advance_to(self, trajectories: Sequence[Tensor]) -> None:
+        """Continue from trajectories that :func:`advance` has advanced."""
         self.ids, self._steps, _ = trajectories
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -152,10 +152,10 @@ class Trajectories:
         if "traj_steps" in state:
             self.ids, self._steps = state["traj_ids"].clone(), state["traj_steps"].clone()
         else:
-            self.renew()
+            self.start_new()
 
 
-def followed(trajectories: Sequence[Tensor], done: Tensor) -> list[Tensor]:
+def advance(trajectories: Sequence[Tensor], done: Tensor) -> list[Tensor]:
     """Return the trajectories after a step.
 
     Args:

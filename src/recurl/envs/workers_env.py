@@ -30,9 +30,9 @@ from recurl.specs import Composite, TensorSpec, choice_counts
 __all__ = [
     "Announcement",
     "EnvInfo",
-    "Layout",
     "Plan",
     "Server",
+    "SharedLayout",
     "creators",
     "first_indices",
     "layout",
@@ -136,7 +136,7 @@ def written_keys(info: EnvInfo) -> tuple[list[NestedKey], list[NestedKey]]:
     return root, [*root, REWARD, *DONE_KEYS]
 
 
-class Layout(NamedTuple):
+class SharedLayout(NamedTuple):
     """Entries of shared memory, each ``[num_workers, *B, ...]``."""
 
     given: list[Entry]
@@ -152,7 +152,7 @@ def first_indices(functions: Sequence[object]) -> list[int]:
     return list({id(function): index for index, function in reversed(list(enumerate(functions)))}.values())[::-1]
 
 
-def layout(info: EnvInfo, num_workers: int) -> Layout:
+def layout(info: EnvInfo, num_workers: int) -> SharedLayout:
     """Return the entries of the memory shared with ``num_workers`` environments.
 
     The action is one row of bytes per worker, 8 bytes per number, large enough for any encoding, including one-hot
@@ -179,7 +179,7 @@ def layout(info: EnvInfo, num_workers: int) -> Layout:
         given.append(Entry(ACTION, (num_workers, 8 * numbers * info.batch_size.numel()), torch.uint8))
     states = [(key, spec) for key, spec in specs.items() if key not in DONE_KEYS]
     result = [entry(key, spec) for key, spec in (*states, (REWARD, info.reward_spec), *flags)]
-    return Layout(given, result, [entry(key, spec) for key, spec in states])
+    return SharedLayout(given, result, [entry(key, spec) for key, spec in states])
 
 
 class Server:
@@ -276,7 +276,7 @@ def serve_envs(channel: Channel, create_env_fn: Callable[[], EnvBase], index: in
         envs.extend(make_env(create_env_fn) for _ in range(count))
         channel.send([EnvInfo.of(env) for env in envs])
         rounds = RoundServer(channel, index, count, workers)
-        servers = [Server(env, *(_receive(channel, index) for _ in Layout._fields)) for env in envs]
+        servers = [Server(env, *(_receive(channel, index) for _ in SharedLayout._fields)) for env in envs]
         _serve(channel, envs, servers, rounds)
     except Closed:
         pass

@@ -10,8 +10,8 @@ from recurl.lowering.network import (
     modules_in_order,
     modules_leading_to,
     shared_state,
+    why_not_decomposable,
     why_not_lowered,
-    why_whole,
 )
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "shared_state",
     "takes_entries",
     "unmarked",
+    "why_not_decomposable",
     "why_not_lowered",
-    "why_whole",
 ]
+
+why_whole = why_not_decomposable  # name of earlier versions

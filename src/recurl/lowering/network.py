@@ -24,8 +24,8 @@ __all__ = [
     "modules_in_order",
     "modules_leading_to",
     "shared_state",
+    "why_not_decomposable",
     "why_not_lowered",
-    "why_whole",
 ]
 
 
@@ -117,7 +117,7 @@ def modules_in_order(module: TensorDictModuleBase, *, apart: bool = False) -> li
     return [leaf for child in children for leaf in modules_in_order(child, apart=apart)]
 
 
-def why_whole(sequence: TensorDictSequential) -> str:
+def why_not_decomposable(sequence: TensorDictSequential) -> str:
     """Return the reason why :func:`modules_in_order` keeps ``sequence`` as one module."""
     children = children_in_order(sequence)
     selects = f"{type(sequence).__name__} selects its outputs"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from recurl._torch import assert_async
 from recurl.absent import absent_names
-from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
+from recurl.autograd import custom_backward_allowed, double_backward, needs_double_backward
 from recurl.errors import ArgumentError
 from recurl.modules.tanh_normal import TanhNormal
 
@@ -96,9 +96,9 @@ class Categorical(d.Categorical):
         """
         probs: Any = self.probs
         on_host, compiling = probs.device.type == "cpu", torch.compiler.is_compiling()
-        if self.mask is not None and on_host and first_derivatives_do():
+        if self.mask is not None and on_host and custom_backward_allowed():
             _check_choices(self.mask)
-        one = not len(sample_shape) and (compiling or first_derivatives_do())
+        one = not len(sample_shape) and (compiling or custom_backward_allowed())
         if not one or probs.device.type not in ("cpu", "cuda"):
             return super().sample(torch.Size(sample_shape))
         probs = probs.detach()
@@ -127,7 +127,7 @@ class Categorical(d.Categorical):
     def log_prob_and_entropy(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return :meth:`log_prob` of ``value`` and :meth:`entropy`, with a joint backward pass."""
         raw, index = self._raw, self._index(value)
-        if raw is None or index.dtype != torch.int64 or index.shape != raw.shape[:-1] or not first_derivatives_do():
+        if raw is None or index.dtype != torch.int64 or index.shape != raw.shape[:-1] or not custom_backward_allowed():
             return self.log_prob(value), self.entropy()
         return cast("tuple[Tensor, Tensor]", _LogProbAndEntropy.apply(raw, index))
 
@@ -203,14 +203,14 @@ class _LogProbAndEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         raw, index, logits, entropy = ctx.saved_tensors
         of_log_prob, of_entropy = grads
-        if gradients_have_derivatives(grads):
+        if needs_double_backward(grads):
 
             def recompute(raw: Tensor) -> tuple[Tensor, Tensor]:
                 logits = _normalized(raw)
                 return _chosen(logits, index), _entropy(logits)
 
             zeros = raw.new_zeros(index.shape)
-            return differentiate_again(recompute, [raw], [zeros if grad is None else grad for grad in grads])[0], None
+            return double_backward(recompute, [raw], [zeros if grad is None else grad for grad in grads])[0], None
         gradient = torch.zeros_like(raw)
         if of_log_prob is not None:
             gradient.scatter_(-1, index.unsqueeze(-1), of_log_prob.unsqueeze(-1))

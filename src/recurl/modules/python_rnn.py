@@ -91,16 +91,16 @@ class CellNet(RecurrentNet):
         """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (each ``[L * D, B, *shape]``; zeros if None)."""
         return self.evaluate(x, hx)
 
-    def _check_steps(self, *, form_alone: bool = False) -> None:
+    def _check_steps(self, *, shapes_only: bool = False) -> None:
         for layer, (weights, *_) in enumerate(self.layer_weights()):
-            check_step(self.cell, weights, self._sizes(layer), form_alone=form_alone)
+            check_step(self.cell, weights, self._sizes(layer), shapes_only=shapes_only)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         before = self.dtype
         super()._apply(fn, recurse)
         if self.dtype != before:
             with suppress(RuntimeError):  # an operation missing for this dtype here may exist on the target device
-                self._check_steps(form_alone=True)
+                self._check_steps(shapes_only=True)
         return self
 
 

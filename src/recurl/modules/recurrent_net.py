@@ -224,7 +224,7 @@ class RecurrentNet(nn.Module):
         selection = self._selection  # read once: another thread may run the network with another backend
         if request != selection[0]:
             selection = self._selection = request, BACKENDS.choose(name, self.support(options)).name
-        return BACKENDS.serving(selection[1], self.cell)
+        return BACKENDS.implementation_for(selection[1], self.cell)
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]

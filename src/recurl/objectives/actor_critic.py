@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
-from recurl.lowering import Step, modules_in_order, shared_state, why_not_lowered, why_whole
+from recurl.lowering import Step, modules_in_order, shared_state, why_not_decomposable, why_not_lowered
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, check_writes, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import Sequences
@@ -174,7 +174,7 @@ class ActorCriticLoss(ActionValueLoss):
         if whole is not None and states_of(whole):
             raise ArgumentError(
                 "A critic must be a sequence that can be split, as the action enters after the memory, but "
-                f"{why_whole(whole)}."
+                f"{why_not_decomposable(whole)}."
             )
         if states_of(*after):
             raise ArgumentError(

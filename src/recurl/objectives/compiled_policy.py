@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch import distributions as d
 
-from recurl.compiled import CompiledPass, NotCompiled, can_pass
+from recurl.compiled import CompiledPass, NotCompiled, why_no_pass
 from recurl.keys import NestedKey, normalize_key
 from recurl.lowering import Entries, Step, distribution_of, inputs_of, why_not_lowered
 from recurl.objectives.common import entry, per_token
@@ -43,7 +43,7 @@ class CompiledActorCritic:
 
     def why_not_compiled(self, batch: Step, value_key: NestedKey) -> str | None:
         """Return why the networks don't run on ``batch`` as one call, or None if they do."""
-        reason = why_not_lowered(self.plan.networks) or can_pass()
+        reason = why_not_lowered(self.plan.networks) or why_no_pass()
         if reason is not None:
             return reason
         inputs, _ = self.inputs(batch)
@@ -54,7 +54,7 @@ class CompiledActorCritic:
 
     def __call__(self, batch: Step, value_key: NestedKey) -> tuple[d.Distribution, Tensor]:
         """Return the distribution of actions and the values ``[*B, T]`` of a batch of sequences."""
-        if self.reason is not None or why_not_lowered(self.plan.networks) or can_pass():
+        if self.reason is not None or why_not_lowered(self.plan.networks) or why_no_pass():
             return self.plan(batch, value_key)
         inputs, boundaries = self.inputs(batch)
         self.compile(inputs, value_key)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recurl.compiled import Descent, NotCompiled, SurrogateData, SurrogateOptions, can_pass
+from recurl.compiled import CompiledSurrogate, NotCompiled, SurrogateData, SurrogateOptions, why_no_pass
 from recurl.continuity import check_order, check_starts
 from recurl.distributed import is_global
 from recurl.keys import IS_INIT, MASK, NestedKey
@@ -35,14 +35,14 @@ class CompiledPPO:
     def __init__(self, networks: CompiledActorCritic, keys: TensorKeys) -> None:
         self._networks = networks
         self.keys = keys
-        self._descent: Descent | None = None
+        self._descent: CompiledSurrogate | None = None
         self._mask: NestedKey | None = None
         self._one_hot = False
         self._reason = why_not_lowered(networks.plan.networks)
 
     def why_not(self, batch: Step) -> str | None:
         """Return why ``batch`` can't be processed, as far as its keys and shapes tell, or None."""
-        reason = self._reason or can_pass()
+        reason = self._reason or why_no_pass()
         if reason is None and (not torch.is_grad_enabled() or batch.get(MASK, None) is not None):
             return "the batch has padding, or gradients are disabled"
         return reason
@@ -88,7 +88,7 @@ class CompiledPPO:
                 raise NotCompiled(self._networks.reason or "the sampler has no density in C++")
             known = density()
             self._mask, self._one_hot = known.mask, known.one_hot
-            self._descent = Descent(compiled, known, self.keys.value)
+            self._descent = CompiledSurrogate(compiled, known, self.keys.value)
         except NotCompiled as reason:
             self._reason = str(reason)
 

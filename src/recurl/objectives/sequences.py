@@ -31,7 +31,7 @@ __all__ = [
     "SequenceNetwork",
     "Sequences",
     "Unroll",
-    "ends_are_gathered",
+    "bootstraps_at_ends_only",
     "external_inputs",
     "gather_tokens",
     "inputs_in_sequence",
@@ -195,7 +195,7 @@ class Unroll(SequenceNetwork):
             after = self._output(batch, run, sequences.last)
             kept = spread(steps.index_select(0, sequences.last))
             shifted = shifted.index_put((sequences.last,), torch.where(kept, after, 0.0))
-        elif ends_are_gathered(steps.device):
+        elif bootstraps_at_ends_only(steps.device):
             where = steps.nonzero().squeeze(-1)
             if where.numel():
                 shifted = shifted.index_put((where,), self._output(batch, run, where))
@@ -207,7 +207,7 @@ class Unroll(SequenceNetwork):
         return cast(Tensor, self.step(batch, run, where).get(self.out_key))
 
 
-def ends_are_gathered(device: torch.device) -> bool:
+def bootstraps_at_ends_only(device: torch.device) -> bool:
     """Return whether bootstrap steps are taken at the ends of sequences only, whose number is read from the device.
 
     Compiled code can't read it on any device.

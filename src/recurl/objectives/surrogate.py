@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
+from recurl.autograd import custom_backward_allowed, double_backward, needs_double_backward
 from recurl.objectives.common import masked_mean
 
 __all__ = ["DISTANCES", "Surrogate", "SurrogateInputs", "SurrogateTerms", "value_distances"]
@@ -56,7 +56,7 @@ class Surrogate(NamedTuple):
         Their first derivatives are hand-written: a dozen operations instead of three dozen in autograd's graph. If
         ``data`` requires gradients too, autograd differentiates instead.
         """
-        if first_derivatives_do() and not any(value is not None and value.requires_grad for value in data):
+        if custom_backward_allowed() and not any(value is not None and value.requires_grad for value in data):
             return SurrogateTerms(*_SurrogateMeans.apply(log_prob, value, self, data))
         return self.means(log_prob, value, data)
 
@@ -135,10 +135,10 @@ class _SurrogateMeans(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         gain, distance = grads[:2]
         surrogate, data, (log_prob, value) = ctx.surrogate, ctx.data, ctx.saved_tensors
-        if gradients_have_derivatives(grads):
+        if needs_double_backward(grads):
             zero = log_prob.new_zeros(())
             wanted = [zero if grad is None else grad for grad in (gain, distance)]
-            grad_inputs = differentiate_again(lambda *x: surrogate.means(*x, data)[:2], (log_prob, value), wanted)
+            grad_inputs = double_backward(lambda *x: surrogate.means(*x, data)[:2], (log_prob, value), wanted)
             return (*grad_inputs, None, None)
         needs_log_prob, needs_value, *_ = ctx.needs_input_grad
         grad_log_prob = grad_value = None

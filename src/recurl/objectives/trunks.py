@@ -18,7 +18,13 @@ from torch.func import functional_call
 from recurl.keys import NestedKey, next_key, normalize_key
 from recurl.lowering import Network, Step, inputs_from
 from recurl.objectives.common import common_prefix
-from recurl.objectives.sequences import SequenceNetwork, Sequences, ends_are_gathered, external_inputs, gather_tokens
+from recurl.objectives.sequences import (
+    SequenceNetwork,
+    Sequences,
+    bootstraps_at_ends_only,
+    external_inputs,
+    gather_tokens,
+)
 
 __all__ = ["BootstrapSteps", "SequenceTrunk", "TokenHead", "UnrolledTrunk", "depending_on", "outputs_of"]
 
@@ -42,7 +48,7 @@ class BootstrapSteps(NamedTuple):
         tokens = torch.arange(ends.numel(), device=ends.device)
         if sequences.last is not None:
             return cls._after(sequences.last, tokens)
-        if not ends_are_gathered(ends.device):  # reading their number would synchronize with the device
+        if not bootstraps_at_ends_only(ends.device):  # reading their number would synchronize with the device
             successor = torch.where(ends, ends.numel() + tokens, tokens + 1)
             return cls(None, successor)
         where = (ends & ~sequences.terminated.reshape(-1)).nonzero().squeeze(-1)

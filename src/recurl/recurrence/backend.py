@@ -175,7 +175,7 @@ class Registry:
             name = self._automatic(support)
         elif name == "fastest":
             name = self._fastest(support)
-        backend = self.serving(name, support.cell)
+        backend = self.implementation_for(name, support.cell)
         reason = _refusal(backend, support)
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this call: {reason}.")
@@ -187,17 +187,17 @@ class Registry:
         Raises:
             UnsupportedError: the backend has no kernels for the cell.
         """
-        reason = _unsupported_cell(self.serving(name, cell), cell) if name in self._backends else None
+        reason = _unsupported_cell(self.implementation_for(name, cell), cell) if name in self._backends else None
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this module: {reason}.")
 
     def _fastest(self, support: Support) -> str:
         for name in self._fast:
-            if _refusal(self.serving(name, support.cell), support) is None:
+            if _refusal(self.implementation_for(name, support.cell), support) is None:
                 return name
         return "loop"
 
-    def serving(self, name: str, cell: Cell) -> Backend:
+    def implementation_for(self, name: str, cell: Cell) -> Backend:
         """Return the backend of this name for ``cell``, or its linear-recurrence implementation, without checks."""
         backend = self._backends[name]
         return self._linear.get(name, backend) if cell.takes_time and not _lists_cell(backend, cell) else backend

@@ -24,7 +24,7 @@ _passed: set[tuple[Any, ...]] = set()
 _Step = Callable[[Tensor, States], tuple[Tensor, States]]
 
 
-def check_step(cell: Cell, weights: Any, sizes: Sizes, *, form_alone: bool = False) -> None:
+def check_step(cell: Cell, weights: Any, sizes: Sizes, *, shapes_only: bool = False) -> None:
     """Check on random inputs that the step of a cell satisfies the contract of :class:`Cell`.
 
     The check is skipped if the cell has passed it with these sizes before, or if its weights have no values (on
@@ -34,7 +34,7 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, form_alone: bool = Fal
         cell: the cell.
         weights: parameters of one layer, as returned by ``cell.pack``.
         sizes: sizes of that layer.
-        form_alone: check only shapes and dtypes, which don't depend on the values of the parameters.
+        shapes_only: check only shapes and dtypes, which don't depend on the values of the parameters.
 
     Raises:
         ArgumentError: the step violates the contract; the message shows how.
@@ -50,7 +50,7 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, form_alone: bool = Fal
     (x, *states), others = zip(*drawn, strict=True)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         trial = _Checks(cell, weights, sizes, others)
-        if form_alone:
+        if shapes_only:
             trial.check_form(x, tuple(states))
             return
         trial.run(x, tuple(states))

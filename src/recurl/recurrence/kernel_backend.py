@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recurl._torch import is_forward_mode, is_functorch_active
-from recurl.autograd import first_derivatives_do, gradients_have_derivatives
+from recurl.autograd import custom_backward_allowed, needs_double_backward
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.cells import States, cell_named, remember
 from recurl.recurrence.kernels import Inputs, Kernels, count_outputs, features_and_states, inputs_of
@@ -71,7 +71,7 @@ class AutogradBackend(KernelBackend):
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """Run the layer."""
         by_autograd = call.cell.derivatives is None and not call.options.recompute
-        if by_autograd and torch.is_grad_enabled() and first_derivatives_do():
+        if by_autograd and torch.is_grad_enabled() and custom_backward_allowed():
             outputs = run_differentiable(self.kernels, call)
             assert outputs is not None
             return features_and_states(call.cell, outputs)
@@ -101,7 +101,7 @@ class _Recurrence(torch.autograd.Function):
         grads = dense_gradients(some, kept[: ctx.num_outputs])
         call = LayerCall(cell, inputs.weights, inputs.x, inputs.states, boundaries, options)
         with without_autocast(call.x.device):
-            if gradients_have_derivatives(grads):
+            if needs_double_backward(grads):
                 return None, None, *_double_backward(ctx.kernels, call, inputs, grads, needs)
             after, saved = kept[: ctx.num_outputs], kept[ctx.num_outputs :]
             return None, None, *ctx.kernels.backward(call, after, saved, grads, needs).flat

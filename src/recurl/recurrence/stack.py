@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.autograd import first_derivatives_do
+from recurl.autograd import custom_backward_allowed
 from recurl.errors import ArgumentError
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
 from recurl.recurrence.boundaries import Boundaries
@@ -182,7 +182,7 @@ def step_stack(
         states = tuple(state.masked_fill(is_init.reshape(-1, *(1,) * (state.ndim - 1)), 0) for state in states)
     # torch can't vmap ATen's fused kernels, nor propagate tangents through them on every device.
     # On a GPU, Inductor fuses the definition into one kernel but can't see into the fused operation.
-    known = not x.is_cuda if torch.compiler.is_compiling() else first_derivatives_do()
+    known = not x.is_cuda if torch.compiler.is_compiling() else custom_backward_allowed()
     step = cell.fused_step if fused and known else cell.step
     after: list[States] = []
     features = x

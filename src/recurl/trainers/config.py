@@ -14,13 +14,13 @@ from recurl.nearest import nearest
 from recurl.ranges import (
     Count,
     Fraction,
-    NoBound,
+    NonNegativeInt,
     Number,
     Positive,
+    PositiveOrInf,
     Seed,
     Steps,
     Threads,
-    Whole,
     check_fields,
     fields_of,
     flag,
@@ -81,7 +81,7 @@ class RunConfig:
     after the other, async steps each in its own process, and device steps them as tensors on the device (tasks only).
     auto picks device for tasks on a GPU; otherwise native if it can reset single rows and there is no wrapper, else
     sync."""
-    env_workers: Whole = 0
+    env_workers: NonNegativeInt = 0
     """Worker processes that step the training environments; must divide --num-envs. 0 steps them in the main
     process."""
     env_groups: Count = 1
@@ -92,7 +92,7 @@ class RunConfig:
     ray_address: str | None = None
     """Ray cluster to run the actors on, as HOST:PORT, or auto for the cluster on this machine; by default a private
     Ray instance for this run."""
-    max_lag: Whole | None = None
+    max_lag: NonNegativeInt | None = None
     """Maximum number of updates by which an actor's weights may lag, so that actors collect while this process learns;
     by default 0 for on-policy algorithms that don't correct for older weights, otherwise 1."""
     previous_action: bool = False
@@ -115,7 +115,7 @@ class RunConfig:
     """Number of fully connected layers of each encoder, after the convolutions if there are any."""
     image_layout: Literal["auto", "hwc", "chw", "hw"] = "auto"
     """Layout of image observations; auto takes the smaller of the first and last dimensions as the channels."""
-    head_width: Whole = 0
+    head_width: NonNegativeInt = 0
     """Width of a hidden layer between the recurrent layers and each output; 0 for none."""
 
     cell: str = "lstm"
@@ -142,7 +142,7 @@ class RunConfig:
     """Decay of the learning rate to zero over --total-steps."""
     gamma: Fraction = 0.99
     """Discount factor."""
-    max_grad_norm: NoBound = 0.5
+    max_grad_norm: PositiveOrInf = 0.5
     """Maximum gradient norm; inf disables clipping."""
 
     seed: Seed = 0

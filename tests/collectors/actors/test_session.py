@@ -88,7 +88,7 @@ def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_the_program(programs
         ("silent", "No Ray cluster answers at 127.0.0.1:{port} within 10 s"),
     ],
 )
-def test_an_address_where_nobody_answers(address: str, complaint: str) -> None:
+def test_an_address_where_nobody_answers(address: str, error_line: str) -> None:
     import ray
 
     assert not ray.is_initialized()
@@ -96,7 +96,7 @@ def test_an_address_where_nobody_answers(address: str, complaint: str) -> None:
         port = silent.getsockname()[1]
         place = f"127.0.0.1:{port}" if address == "silent" else address
         begin = time.monotonic()
-        with pytest.raises(ArgumentError, match=complaint.format(port=port)):
+        with pytest.raises(ArgumentError, match=error_line.format(port=port)):
             RayCollector(
                 lambda: GymEnv("CartPole-v1", num_envs=2), num_collectors=1, frames_per_batch=20, address=place
             )

@@ -120,8 +120,8 @@ def test_the_command(ray_cluster, tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"ray_address": "auto"}, "--ray-address applies to actors only: add --collectors"),
     ],
 )
-def test_options_that_do_not_fit(options: dict, complaint: str) -> None:
-    with pytest.raises(ArgumentError, match=complaint):
+def test_options_that_do_not_fit(options: dict, error_line: str) -> None:
+    with pytest.raises(ArgumentError, match=error_line):
         PPOConfig(env=ENV, **options)
 
 

@@ -13,7 +13,7 @@ from recurl.trainers.files.durable import (
     replacing,
     sync_folder,
     write_all,
-    write_whole,
+    write_atomic,
     writing,
 )
 
@@ -30,14 +30,14 @@ def small_files():
 def test_a_file_is_replaced_whole(tmp_path):
     path = tmp_path / "file"
     for text in (b"first", b"", b"third" * 100_000):
-        write_whole(path, text)
+        write_atomic(path, text)
         assert path.read_bytes() == text
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_error_in_the_block_leaves_what_was_there(tmp_path):
     path = tmp_path / "file"
-    write_whole(path, b"before")
+    write_atomic(path, b"before")
 
     def fail():
         with replacing(path) as file:
@@ -53,11 +53,11 @@ def test_an_error_in_the_block_leaves_what_was_there(tmp_path):
 
 def test_no_room_leaves_what_was_there(tmp_path, small_files):
     path = tmp_path / "file"
-    write_whole(path, b"x" * 1000)
+    write_atomic(path, b"x" * 1000)
     with pytest.raises(
         StorageError, match=r"Can't write .*/file \(File too large\): raise the file size limit .*ulimit -f"
     ):
-        write_whole(path, b"y" * 1001)
+        write_atomic(path, b"y" * 1001)
     assert path.read_bytes() == b"x" * 1000
     assert list(tmp_path.iterdir()) == [path]
 
@@ -83,7 +83,7 @@ def test_no_room_leaves_what_was_there(tmp_path, small_files):
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
 def test_every_error_of_the_system_says_where_and_what_to_do(tmp_path, monkeypatch, number, advice, call):
     path = tmp_path / "file"
-    write_whole(path, b"before")
+    write_atomic(path, b"before")
 
     def fail(*_, **__):
         raise OSError(number, os.strerror(number))
@@ -92,7 +92,7 @@ def test_every_error_of_the_system_says_where_and_what_to_do(tmp_path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(owner, call, fail)
         with pytest.raises(StorageError) as caught:
-            write_whole(path, b"after")
+            write_atomic(path, b"after")
     assert str(caught.value) == f"Can't write {path} ({advice}."
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
@@ -106,7 +106,7 @@ def test_an_error_without_a_number():
 def test_short_writes_are_gone_on_with(tmp_path, monkeypatch):
     write, path = os.write, tmp_path / "file"
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
-    write_whole(path, b"0123456789")
+    write_atomic(path, b"0123456789")
     assert path.read_bytes() == b"0123456789"
     descriptor = os.open(path, os.O_WRONLY)
     write_all(descriptor, memoryview(b"abcdefgh").cast("H"))

@@ -13,7 +13,7 @@ import recurl
 from recurl.cli.main import main
 from recurl.errors import ArgumentError, StorageError
 from recurl.trainers import PPOConfig, RunFolder, Trainer
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.files.lock import FolderLock
 from recurl.trainers.files.owner import OwnerFile
 from recurl.trainers.report.metrics import MetricsFile
@@ -134,7 +134,7 @@ def test_only_regular_files_are_replaced(tmp_path, outside, monkeypatch, kind):
     path = tmp_path / "file"
     irregular(path, kind, outside / "mine")
     with pytest.raises(StorageError, match=r"Can't write .*file \(it is (a symbolic link|not a regular file)\): use"):
-        write_whole(path, b"data")
+        write_atomic(path, b"data")
     assert not path.is_file() or path.is_symlink()
     assert sorted(tmp_path.iterdir()) == [path, outside]
 
@@ -156,7 +156,7 @@ def test_what_a_command_line_names_is_not_replaced_either(run, tmp_path, outside
 
 def test_a_link_under_the_name_of_the_partial_file_is_removed(tmp_path, outside):
     (tmp_path / f"file.{os.getpid()}.partial").symlink_to(outside / "mine")
-    write_whole(tmp_path / "file", b"data")
+    write_atomic(tmp_path / "file", b"data")
     assert (tmp_path / "file").read_bytes() == b"data"
 
 

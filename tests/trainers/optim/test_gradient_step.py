@@ -6,7 +6,7 @@ from torch import nn
 
 from recurl.errors import ArgumentError
 from recurl.recurrence.cpu import instruction_sets
-from recurl.recurrence.cpu.adam import Adam
+from recurl.recurrence.cpu.adam import CpuAdam
 from recurl.trainers.optim.gradient_step import GradientStep
 
 
@@ -37,8 +37,8 @@ def test_descending_along_given_gradients_is_the_same_to_rounding(max_norm, monk
     ours, theirs = net(), net()
     first, second = (GradientStep(n.parameters(), learning_rate=0.1, max_norm=max_norm) for n in (ours, theirs))
     calls = []
-    step = Adam.step
-    monkeypatch.setattr(Adam, "step", lambda *a: calls.append(1) or step(*a))
+    step = CpuAdam.step
+    monkeypatch.setattr(CpuAdam, "step", lambda *a: calls.append(1) or step(*a))
     for _ in range(4):
         x = torch.randn(7, 3, dtype=torch.float64)
         loss = ours(x).square().mean()

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from recurl.errors import ArgumentError, MissingDependencyError
 from recurl.trainers import PPOConfig
-from recurl.trainers.report.loggers import LOGGERS, Place, check_packages, make_loggers
+from recurl.trainers.report.loggers import LOGGERS, LoggerContext, check_packages, make_loggers
 from recurl.trainers.report.wandb_logger import WandbLogger
 from recurl.trainers.run.outcome import Outcome
 
@@ -16,7 +16,7 @@ EVALUATION = {"update": 1, "env_steps": 64, "eval_return": 2.5}
 
 
 def test_tensorboard_has_grouped_tags(tmp_path):
-    (logger,) = make_loggers("tensorboard", Place(tmp_path, tmp_path / "events", {}, None))
+    (logger,) = make_loggers("tensorboard", LoggerContext(tmp_path, tmp_path / "events", {}, None))
     logger.on_update(UPDATE)
     logger.on_evaluation(EVALUATION)
     logger.on_end(None)
@@ -33,7 +33,7 @@ def test_tensorboard_has_grouped_tags(tmp_path):
 
 
 def test_none_is_none(tmp_path):
-    assert make_loggers("none", Place(tmp_path, tmp_path, {}, None)) == []
+    assert make_loggers("none", LoggerContext(tmp_path, tmp_path, {}, None)) == []
     assert list(tmp_path.iterdir()) == []
 
 

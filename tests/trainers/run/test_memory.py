@@ -7,7 +7,7 @@ from recurl.cli.main import main
 from recurl.errors import ArgumentError
 from recurl.trainers import DQNConfig, PPOConfig
 from recurl.trainers.algorithms.ppo import PPO
-from recurl.trainers.run.memory import environments_that_fit, saying_what_fits
+from recurl.trainers.run.memory import environments_that_fit, out_of_memory_advice
 
 ENV = "recurl/TMaze-v0"
 
@@ -65,7 +65,7 @@ def test_a_run_whose_memory_is_full_ends_in_one_line(tmp_path, monkeypatch, caps
 
 
 def test_other_errors_pass():
-    with pytest.raises(ZeroDivisionError), saying_what_fits(PPOConfig(env=ENV)):
+    with pytest.raises(ZeroDivisionError), out_of_memory_advice(PPOConfig(env=ENV)):
         1 / 0  # noqa: B018
     with pytest.raises(ArgumentError, match="about 57 environments fit"):
         raise_with(57)
@@ -74,5 +74,5 @@ def test_other_errors_pass():
 def raise_with(fits):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("recurl.trainers.run.memory.environments_that_fit", lambda config: fits)
-        with saying_what_fits(PPOConfig(env=ENV)):
+        with out_of_memory_advice(PPOConfig(env=ENV)):
             raise torch.OutOfMemoryError("full")

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, adam_function, check, instruction_sets
-from recurl.recurrence.cpu.step import PLAIN, can_step
+from recurl.recurrence.cpu.step import PLAIN_TYPES, can_step
 
-__all__ = ["Adam"]
+__all__ = ["CpuAdam"]
 
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 _ADAM = struct.Struct("6q5d")  # recurl_adam
 
 
-class Adam:
+class CpuAdam:
     """Adam optimizer with gradient clipping, for parameters and state tensors of the caller.
 
     Results equal those of ``clip_grad_norm_`` followed by ``torch.optim.Adam`` up to rounding.
@@ -110,4 +110,4 @@ class Adam:
 
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous() and type(tensor) in PLAIN
+    return tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous() and type(tensor) in PLAIN_TYPES

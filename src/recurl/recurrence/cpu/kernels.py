@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
-from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, Layer, instruction_sets, missing
+from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, LayerStruct, instruction_sets, missing
 from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 
 _V = TypeVar("_V")
@@ -107,7 +107,7 @@ class CpuKernels:
     def _arguments(self, call: LayerCall) -> Arguments:
         """Build the arguments shared by the forward and backward passes."""
         w: LayerWeights = call.weights
-        dtype, arguments = _COMPUTED_IN[call.x.dtype], Arguments(Layer())
+        dtype, arguments = _COMPUTED_IN[call.x.dtype], Arguments(LayerStruct())
         arguments.set_numbers(
             cell=_CELLS[call.cell.name],
             dtype=int(dtype == torch.float64),

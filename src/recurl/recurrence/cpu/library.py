@@ -25,7 +25,7 @@ _INSTALL_HINT = (
 )
 
 
-class Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     """``recurl_layer``, with the fields documented in ``src/recurl_cpu.h``."""
 
     _fields_ = (
@@ -105,7 +105,7 @@ class Memory(ctypes.Structure):
 class Arguments:
     """Structure under construction, together with the tensors that it points to, which it keeps alive."""
 
-    def __init__(self, structure: Layer | Linear) -> None:
+    def __init__(self, structure: LayerStruct | Linear) -> None:
         self.structure = structure
         self._tensors: list[Tensor] = []
 

@@ -15,7 +15,7 @@ from recurl._torch import foreach_copy_
 from recurl.recurrence.cpu.library import Memory, write_function
 from recurl.recurrence.cpu.step import can_step
 
-__all__ = ["StepMemory", "rows_are_whole"]
+__all__ = ["StepMemory", "has_contiguous_rows"]
 
 _shape, _dtype, _is_cpu = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
 _address, _is_contiguous = Tensor.data_ptr, Tensor.is_contiguous
@@ -48,7 +48,7 @@ class StepMemory:
         self._slots: dict[int, tuple[Tensor, ...]] = {}
         fast = can_step()
         self._shapes = [tensor.shape[1:] for tensor in tensors]
-        whole = [fast and rows_are_whole(tensor, lead) for tensor in tensors]
+        whole = [fast and has_contiguous_rows(tensor, lead) for tensor in tensors]
         self._dtypes = [tensor.dtype if plain else None for tensor, plain in zip(tensors, whole, strict=True)]
         memory = (_memory_of(t, lead) if plain else Memory() for t, plain in zip(tensors, whole, strict=True))
         self._table = (Memory * len(tensors))(*memory)
@@ -124,7 +124,7 @@ def _addresses(values: Sequence[Any], shapes: list[Any], dtypes: list[Any]) -> l
     return list(map(_address, values))
 
 
-def rows_are_whole(tensor: Tensor, lead: int) -> bool:
+def has_contiguous_rows(tensor: Tensor, lead: int) -> bool:
     """Return whether each row of a step is contiguous and rows have a constant stride."""
     plain = type(tensor) is Tensor and tensor.is_cpu and not tensor.is_complex()
     return plain and lead <= 1 and tensor.numel() > 0 and _in_order(tensor.shape, tensor.stride(), 1 + lead)

@@ -18,7 +18,7 @@ from recurl.errors import UnsupportedError
 from recurl.recurrence.cells import Cell
 from recurl.recurrence.cpu.library import Op, check, instruction_sets, run_function
 from recurl.recurrence.cpu.library import Program as Structure
-from recurl.recurrence.cpu.step import PLAIN, Layers, sizes_of
+from recurl.recurrence.cpu.step import PLAIN_TYPES, Layers, sizes_of
 
 __all__ = ["ACTIVATIONS", "SOURCES", "Program", "ProgramBuilder", "Value"]
 
@@ -293,7 +293,7 @@ class ProgramBuilder:
             if tensor is None:
                 pointers.append(None)
                 continue
-            if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype is not self.dtype:
+            if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.dtype is not self.dtype:
                 raise UnsupportedError(f"a weight is {type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
             if tensor.shape != shape or not tensor.is_contiguous():
                 raise UnsupportedError(f"a weight has the shape {list(tensor.shape)} or isn't contiguous")

@@ -22,7 +22,7 @@ _DTYPES = {torch.float32: 0, torch.float64: 1}
 NUMBERS = 25  # fields of recurl_step
 NUMBERS_OF_WEIGHTS = 5  # fields of recurl_step_weights
 _STEP = struct.Struct(f"{NUMBERS}q")
-PLAIN = (Tensor, nn.Parameter)
+PLAIN_TYPES = (Tensor, nn.Parameter)
 _NO_STATE = (0, 0, 0)
 Layers: TypeAlias = Sequence[Sequence[Any]]
 """Weights by layer, with one direction each."""
@@ -104,7 +104,7 @@ def sizes_of(cell: Cell, layers: Layers, dtype: torch.dtype, inputs: int) -> tup
 
 
 def _fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    return type(tensor) in PLAIN and tensor.dtype is dtype and tensor.is_cpu and tensor.shape == shape
+    return type(tensor) in PLAIN_TYPES and tensor.dtype is dtype and tensor.is_cpu and tensor.shape == shape
 
 
 def _unit_stride(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recurl._torch import is_functorch_active
-from recurl.autograd import gradients_have_derivatives
+from recurl.autograd import needs_double_backward
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.linear.derivatives import Gradients, gradients, tangent
@@ -131,7 +131,7 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, h = _restore(ctx)
         needs: tuple[bool, bool, bool] = ctx.needs_input_grad[3:]
-        if is_functorch_active() or gradients_have_derivatives(grads):
+        if is_functorch_active() or needs_double_backward(grads):
             found = gradients(lambda reverse: _run_differentiably(ctx.kernels, reverse), inputs, h, grads[0], needs)
         else:
             found: Gradients = ctx.kernels.backward(inputs, h, grads[0], needs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recurl.ranges import Count, Few, SomeFraction, Whole
+from recurl.ranges import Count, NonNegativeInt, PositiveFraction, SmallCount
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 
 
@@ -18,7 +18,7 @@ class CriticsConfig(ReplayConfig):
 
     num_envs: Count = 8
     """Number of environments stepped in parallel."""
-    learning_starts: Whole = 1_000
+    learning_starts: NonNegativeInt = 1_000
     """Environment steps before the first update."""
     gradient_steps: Count = 8
     """Gradient steps per update."""
@@ -30,7 +30,7 @@ class CriticsConfig(ReplayConfig):
     """Divide rewards by the current running standard deviation of the discounted return when they are sampled."""
     shared_trunk: bool = True
     """Share the encoder and recurrent layers between actor and critics; otherwise each has its own."""
-    critics: Few = 2
+    critics: SmallCount = 2
     """Number of critics; the minimum of their values is used."""
-    target_rate: SomeFraction = 0.01
+    target_rate: PositiveFraction = 0.01
     """Soft update coefficient (tau) of the target networks, applied at each gradient step."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, SomeFraction, Whole
+from recurl.ranges import Count, Fraction, NonNegativeInt, PositiveFraction
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.config import Schedule
 
@@ -31,7 +31,7 @@ class DQNConfig(ReplayConfig):
     """Decay of the learning rate to zero over --total-steps."""
     gradient_steps: Count = 8
     """Gradient steps per update."""
-    burn_in: Whole | None = None
+    burn_in: NonNegativeInt | None = None
     """Steps at the start of a slice that only warm up its hidden state and aren't trained on (none if the slice starts
     an episode); by default a quarter of the slice."""
     n_steps: Count = 10
@@ -43,7 +43,7 @@ class DQNConfig(ReplayConfig):
     greedy_returns: bool = True
     """Cut n-step returns before the first action that is no longer greedy, so that actions of older policies don't
     lower the value of the state they started from."""
-    target_rate: SomeFraction = 0.01
+    target_rate: PositiveFraction = 0.01
     """Soft update coefficient (tau) of the target network, applied at each gradient step."""
     target_interval: Count | None = None
     """Gradient steps between hard updates of the target network, which replace --target-rate."""

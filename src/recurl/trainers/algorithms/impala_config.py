@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recurl.ranges import Count, Inside, Positive, Steps
+from recurl.ranges import Count, OpenUnit, Positive, Steps
 from recurl.trainers.algorithms.on_policy_config import OverlappedConfig
 
 
@@ -37,7 +37,7 @@ class ImpalaConfig(OverlappedConfig):
     """Truncation level (rho-bar) of the importance weights of temporal differences and advantages."""
     c_thresh: Positive = 1.0
     """Truncation level (c-bar) of the importance weights of the trace."""
-    clip_epsilon: Inside | None = None
+    clip_epsilon: OpenUnit | None = None
     """Clip the probability ratio to the behavior policy at this distance from 1, as in PPO (APPO), instead of using
     truncated importance weights."""
     normalize_advantages: bool = False

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.collectors import Collector, OverlappedCollector, RayCollector
-from recurl.collectors.captured import Programs, tensor_env
+from recurl.collectors.captured import CaptureOptions, tensor_env
 from recurl.collectors.threaded import ThreadedCollector
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
@@ -111,9 +111,9 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         return self.state_obstacle is None
 
     @property
-    def programs(self) -> Programs:
+    def programs(self) -> CaptureOptions:
         """How the collector compiles or captures its steps. Without device tasks, only the policy can be captured."""
-        return Programs()
+        return CaptureOptions()
 
     @classmethod
     @abstractmethod
@@ -175,7 +175,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         programs = self.programs
         if tensor_env(env) is None:  # host environments can't be compiled or captured
             on_gpu = torch.device(config.device).type != "cpu"
-            programs = Programs(cuda_graph=on_gpu and programs.get("cuda_graph", False))
+            programs = CaptureOptions(cuda_graph=on_gpu and programs.get("cuda_graph", False))
         return Collector(
             env,
             policy,

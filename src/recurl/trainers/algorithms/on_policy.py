@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl._torch import start_compilers
-from recurl.collectors.captured import Programs
+from recurl.collectors.captured import CaptureOptions
 from recurl.data import SequenceMinibatches
 from recurl.distributed import average_, global_statistics, rank, world_size
 from recurl.errors import ArgumentError
@@ -20,7 +20,7 @@ from recurl.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.lowering import Entries, Step
 from recurl.modules import RewardScaler
 from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_variance
-from recurl.objectives.sequences import ends_are_gathered
+from recurl.objectives.sequences import bootstraps_at_ends_only
 from recurl.objectives.value.estimator import ValueEstimator
 from recurl.seeding import GeneratorState, derive_seed
 from recurl.spans import ADVANTAGES, FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, span
@@ -40,7 +40,7 @@ _Report: TypeAlias = tuple[Iterable[Tensor], Iterable[Tensor]]  # of a gradient 
 OnPolicyT = TypeVar("OnPolicyT", bound=OnPolicyConfig)
 
 
-class Passes(NamedTuple):
+class UpdateSchedule(NamedTuple):
     """Passes over a batch in an update.
 
     Attributes:
@@ -102,7 +102,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             self._keep_schedules_on_device()
         if config.compile:
             exchanges = world_size() > 1 and self.estimator.average
-            if not ends_are_gathered(torch.device(config.device)) and not exchanges:
+            if not bootstraps_at_ends_only(torch.device(config.device)) and not exchanges:
                 # compiled code can neither read the number of ends nor exchange statistics
                 self._estimate = compiled_estimator(self.estimator.results, self.agent)
             self._descend = self._compiled()
@@ -110,9 +110,9 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             self._update = CudaGraphStep(self._train, self.agent, self.optimizer.optimizer)
 
     @property
-    def programs(self) -> Programs:
+    def programs(self) -> CaptureOptions:
         """How the collector compiles or captures its steps."""
-        return Programs(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
+        return CaptureOptions(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
 
     @abstractmethod
     def make_estimator(self) -> ValueEstimator:
@@ -128,9 +128,9 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         return ActorCritic(config, observation_spec, action_spec, shared_trunk=config.shared_trunk)
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> UpdateSchedule:
         """Epochs, minibatches and sequence length of an update; by default one gradient step over whole rows."""
-        return Passes()
+        return UpdateSchedule()
 
     def check_ranks(self) -> None:
         """Check that minibatches can be shared by the ranks; see :meth:`Learner.check_ranks`."""

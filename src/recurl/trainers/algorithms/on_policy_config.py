@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError
-from recurl.ranges import NotNegative, Positive
-from recurl.trainers.algorithms.programs_config import ProgramsConfig
+from recurl.ranges import NonNegative, Positive
+from recurl.trainers.algorithms.programs_config import ExecutionConfig
 from recurl.trainers.config import Schedule
 from recurl.trainers.env_name import is_environment, source_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(ProgramsConfig):
+class OnPolicyConfig(ExecutionConfig):
     """Options of an actor-critic that learns from each batch and then discards it.
 
     Raises:
-        ArgumentError: see :class:`ProgramsConfig`; or if ``store_states="starts"`` is not possible.
+        ArgumentError: see :class:`ExecutionConfig`; or if ``store_states="starts"`` is not possible.
     """
 
     learning_rate_schedule: Schedule = "linear"
@@ -26,11 +26,11 @@ class OnPolicyConfig(ProgramsConfig):
     """Share the encoder and recurrent layers between actor and critic; otherwise each has its own."""
     scale_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
-    entropy_coeff: NotNegative = 0.0
+    entropy_coeff: NonNegative = 0.0
     """Initial coefficient of the entropy bonus."""
     entropy_coeff_schedule: Schedule = "linear"
     """Decay of the entropy coefficient to zero over --total-steps."""
-    critic_coeff: NotNegative = 0.5
+    critic_coeff: NonNegative = 0.5
     """Coefficient of the value loss."""
     adam_eps: Positive = 1e-5
     """Epsilon of Adam, the term in the denominator for numerical stability."""

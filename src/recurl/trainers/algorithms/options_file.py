@@ -14,7 +14,7 @@ from recurl.nearest import nearest
 from recurl.ranges import Field, fields_of
 from recurl.trainers.algorithms.table import find_algorithm
 from recurl.trainers.config import RunConfig
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 from recurl.untrusted import read_json
 
 PRESETS = Path(__file__).parents[2] / "presets"
@@ -131,7 +131,7 @@ def write_options_file(path: Path, config: RunConfig) -> None:
         StorageError: if the file can't be written.
     """
     lines = [f"{name} = {_toml(value)}" for name, value in config.to_dict().items() if value is not None]
-    write_whole(path, ("\n".join(lines) + "\n").encode())
+    write_atomic(path, ("\n".join(lines) + "\n").encode())
 
 
 def _toml(value: bool | float | str | list[Any]) -> str:

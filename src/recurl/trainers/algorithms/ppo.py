@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
-from recurl.trainers.algorithms.on_policy import CHECKED, OnPolicy, Passes
+from recurl.trainers.algorithms.on_policy import CHECKED, OnPolicy, UpdateSchedule
 from recurl.trainers.algorithms.ppo_config import PPOConfig
 
 
@@ -45,6 +45,6 @@ class PPO(OnPolicy[PPOConfig]):
         )
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> UpdateSchedule:
         """Epochs, minibatches and sequence length of an update."""
-        return Passes(self.config.epochs, self.config.minibatches, self.config.sequence_length)
+        return UpdateSchedule(self.config.epochs, self.config.minibatches, self.config.sequence_length)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, Inside, NotNegative
+from recurl.ranges import Count, Fraction, NonNegative, OpenUnit
 from recurl.trainers.algorithms.on_policy_config import OverlappedConfig
 from recurl.trainers.config import Schedule
 
@@ -36,12 +36,12 @@ class PPOConfig(OverlappedConfig):
     """Length of the sequences that rollouts are split into for training; each starts from its stored hidden state."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalized advantage estimation."""
-    clip_epsilon: Inside = 0.2
+    clip_epsilon: OpenUnit = 0.2
     """Initial clipping range of the probability ratio around 1."""
     clip_epsilon_schedule: Schedule = "constant"
     """Decay of the clipping range to zero over --total-steps."""
 
-    clip_value: NotNegative = 0.0
+    clip_value: NonNegative = 0.0
     """Clipping range of values around those computed during collection; 0 disables value clipping."""
 
     @property

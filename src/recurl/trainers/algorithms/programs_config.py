@@ -13,7 +13,7 @@ _COMPILABLE = ("fastest", "cpu", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramsConfig(RunConfig):
+class ExecutionConfig(RunConfig):
     """Options for compiled updates and CUDA graphs.
 
     Raises:

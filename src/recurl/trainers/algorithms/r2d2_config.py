@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recurl.ranges import Inside, NotNegative
+from recurl.ranges import NonNegative, OpenUnit
 from recurl.trainers.algorithms.dqn_config import DQNConfig
 
 
@@ -26,9 +26,9 @@ class R2D2Config(DQNConfig):
 
     prioritized: bool = True
     """Sample slices in proportion to their TD errors instead of uniformly (prioritized replay)."""
-    actor_eps: Inside = 0.4
+    actor_eps: OpenUnit = 0.4
     """Exploration probability of the first actor with --collectors, which replaces --eps-init and --eps-end."""
-    actor_eps_exponent: NotNegative = 7.0
+    actor_eps_exponent: NonNegative = 7.0
     """Exponent alpha of the exploration probability of actor i of N: --actor-eps ** (1 + alpha * i / (N - 1))."""
 
     @property

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from recurl._torch import start_compilers
-from recurl.collectors.captured import Programs
+from recurl.collectors.captured import CaptureOptions
 from recurl.distributed import average_, global_statistics
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
@@ -71,9 +71,9 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         self._metric_names: dict[_Kinds, list[str]] = {}
 
     @property
-    def programs(self) -> Programs:
+    def programs(self) -> CaptureOptions:
         """How the collector compiles or captures its steps."""
-        return Programs(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
+        return CaptureOptions(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
 
     @abstractmethod
     def make_loss(self) -> ReplayLoss:

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Exponent, Fraction, NoBound, Positive, Whole
-from recurl.trainers.algorithms.programs_config import ProgramsConfig
+from recurl.ranges import Count, Exponent, Fraction, NonNegativeInt, Positive, PositiveOrInf
+from recurl.trainers.algorithms.programs_config import ExecutionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig(ProgramsConfig):
+class ReplayConfig(ExecutionConfig):
     """Options of the algorithms that learn from trajectory slices in a replay buffer.
 
     Raises:
-        ArgumentError: see :class:`ProgramsConfig`; or if the burn-in is as long as a slice, the buffer is smaller than
+        ArgumentError: see :class:`ExecutionConfig`; or if the burn-in is as long as a slice, the buffer is smaller than
             a batch, or an option isn't supported when slices are sampled on the device.
     """
 
-    fixed: ClassVar[tuple[str, ...]] = (*ProgramsConfig.fixed, "buffer_size")
+    fixed: ClassVar[tuple[str, ...]] = (*ExecutionConfig.fixed, "buffer_size")
     usual_lag: ClassVar[int] = 1
 
     learning_rate: Positive = 5e-4
@@ -29,17 +29,17 @@ class ReplayConfig(ProgramsConfig):
     """Number of environments stepped in parallel."""
     rollout_steps: Count = 8
     """Steps per environment between updates."""
-    head_width: Whole = 64
+    head_width: NonNegativeInt = 64
     """Width of a hidden layer between the recurrent layers and each output; 0 for none (critics of continuous actions
     always have one)."""
-    max_grad_norm: NoBound = 10.0
+    max_grad_norm: PositiveOrInf = 10.0
     """Maximum gradient norm; inf disables clipping."""
     checkpoint_every: Count = 250
     """Updates between checkpoints, which include the replay buffer."""
 
     buffer_size: Count = 100_000
     """Capacity of the replay buffer in environment steps."""
-    learning_starts: Whole = 2_000
+    learning_starts: NonNegativeInt = 2_000
     """Environment steps to collect before learning starts."""
     gradient_steps: Count = 16
     """Gradient steps per update."""
@@ -56,7 +56,7 @@ class ReplayConfig(ProgramsConfig):
     host but pads shorter slices. auto picks device with --cuda-graph or --compile."""
     start_state: Literal["stored", "zero"] = "stored"
     """Hidden state at the start of a slice: the state stored during collection, or zeros."""
-    burn_in: Whole | None = 0
+    burn_in: NonNegativeInt | None = 0
     """Steps at the start of a slice that only warm up its hidden state and aren't trained on (none if the slice starts
     an episode); the value none means a quarter of the slice."""
     refresh_states: bool = False

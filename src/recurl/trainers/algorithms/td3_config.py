@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, NotNegative
+from recurl.ranges import Count, Fraction, NonNegative
 from recurl.trainers.algorithms.critics_config import CriticsConfig
 
 
@@ -27,14 +27,14 @@ class TD3Config(CriticsConfig):
 
     policy_delay: Count = 2
     """Critic updates per update of the actor and the target networks."""
-    policy_noise: NotNegative = 0.2
+    policy_noise: NonNegative = 0.2
     """Standard deviation of the noise added to target actions (target policy smoothing), relative to half the action
     range."""
-    noise_clip: NotNegative = 0.5
+    noise_clip: NonNegative = 0.5
     """Clipping range of the noise added to target actions, relative to half the action range."""
-    noise_init: NotNegative = 1.0
+    noise_init: NonNegative = 1.0
     """Initial standard deviation of the exploration noise, relative to half the action range."""
-    noise_end: NotNegative = 0.1
+    noise_end: NonNegative = 0.1
     """Final standard deviation of the exploration noise."""
     exploration_fraction: Fraction = 0.1
     """Fraction of the run over which the exploration noise decays linearly."""

@@ -23,7 +23,7 @@ from recurl.trainers.export.checksum import check_export, description_of, sha256
 from recurl.trainers.export.formats import FORMATS
 from recurl.trainers.export.policy_step import PolicyStep
 from recurl.trainers.export.verification import VERIFIED_STEPS, verify
-from recurl.trainers.files.durable import make_folder, write_whole
+from recurl.trainers.files.durable import make_folder, write_atomic
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.load import load_agent
 
@@ -80,8 +80,8 @@ def export_run(
         about = {"format": format, "file": path.name, "sha256": sha256(data), **describe(config, policy, envs)}
         try:
             make_folder(path.parent)
-            write_whole(path, data)
-            write_whole(description_of(path), json.dumps(about, indent=2).encode() + b"\n")
+            write_atomic(path, data)
+            write_atomic(description_of(path), json.dumps(about, indent=2).encode() + b"\n")
         except StorageError as error:
             raise StorageError(f"{error} Another file is named with --out.") from error
     check_export(path)

@@ -115,7 +115,7 @@ def replacing(path: Path) -> Generator[Any]:
         sync_folder(path.parent)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` atomically and durably; see :func:`replacing`.
 
     Raises:

@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
-from recurl.capture import KeptTensors, recording
+from recurl.capture import ModuleGuard, recording
 from recurl.errors import ArgumentError, UsageError
 from recurl.lowering import Entries, leaves
 from recurl.quiet import quiet
@@ -86,7 +86,7 @@ class CudaGraphStep:
     def reset(self) -> None:
         """Discard the graph: the next calls capture it again, with the current parameters and batch."""
         self._signature: _Signature = {}
-        self._guard: KeptTensors | None = None
+        self._guard: ModuleGuard | None = None
         self._guarded_optimizer_state: list[Any] = []
         self._graph: CudaGraphModule | None = None
         self._calls = 0
@@ -118,7 +118,7 @@ class CudaGraphStep:
 
     def _create_graph(self, batch: Batch, signature: _Signature, extra: int) -> CudaGraphModule:
         self._signature = signature
-        self._guard = KeptTensors(self._module)
+        self._guard = ModuleGuard(self._module)
         self._guarded_optimizer_state = self._optimizer_state()
         kind, size, device = type(batch), batch.batch_size, batch.device
         count = len(signature) - extra

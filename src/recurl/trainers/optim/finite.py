@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recurl.errors import NonFiniteError
 from recurl.keys import NEXT, REWARD, NestedKey, next_key
-from recurl.start_states import numbers_of
+from recurl.start_states import sparse_values
 
 __all__ = ["BatchCheck", "all_finite", "check_finite", "first_nonfinite"]
 
@@ -136,11 +136,11 @@ class PendingCheck:
 
     def __init__(self, entries: list[tuple[str, Any]], shape: torch.Size, env_steps: int) -> None:
         self._entries, self._shape, self._env_steps = entries, shape, env_steps
-        self.finite = _finite_sum([numbers_of(entry) for _, entry in entries])
+        self.finite = _finite_sum([sparse_values(entry) for _, entry in entries])
 
     def culprit(self) -> tuple[Tensor, str] | None:
         """Return the result of the check; see :class:`BatchCheck`."""
-        values: list[Tensor] = [numbers_of(entry, placed=True) for _, entry in self._entries]
+        values: list[Tensor] = [sparse_values(entry, placed=True) for _, entry in self._entries]
         if all_finite(values):
             return None
         shape = self._shape

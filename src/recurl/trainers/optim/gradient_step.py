@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from recurl._torch import foreach_add_, foreach_mul_, foreach_norm, fused_adam_
 from recurl.distributed import average_, world_size
 from recurl.errors import ArgumentError
-from recurl.recurrence.cpu.adam import Adam
+from recurl.recurrence.cpu.adam import CpuAdam
 from recurl.spans import BACKWARD, OPTIMIZER, span
 
 
@@ -62,7 +62,7 @@ class GradientStep:
         self._programmed = programmed
         kinds = {(p.device, p.dtype) for p in self._parameters}
         self._fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
-        self._state: Adam | None = None
+        self._state: CpuAdam | None = None
         self._flat: Any = None  # a FlatAdam, on a GPU with Triton
         self._device = self._parameters[0].device if capturable else None
         rate = torch.tensor(learning_rate, device=self._device) if capturable else learning_rate
@@ -140,7 +140,7 @@ class GradientStep:
                 means, squares = self._flat.means, self._flat.squares
                 for state, mean, square in zip(states, means, squares, strict=True):
                     cast(Any, state).update(exp_avg=mean, exp_avg_sq=square)
-            self._state = Adam(self._parameters, means, squares, steps)
+            self._state = CpuAdam(self._parameters, means, squares, steps)
         return True
 
     @torch.no_grad()
@@ -154,7 +154,7 @@ class GradientStep:
     @torch.no_grad()
     def _step(self, grads: list[Tensor], loss: Tensor, *, use_cpp: bool) -> Tensor:
         """Make the same step with direct calls of the fused kernels."""
-        group, state = self.optimizer.param_groups[0], cast(Adam, self._state)
+        group, state = self.optimizer.param_groups[0], cast(CpuAdam, self._state)
         if use_cpp and isinstance(group["lr"], float) and state.fits(grads, loss):
             return state.step(grads, loss, self._max_norm, group["lr"], group["betas"], group["eps"])
         norm = torch.linalg.vector_norm(torch.stack(foreach_norm(grads)))

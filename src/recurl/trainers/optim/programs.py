@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurl.capture import KeptTensors
+from recurl.capture import ModuleGuard
 from recurl.lowering import Entries, Step, leaves
-from recurl.traced import Traced
+from recurl.traced import InductorFunction
 
 Named: TypeAlias = Mapping[Any, Tensor]
 
@@ -33,8 +33,8 @@ class CompiledBatchFunction:
     def __init__(self, function: Callable[[Entries], Named], module: nn.Module) -> None:
         self._function = function
         self._module = module
-        self._guard: KeptTensors | None = None
-        self._compiled: dict[object, tuple[Traced, list[Any]]] = {}
+        self._guard: ModuleGuard | None = None
+        self._compiled: dict[object, tuple[InductorFunction, list[Any]]] = {}
 
     def __call__(self, batch: Step) -> dict[Any, Tensor]:
         """Run the function compiled for batches like ``batch``; the results have no gradients."""
@@ -42,13 +42,15 @@ class CompiledBatchFunction:
         shapes = tuple((key, value.shape, value.stride(), value.dtype, value.device) for key, value in entries.items())
         kind = shapes, tuple(part.training for part in self._module.modules())
         if self._guard is None or self._guard.replaced() is not None:
-            self._guard, self._compiled = KeptTensors(self._module), {}
+            self._guard, self._compiled = ModuleGuard(self._module), {}
         if kind not in self._compiled:
             self._compiled[kind] = self._compile(batch, list(entries), list(entries.values()))
         compiled, names = self._compiled[kind]
         return dict(zip(names, compiled(*entries.values()), strict=True))
 
-    def _compile(self, batch: Step, keys: Sequence[Any], values: Sequence[Tensor]) -> tuple[Traced, list[Any]]:
+    def _compile(
+        self, batch: Step, keys: Sequence[Any], values: Sequence[Tensor]
+    ) -> tuple[InductorFunction, list[Any]]:
         names: list[Any] = []
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -59,7 +61,7 @@ class CompiledBatchFunction:
             names[:] = found
             return tuple(value.detach() for value in found.values())
 
-        return Traced(run, values), names
+        return InductorFunction(run, values), names
 
 
 def compiled_estimator(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 
 COLORS = ("#3f51b5", "#ef6c00", "#00897b", "#c2185b", "#5d4037", "#7cb342", "#8e24aa", "#9e9e9e")
 FORMATS = ("png", "svg", "pdf")
@@ -126,7 +126,7 @@ def _draw(path: Path, panels: Sequence[Any], draw: Callable[[Any, Any], None], *
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(visible=True, alpha=0.3)
         canvas.print_figure(drawn, dpi=120, format=path.suffix[1:])
-    write_whole(path, drawn.getvalue())
+    write_atomic(path, drawn.getvalue())
 
 
 def _short(text: str) -> str:

@@ -13,7 +13,7 @@ from recurl.trainers.report.tensorboard_logger import TensorBoardLogger
 from recurl.trainers.report.wandb_logger import WandbLogger
 
 
-class Place(NamedTuple):
+class LoggerContext(NamedTuple):
     """Arguments for constructing a logger."""
 
     folder: Path
@@ -26,10 +26,10 @@ class Place(NamedTuple):
     """Environment step from which a run is resumed; None for a new run."""
 
 
-Maker: TypeAlias = Callable[[Place], object]
+Maker: TypeAlias = Callable[[LoggerContext], object]
 
 
-def _tensorboard(place: Place) -> TensorBoardLogger:
+def _tensorboard(place: LoggerContext) -> TensorBoardLogger:
     return TensorBoardLogger(Events(place.tensorboard, purge_step=None if place.since is None else place.since + 1))
 
 
@@ -57,7 +57,7 @@ def check_packages(logger: str) -> None:
             raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[{extra}]'")
 
 
-def make_loggers(logger: str, place: Place) -> list[object]:
+def make_loggers(logger: str, place: LoggerContext) -> list[object]:
     """Return a list with the named logger, empty for ``"none"``."""
     entry = LOGGERS[logger]
     return [] if entry is None else [entry[0](place)]

@@ -14,7 +14,7 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 
 from recurl.errors import ArgumentError
-from recurl.trainers.files.durable import sync_folder, write_all, write_whole, writing
+from recurl.trainers.files.durable import sync_folder, write_all, write_atomic, writing
 from recurl.untrusted import open_regular, open_regular_descriptor
 
 Row: TypeAlias = Mapping[str, float]
@@ -97,7 +97,7 @@ class MetricsFile:
         text = self._text([dict(zip(self._fields, self._fields, strict=True)), *kept])
         with writing(path):
             if not _holds(path, text):
-                write_whole(path, text)
+                write_atomic(path, text)
             self._descriptor = open_regular_descriptor(path, os.O_WRONLY | os.O_APPEND)
 
     def _text(self, rows: Sequence[Mapping[str, object]]) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recurl.errors import ArgumentError
-from recurl.trainers.files.durable import make_folder, write_whole
+from recurl.trainers.files.durable import make_folder, write_atomic
 from recurl.trainers.report.metrics import Row, tagged
 from recurl.untrusted import read_bytes
 
@@ -39,7 +39,7 @@ class WandbLogger:
             resume="allow",
             settings=wandb.Settings(console="off", silent=True, disable_git=True),
         )
-        write_whole(known, str(self._run.id).encode())
+        write_atomic(known, str(self._run.id).encode())
         self._run.define_metric("env_steps")
         self._run.define_metric("*", step_metric="env_steps")
 

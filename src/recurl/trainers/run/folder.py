@@ -18,7 +18,7 @@ from recurl.trainers.algorithms.written import WrittenOptions
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.files.checkpoints import latest_checkpoint, load_newest
-from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
+from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_atomic, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.trust import check_names, resume_command
 from recurl.untrusted import check_folder, read_json
@@ -218,10 +218,10 @@ class RunFolder:
         """
         with self.hold(), _suggest_run_dir(), writing(self.versions):
             earlier = self.versions.read_bytes() if self.versions.is_file() and not self.versions.is_symlink() else b""
-            write_whole(self.versions, earlier + json.dumps(about).encode() + b"\n")
+            write_atomic(self.versions, earlier + json.dumps(about).encode() + b"\n")
 
     def _write(self, config: RunConfig) -> None:
-        write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
+        write_atomic(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
 
     def _has_content(self) -> bool:
         with writing(self.path):

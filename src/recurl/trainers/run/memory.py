@@ -16,14 +16,14 @@ from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
 
-__all__ = ["environments_that_fit", "saying_what_fits"]
+__all__ = ["environments_that_fit", "out_of_memory_advice"]
 
 _SHARE = 0.9  # usable share of the memory; the rest is for the allocator and the driver
 _DIVISORS = (64, 32, 16, 8)
 
 
 @contextmanager
-def saying_what_fits(config: RunConfig) -> Generator[None]:
+def out_of_memory_advice(config: RunConfig) -> Generator[None]:
     """Context manager that turns out-of-memory errors into advice on how many environments fit.
 
     Raises:

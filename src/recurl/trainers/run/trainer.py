@@ -18,7 +18,7 @@ from recurl.trainers.files.checkpoints import load_newest, restoring, save_check
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.csv_logger import CsvLogger
 from recurl.trainers.report.display import make_display
-from recurl.trainers.report.loggers import Place, check_packages, make_loggers
+from recurl.trainers.report.loggers import LoggerContext, check_packages, make_loggers
 from recurl.trainers.report.metrics import EVALUATION, MetricsFile
 from recurl.trainers.report.plots import plot_learning_curve
 from recurl.trainers.report.references import reference_returns
@@ -245,7 +245,9 @@ class Trainer:
         self._csv_logger = CsvLogger(self._metrics_file(), self._evaluations_file())
         self._callbacks.add(self._csv_logger)
         since = algorithm.env_steps if self._updates else None
-        for logger in make_loggers(config.logger, Place(folder.path, folder.tensorboard, config.to_dict(), since)):
+        for logger in make_loggers(
+            config.logger, LoggerContext(folder.path, folder.tensorboard, config.to_dict(), since)
+        ):
             self._callbacks.add(logger)
         total = algorithm.total_steps
         display = make_display(self.console, total_steps=total, live=algorithm.live, done_steps=algorithm.env_steps)

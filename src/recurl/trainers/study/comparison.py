@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recurl.errors import ArgumentError
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.report.figure import FORMATS, Bars, Line, Panel, draw_intervals, draw_panels
 from recurl.trainers.report.references import MEMORYLESS, OPTIMUM, reference_returns
 from recurl.trainers.study.curves import Curve, Metric, by_task, find_runs, group, read_curves
@@ -256,4 +256,4 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text).writerows([columns, *rows])
-    write_whole(path, text.getvalue().encode())
+    write_atomic(path, text.getvalue().encode())

@@ -18,7 +18,7 @@ from typing import Any
 
 from recurl.errors import ArgumentError, LockedError
 from recurl.trainers.algorithms.options_file import write_options_file
-from recurl.trainers.files.durable import is_partial, make_folder, write_whole, writing
+from recurl.trainers.files.durable import is_partial, make_folder, write_atomic, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.report.metrics import EVALUATION, RETURN, read_metrics
 from recurl.trainers.run.folder import RunFolder
@@ -115,7 +115,7 @@ class Sweep:
         elif any(file.name not in LOCK_FILES and not is_partial(file) for file in self.folder.iterdir()):
             raise ArgumentError(f"{self.folder} is not empty and holds no sweep: name another folder with --run-dir.")
         else:
-            write_whole(path, json.dumps(wanted, indent=2).encode() + b"\n")
+            write_atomic(path, json.dumps(wanted, indent=2).encode() + b"\n")
 
     def run(self, processes: int, *, report: Callable[[str], None], should_stop: Callable[[], bool]) -> None:
         """Train all unfinished runs.
@@ -244,7 +244,7 @@ class Sweep:
         for job in self._jobs:
             about = {"job": job.name, **job.settings, "seed": job.config.seed, "status": self._status[job.name]}
             writer.writerow({**about, **self._last_metrics(job.name)})
-        write_whole(self.folder / "results.csv", text.getvalue().encode())
+        write_atomic(self.folder / "results.csv", text.getvalue().encode())
 
 
 def _difference(found: Any, wanted: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from recurl.envs.tasks.popgym import POPGYM_TASKS
 from recurl.errors import ArgumentError
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.study.popgym.settings import MAZES
 from recurl.untrusted import read_bytes
 
@@ -93,7 +93,7 @@ class Results:
         writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(row) for row in self.rows)
-        write_whole(self.path, text.getvalue().encode())
+        write_atomic(self.path, text.getvalue().encode())
 
 
 def _read(path: Path) -> list[Result]:

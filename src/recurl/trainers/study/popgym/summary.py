@@ -11,7 +11,7 @@ from typing import Any
 
 from recurl.envs.tasks.popgym import POPGYM_TASKS
 from recurl.trainers.config import NO_CELL
-from recurl.trainers.files.durable import write_whole
+from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.report.figure import COLORS
 from recurl.trainers.run.evaluate import bootstrap_interval
 from recurl.trainers.study.popgym.results import Result
@@ -119,7 +119,7 @@ class Summary:
             figure.legend(loc="outside upper center", ncols=6, frameon=False)
         drawn = io.BytesIO()
         canvas.print_png(drawn, pil_kwargs={"optimize": True})
-        write_whole(path, drawn.getvalue())
+        write_atomic(path, drawn.getvalue())
 
 
 def _number(value: float) -> str:

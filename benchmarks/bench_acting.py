@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from bench_rnn_cpu import machine
-from recurl.compiled import CompiledNetwork
-from recurl.lowering import Entries, Network
-from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
+from recurl.execution.compiled import CompiledNetwork
+from recurl.execution.lowering import Entries, Network
+from recurl.sequences.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.policies.converter import Converter

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 import recurl
+from recurl.core.errors import RecurlError
 from recurl.diagnostics import RNNCase, time_rnn
-from recurl.errors import RecurlError
 from recurl.recurrence import CELLS, record_backends
 from recurl.trainers import PPO, PPOConfig
 from results_file import append, commit

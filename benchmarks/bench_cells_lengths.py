@@ -33,7 +33,7 @@ from threading import Lock
 from matplotlib.figure import Figure
 
 from bench_learning import machine, train
-from recurl.cli.bench_rnn import device_name
+from recurl.experiments.bench_rnn import device_name
 from recurl.trainers import RunFolder
 from results_file import append
 

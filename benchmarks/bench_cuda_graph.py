@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurl import __version__, specs
-from recurl.lowering import Entries
+from recurl.execution.lowering import Entries
 from recurl.objectives import ClipPPOLoss
 from recurl.trainers import PPO, ActorCritic, CudaGraphStep, GradientStep, PPOConfig
 from results_file import append, commit

@@ -31,7 +31,7 @@ import torch
 
 from recurl import __version__
 from recurl.collectors import Collector
-from recurl.keys import DONE, NEXT, REWARD
+from recurl.core.keys import DONE, NEXT, REWARD
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
 from recurl.trainers.run.episodes import EpisodeStats

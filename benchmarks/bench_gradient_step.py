@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from bench_rnn_cpu import machine
-from recurl import specs
+from recurl.core import specs
 from recurl.trainers import PPO, GradientStep, PPOConfig
 from results_file import append
 

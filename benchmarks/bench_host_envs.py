@@ -29,8 +29,8 @@ import torch
 from recurl import __version__
 from recurl.collectors import Collector
 from recurl.collectors.threaded import ThreadedCollector
-from recurl.diagnostics.gpu_time import gpu_seconds
 from recurl.envs import ExplorationType, GymEnv, parallel_groups
+from recurl.execution.gpu_time import gpu_seconds
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
 from results_file import append, commit

@@ -26,7 +26,7 @@ from statistics import fmean
 import torch
 
 import recurl
-from recurl.errors import MissingDependencyError
+from recurl.core.errors import MissingDependencyError
 from recurl.trainers import RunFolder
 from recurl.trainers.algorithms.options_file import preset_names, read_preset
 from recurl.trainers.report.metrics import EVALUATION, read_metrics

@@ -94,9 +94,9 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
 
     from recurl import traced  # noqa: PLC0415 - its import is timed
     from recurl.collectors import captured  # noqa: PLC0415 - its import is timed
+    from recurl.experiments.popgym.settings import find_tasks, make_runs, setting  # noqa: PLC0415 - its import is timed
     from recurl.trainers import RunFolder, Trainer  # noqa: PLC0415 - its import is timed
     from recurl.trainers.keyword_arguments import keyword_arguments  # noqa: PLC0415 - its import is timed
-    from recurl.trainers.study.popgym.settings import find_tasks, make_runs, setting  # noqa: PLC0415 - its import is timed
 
     phases.end("import recurl")
     chosen = setting("fast", keyword_arguments("--set", options.set))

@@ -25,12 +25,12 @@ import torch
 import triton
 from torch import Tensor
 
-from recurl.precision import resolve_precision
+from recurl.core.precision import resolve_precision
+from recurl.execution.traced import InductorFunction
 from recurl.recurrence import CELLS, LayerWeights, Options, record_backends, step_stack
 from recurl.recurrence.triton.launch import processors_of
 from recurl.recurrence.triton.step_config import StepTile, pays, tile_for_step
 from recurl.recurrence.triton.step_launch import run_step
-from recurl.traced import InductorFunction
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "step_gpu.csv"

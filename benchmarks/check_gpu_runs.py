@@ -38,9 +38,9 @@ import triton
 
 import recurl
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
+from recurl.experiments.popgym.settings import setting
 from recurl.recurrence import CELLS
 from recurl.trainers.algorithms.table import ALGORITHMS, make_algorithm
-from recurl.trainers.study.popgym.settings import setting
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "gpu_runs.csv"

@@ -30,9 +30,9 @@ from recurl.collectors import Collector
 from recurl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorEnv, interact
 from recurl.envs.tasks import Bandit, Dynamics, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze, check_dynamics
 from recurl.envs.tasks.popgym import POPGYM_TASKS
-from recurl.lowering import Entries
+from recurl.execution.lowering import Entries
+from recurl.execution.readback import refuse_read_back
 from recurl.modules import GRUModule
-from recurl.readback import refuse_read_back
 
 TASKS: dict[str, Callable[[], Dynamics]] = {
     task.__name__: task for task in (Bandit, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from archive_attacks import FOREIGN, archive, container
-from recurl.archive import load_archive, save_archive
+from recurl.core.archive import load_archive, save_archive
 from recurl.trainers.checkpoint import save_checkpoint
 
 Mutation = Callable[[Path, random.Random, Path], str]

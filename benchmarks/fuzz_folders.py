@@ -44,8 +44,8 @@ from tensordict import TensorDict
 import recurl
 from folder_mutations import EVIL, MUTATIONS
 from recurl.cli.main import main as command_line
+from recurl.core.errors import RecurlError
 from recurl.data import LazyTensorStorage, ListStorage, PrioritizedSliceSampler, ReplayBuffer, TensorDictReplayBuffer
-from recurl.errors import RecurlError
 from recurl.trainers import PPOConfig, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from recurl.trainers.study.grid import make_jobs

@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from recurl.collectors import Collector
+from recurl.core.seeding import derive_seed
 from recurl.data import SequenceMinibatches
 from recurl.distributed import global_statistics, joined, rank, world_size
 from recurl.envs import GymEnv
 from recurl.modules import ActorValueOperator, Categorical, LSTMModule, ProbabilisticActor, ValueOperator
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
-from recurl.seeding import derive_seed
 
 torch.set_num_threads(1)
 frames = int(sys.argv[1]) if len(sys.argv) > 1 else 8192  # of each rank

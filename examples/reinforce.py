@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDict
 
+from recurl.core.ranges import Fraction
+from recurl.core.specs import Composite, TensorSpec
 from recurl.modules import set_recurrent_mode
 from recurl.objectives.value import GAE
-from recurl.ranges import Fraction
-from recurl.specs import Composite, TensorSpec
 from recurl.trainers import ActorCritic, GradientStep, Learner, RunConfig, register
 
 

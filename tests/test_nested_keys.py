@@ -15,6 +15,8 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from recurl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector, OverlappedCollector
+from recurl.core.errors import ArgumentError, UsageError, WiringError
+from recurl.core.keys import NestedKey, next_key, normalize_key, path_of
 from recurl.data import (
     BurnIn,
     LazyTensorStorage,
@@ -30,9 +32,7 @@ from recurl.diagnostics import check_wiring
 from recurl.envs import EnvBase, GroupedEnv, GymWrapper, ParallelEnv, SerialEnv
 from recurl.envs.utils import step_mdp
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentError, UsageError, WiringError
-from recurl.keys import NestedKey, next_key, normalize_key, path_of
-from recurl.lowering import leaves_by_path
+from recurl.execution.lowering import leaves_by_path
 from recurl.modules import (
     MLP,
     Categorical,

@@ -16,11 +16,11 @@ import torch
 from tensordict import TensorDict
 
 import recurl
-from recurl.archive import load_archive
 from recurl.cli.main import load, main
+from recurl.core.archive import load_archive
+from recurl.core.errors import ArgumentError, RecurlError
 from recurl.data import LazyMemmapStorage, ReplayBuffer
 from recurl.envs import GymEnv
-from recurl.errors import ArgumentError, RecurlError
 from recurl.trainers import PPOConfig, RunFolder
 from recurl.trainers.export.formats import FORMATS
 from recurl.trainers.files.checkpoints import load_checkpoint

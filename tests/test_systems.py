@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from recurl.core.errors import UnsupportedError
 from recurl.data.replay_buffers import LazyMemmapStorage, storages
-from recurl.errors import UnsupportedError
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ import contextlib, io
 from recurl.cli import main
 from recurl.collectors import MultiSyncCollector
 from recurl.envs import EnvCreator, GymEnv, ParallelEnv
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 
 small = "--num-envs 2 --rollout-steps 8 --minibatches 1 --hidden-size 4 --total-steps 32".split()
 train = ["train", "ppo", "--env", "recurl/RepeatPrevious-v0", *small]

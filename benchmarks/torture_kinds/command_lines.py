@@ -14,7 +14,7 @@ from recurl.cli.evaluate import Evaluate
 from recurl.cli.export import Export
 from recurl.cli.main import check_text, error_line, load
 from recurl.cli.play import Play
-from recurl.ranges import Field, Range, fields_of, flag
+from recurl.core.ranges import Field, Range, fields_of, flag
 from recurl.trainers.algorithms.footprint import check_machine
 
 KINDS: dict[tuple[str, ...], Any] = {

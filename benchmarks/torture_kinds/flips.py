@@ -6,7 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
-from recurl.errors import RecurlError
+from recurl.core.errors import RecurlError
 from recurl.trainers import check_export, export_run
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from torture_kinds.forks import Broken

@@ -7,11 +7,11 @@ import tyro
 
 from recurl.cli import arguments, compare, doctor, evaluate, export, play, sweep, train
 from recurl.cli.arguments import parse_arguments, parse_known_arguments, parse_subcommand
-from recurl.cli.bench_popgym import BenchPopgym
-from recurl.cli.bench_rnn import BenchRNN
-from recurl.cli.bench_train import BenchTrain
-from recurl.errors import ArgumentError
-from recurl.ranges import fields_of, flag
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import fields_of, flag
+from recurl.experiments.bench_popgym import BenchPopgym
+from recurl.experiments.bench_rnn import BenchRNN
+from recurl.experiments.bench_train import BenchTrain
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from recurl.cli import main
-from recurl.cli.bench_figure import figure
 from recurl.diagnostics import RNNCase, RNNTime
+from recurl.experiments.bench_figure import figure
 
 SMALL = ["bench", "rnn", "--device", "cpu", "--hidden-size", "8", "--batch", "2", "--repeats", "2", "--threads", "1"]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from recurl.cli import main
-from recurl.trainers.study.popgym.results import Results
-from recurl.trainers.study.popgym.score import MaxMeanReturn
+from recurl.experiments.popgym.results import Results
+from recurl.experiments.popgym.score import MaxMeanReturn
 
 SMALL = (  # noqa: SIM905 - reads as it is typed
     "bench popgym --device cpu --budget 256 --set num_envs=4 rollout_steps=16 sequence_length=16 epochs=1 "

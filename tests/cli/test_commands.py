@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import pytest
 
 from recurl.cli import main
-from recurl.ranges import flag
+from recurl.core.ranges import flag
 from torture_kinds.command_lines import KINDS, check, commands, edges, leaf_fields
 from torture_kinds.forks import MOST_LINES
 

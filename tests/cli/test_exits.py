@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recurl.cli import main
-from recurl.errors import ExitError
+from recurl.core.errors import ExitError
 from recurl.trainers import PPOConfig, RunFolder
 from tests.trainers.resumes import train
 

@@ -14,7 +14,7 @@ import tyro
 from recurl.cli import main
 from recurl.cli.help import BASIC, GROUPS, help_text
 from recurl.cli.place import NewRunOptions, with_run_options
-from recurl.ranges import Count, flag
+from recurl.core.ranges import Count, flag
 from recurl.trainers import ALGORITHMS, OPTIONS, PPOConfig, RunConfig
 
 TITLE = re.compile(r"^(\S.*):$", re.MULTILINE)

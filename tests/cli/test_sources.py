@@ -3,7 +3,7 @@
 import pytest
 
 from recurl.cli import main, train
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import PPOConfig, RunFolder
 from recurl.trainers.algorithms import options_file
 

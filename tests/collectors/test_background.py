@@ -15,8 +15,8 @@ from recurl.data import LazyTensorStorage, TensorDictReplayBuffer
 from recurl.data.replay_buffers.samplers import SliceSampler
 from recurl.envs import GymEnv
 from recurl.envs.utils import exploration_type, set_exploration_type
-from recurl.mode import ExplorationType, recurrent_mode
 from recurl.modules import GRUModule, set_recurrent_mode
+from recurl.sequences.mode import ExplorationType, recurrent_mode
 
 
 class Buffer:

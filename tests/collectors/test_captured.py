@@ -9,13 +9,13 @@ from gymnasium.spaces import Box
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from recurl import traced
 from recurl.collectors import Collector, captured
+from recurl.core.errors import UnsupportedError, UsageError
 from recurl.envs import ExplorationType, GymEnv, InitTracker, PreviousAction, RewardSum, StepCounter, TensorEnv
 from recurl.envs.tasks import Dynamics, MaskedCartPole, RepeatPrevious, TMaze
-from recurl.errors import UnsupportedError, UsageError
+from recurl.execution import traced
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
-from recurl.start_states import state_in
+from recurl.sequences.start_states import state_in
 
 pytestmark = pytest.mark.usefixtures("recorded")
 

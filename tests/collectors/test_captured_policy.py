@@ -9,8 +9,8 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from recurl.collectors import Collector, captured
+from recurl.core.errors import UnsupportedError, UsageError
 from recurl.envs import ExplorationType, GroupedEnv, GymEnv, StepCounter
-from recurl.errors import UnsupportedError, UsageError
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 from tests.collectors.test_captured import Plain, assert_same, batches, replace_module, replace_parameter
 

@@ -7,8 +7,8 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import Tensor, nn
 
 from recurl.collectors import Collector
+from recurl.core.errors import UsageError
 from recurl.envs import GymEnv, InitTracker, StepCounter, TransformedEnv
-from recurl.errors import UsageError
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from tests.collectors.random_ends import CELLS, make_policy, random_ends
 

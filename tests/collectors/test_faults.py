@@ -19,8 +19,8 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 
 from recurl.collectors import MultiAsyncCollector, MultiSyncCollector
+from recurl.core.errors import UsageError, WorkerError
 from recurl.envs import GymWrapper
-from recurl.errors import UsageError, WorkerError
 from recurl.modules import GRUModule, set_recurrent_mode
 
 pytestmark = pytest.mark.slow

@@ -12,6 +12,8 @@ from torch import nn
 
 from recurl.collectors import Collector
 from recurl.collectors import batch as batch_module
+from recurl.core.errors import UsageError
+from recurl.core.keys import TRAJ_IDS
 from recurl.envs import (
     EnvBase,
     ExplorationType,
@@ -22,8 +24,6 @@ from recurl.envs import (
     TransformedEnv,
     parallel_groups,
 )
-from recurl.errors import UsageError
-from recurl.keys import TRAJ_IDS
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
 # Workers can't import the tests: objects defined here are pickled by value.

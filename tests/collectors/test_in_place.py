@@ -17,12 +17,13 @@ from torch import nn
 
 from recurl.collectors import Collector, in_place
 from recurl.collectors.worker import _WorkerCollector
-from recurl.compiled import Compilation, Signal, StepsInMemory
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import TRAJ_IDS
+from recurl.core.specs import Unbounded
 from recurl.envs import EnvBase, GroupedEnv, GymEnv, GymWrapper, TransformedEnv
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import SharedTensors
-from recurl.errors import ArgumentError
-from recurl.keys import TRAJ_IDS
+from recurl.execution.compiled import Compilation, Signal, StepsInMemory
 from recurl.modules import (
     Categorical,
     ExplorationType,
@@ -34,7 +35,6 @@ from recurl.modules import (
     TanhNormal,
 )
 from recurl.recurrence.cpu import instruction_sets
-from recurl.specs import Unbounded
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
 from recurl.transforms import Compose, InitTracker, RewardSum, TensorDictPrimer, Transform

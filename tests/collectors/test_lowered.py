@@ -16,9 +16,10 @@ from torch import nn
 
 from recurl.collectors import Collector
 from recurl.collectors import collector as collection
+from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.keys import TRAJ_IDS
+from recurl.core.specs import Unbounded
 from recurl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
-from recurl.errors import ArgumentError, UsageError
-from recurl.keys import TRAJ_IDS
 from recurl.modules import (
     Categorical,
     EGreedyModule,
@@ -32,7 +33,6 @@ from recurl.modules import (
     QValueActor,
     TanhNormal,
 )
-from recurl.specs import Unbounded
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
 from recurl.transforms import Compose, RewardSum, StepCounter, TensorDictPrimer, Transform

@@ -15,8 +15,8 @@ from recurl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from recurl.collectors.multi import common_info, dimension
 from recurl.collectors.weights import SharedWeights
 from recurl.collectors.worker import CollectorInfo
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError
 from recurl.envs import EnvBase, GymEnv
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError
 from recurl.modules import GRUModule, set_recurrent_mode
 from tests.collectors.test_background import Buffer, add, replays
 

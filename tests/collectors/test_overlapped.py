@@ -11,9 +11,9 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector, OverlappedCollector
+from recurl.core.errors import UsageError, WorkerError
+from recurl.core.keys import TRAJ_IDS
 from recurl.envs import EnvBase, GymEnv
-from recurl.errors import UsageError, WorkerError
-from recurl.keys import TRAJ_IDS
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
 pytestmark = pytest.mark.slow

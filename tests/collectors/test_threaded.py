@@ -10,8 +10,8 @@ from torch import nn
 
 from recurl.collectors import Collector
 from recurl.collectors.threaded import ThreadedCollector
+from recurl.core.keys import TRAJ_IDS
 from recurl.envs import EnvBase, GroupedEnv, GymEnv
-from recurl.keys import TRAJ_IDS
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError
 from recurl.data import SequenceMinibatches
-from recurl.errors import ArgumentError
 
 
 def make_batch(shape, seed=0, is_init=True):

@@ -1,5 +1,5 @@
+import recurl.core.specs
 import recurl.modules
-import recurl.specs
 from recurl.data import Categorical
 
 
@@ -9,7 +9,7 @@ def test_a_name_means_one_thing_whatever_the_order_of_star_imports():
         for package in order:
             exec(f"from recurl.{package} import *", names)
         assert names["Categorical"] is recurl.modules.Categorical
-    assert Categorical is recurl.specs.Categorical
+    assert Categorical is recurl.core.specs.Categorical
 
 
 def test_packages_share_no_other_names():

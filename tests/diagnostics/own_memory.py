@@ -8,9 +8,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torch.nn import functional as F
 
+from recurl.core.specs import TensorSpec, Unbounded
 from recurl.envs import EnvBase, InitTracker, TensorDictPrimer
-from recurl.mode import recurrent_mode
-from recurl.specs import TensorSpec, Unbounded
+from recurl.sequences.mode import recurrent_mode
 from tests.diagnostics.policies import make_env
 
 

@@ -23,7 +23,7 @@ from recurl.diagnostics import (
     check_traj_ids,
 )
 from recurl.envs import step_mdp
-from recurl.mode import set_recurrent_mode
+from recurl.sequences.mode import set_recurrent_mode
 from tests.diagnostics.policies import SERVED, make_env, make_policy, policy_of, randomize, wired
 from tests.pairs import paired
 

@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector
+from recurl.core.specs import Categorical
 from recurl.diagnostics import check_action
 from recurl.modules import (
     ActorValueOperator,
@@ -21,7 +22,6 @@ from recurl.modules import (
     TanhNormal,
     ValueOperator,
 )
-from recurl.specs import Categorical
 from tests.diagnostics.policies import (
     CELLS,
     RealActions,

@@ -12,10 +12,10 @@ from torch import distributions as d
 from torch import nn
 
 from recurl.collectors import Collector
+from recurl.core.specs import Categorical
 from recurl.diagnostics import CheckResult, check_log_prob
-from recurl.mode import ExplorationType, exploration_type, recurrent_mode
 from recurl.modules import EGreedyModule, NormalParamExtractor, OneHotCategorical
-from recurl.specs import Categorical
+from recurl.sequences.mode import ExplorationType, exploration_type, recurrent_mode
 from tests.diagnostics.policies import CELLS, RealActions, actor_of, failures, linear, make_env, memory, refused, wired
 from tests.pairs import paired
 

@@ -5,7 +5,7 @@ import platform
 import pytest
 import torch
 
-from recurl import precision
+from recurl.core import precision
 from recurl.diagnostics import machine_report
 from recurl.recurrence import BACKENDS
 

@@ -3,9 +3,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from recurl.core.errors import ArgumentError
 from recurl.diagnostics import RNNCase, RNNTime, take_turns, time_rnn
 from recurl.diagnostics.rnn_timing import _Data, timed_backends
-from recurl.errors import ArgumentError
 from recurl.recurrence import record_backends
 
 SMALL = {"hidden_size": 8, "input_size": 5, "batch": 3, "time": 7}

@@ -21,8 +21,8 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import distributions as d
 from torch import nn
 
+from recurl.core.specs import Categorical, OneHot, TensorSpec, Unbounded
 from recurl.envs import EnvBase, InitTracker, TensorDictPrimer
-from recurl.mode import ExplorationType, exploration_type
 from recurl.modules import (
     EGreedyModule,
     NormalParamExtractor,
@@ -32,7 +32,7 @@ from recurl.modules import (
     ValueOperator,
     get_primers_from_module,
 )
-from recurl.specs import Categorical, OneHot, TensorSpec, Unbounded
+from recurl.sequences.mode import ExplorationType, exploration_type
 from tests.diagnostics.policies import RealActions, actor_of, critic_memory, failures, linear, make_env, memory, wired
 
 pytestmark = pytest.mark.slow

@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector
+from recurl.core.specs import Unbounded
 from recurl.diagnostics import (
     CheckResult,
     check_batch,
@@ -19,9 +20,8 @@ from recurl.diagnostics import (
     check_wiring,
 )
 from recurl.envs import GymEnv, InitTracker, TensorDictPrimer
-from recurl.mode import set_recurrent_mode
 from recurl.modules import GRUModule, LSTMModule, OneHotCategorical, ProbabilisticActor
-from recurl.specs import Unbounded
+from recurl.sequences.mode import set_recurrent_mode
 from tests.diagnostics.failing import by_name, failing
 from tests.diagnostics.policies import CELLS, SERVED, make_env, make_policy, policy_of, tracked, wired
 from tests.pairs import paired

@@ -7,13 +7,13 @@ import torch
 from tensordict.nn import TensorDictModule as Mod
 
 from recurl.collectors import Collector
+from recurl.core.specs import Unbounded
 from recurl.diagnostics import (
     check_batch,
 )
 from recurl.envs import InitTracker, TensorDictPrimer, Transform, TransformedEnv
-from recurl.mode import set_recurrent_mode
 from recurl.modules import GRUModule
-from recurl.specs import Unbounded
+from recurl.sequences.mode import set_recurrent_mode
 from tests.diagnostics.failing import failing
 from tests.diagnostics.policies import make_env, make_policy, policy_of, wired
 

@@ -14,11 +14,11 @@ from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
 from recurl.collectors import Collector
+from recurl.core.errors import RecurlError
+from recurl.core.seeding import env_seed, seed_everything
 from recurl.distributed import global_statistics, rank, world_size
-from recurl.errors import RecurlError
 from recurl.objectives import ClipPPOLoss, sequences
 from recurl.objectives.value import GAE
-from recurl.seeding import env_seed, seed_everything
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.algorithms.a2c import A2C
 from recurl.trainers.algorithms.a2c_config import A2CConfig
@@ -240,5 +240,7 @@ def ddp_gradients(in_ddp):
 @contextlib.contextmanager
 def graphs_only():
     """Run graphs without compiling them with Inductor, which takes each rank many seconds."""
-    with mock.patch("recurl.traced.inductor_program", lambda graph, kept, *_: lambda *tensors: graph(*tensors, *kept)):
+    with mock.patch(
+        "recurl.execution.traced.inductor_program", lambda graph, kept, *_: lambda *tensors: graph(*tensors, *kept)
+    ):
         yield

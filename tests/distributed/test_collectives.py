@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from recurl.core.errors import ArgumentError, RankError, UnsupportedError
 from recurl.distributed import (
     average_,
     average_gradients,
@@ -18,7 +19,6 @@ from recurl.distributed import (
     rank,
     world_size,
 )
-from recurl.errors import ArgumentError, RankError, UnsupportedError
 from recurl.modules import ImageScale, ObservationNorm, RewardScaler
 
 pytestmark = pytest.mark.slow

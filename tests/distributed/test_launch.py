@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import distributed
 
+from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.distributed import is_launched, joined, restarted, speaks, world_size
-from recurl.errors import ArgumentError, MissingDependencyError
 from tests.distributed.test_faults import free_port
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -20,9 +20,11 @@ from torch import nn
 
 from recurl import collectors
 from recurl.collectors import Collector
+from recurl.core.errors import ArgumentTypeError, MissingAttributeError, MissingNameError, RecurlError
+from recurl.core.ranges import flag
+from recurl.core.torchrl_names import ABSENT
 from recurl.data import SequenceMinibatches, SliceSampler
 from recurl.envs import Compose, GymEnv, InitTracker, TensorDictPrimer, TransformedEnv
-from recurl.errors import ArgumentTypeError, MissingAttributeError, MissingNameError, RecurlError
 from recurl.modules import (
     LSTM,
     MLP,
@@ -35,8 +37,6 @@ from recurl.modules import (
 )
 from recurl.objectives import ClipPPOLoss, DQNLoss
 from recurl.objectives.value import GAE
-from recurl.ranges import flag
-from recurl.torchrl_names import ABSENT
 from recurl.trainers import OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating_from_torchrl.md").read_text()

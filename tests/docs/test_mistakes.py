@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from recurl import errors
 from recurl.cli import main
+from recurl.core import errors
 from tests.docs.mistakes import MISTAKES, PAGE, TABLE, page
 
 

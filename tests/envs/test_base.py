@@ -6,6 +6,8 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError
+from recurl.core.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 from recurl.envs import (
     Compose,
     EnvBase,
@@ -20,9 +22,7 @@ from recurl.envs import (
     check_env_specs,
     step_mdp,
 )
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError
-from recurl.lowering import Entries
-from recurl.specs import Bounded, Categorical, Composite, OneHot, Unbounded
+from recurl.execution.lowering import Entries
 from tests.envs.masked import MaskedEnv
 from tests.envs.small import CountEnv
 

@@ -21,6 +21,15 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
+from recurl.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKeyError,
+    UnsupportedError,
+    UsageError,
+    WorkerError,
+)
+from recurl.core.specs import Bounded, Categorical, Composite, Unbounded
 from recurl.envs import (
     EnvBase,
     EnvCreator,
@@ -38,16 +47,7 @@ from recurl.envs.workers import Worker
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.envs.workers_process import Interpreter
-from recurl.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    MissingKeyError,
-    UnsupportedError,
-    UsageError,
-    WorkerError,
-)
 from recurl.modules import GRUModule, set_recurrent_mode
-from recurl.specs import Bounded, Categorical, Composite, Unbounded
 
 pytestmark = pytest.mark.slow
 

@@ -3,10 +3,10 @@ from functools import partial
 import gymnasium as gym
 import pytest
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.envs import GymEnv, TensorEnv, check_env_specs
 from recurl.envs.from_function import env_from_function
 from recurl.envs.tasks import TMaze, TMazeVectorEnv
-from recurl.errors import ArgumentError, ArgumentTypeError
 
 
 def single():

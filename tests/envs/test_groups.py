@@ -6,6 +6,8 @@ import cloudpickle
 import pytest
 import torch
 
+from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.specs import Unbounded
 from recurl.envs import (
     EnvBase,
     GroupedEnv,
@@ -17,8 +19,6 @@ from recurl.envs import (
     check_env_specs,
     parallel_groups,
 )
-from recurl.errors import ArgumentError, UsageError
-from recurl.specs import Unbounded
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError, UsageError
 from recurl.envs import GymEnv, GymWrapper, check_env_specs
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError, UsageError
 from tests.envs.small import CountEnv, NativeSameStep, RowsEnv, SavingEnv
 
 spaces = gym.spaces

@@ -3,10 +3,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.specs import Composite
 from recurl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv
 from recurl.envs.utils import check_env_specs
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.specs import Composite
 from tests.envs.masked import ACTION_SPACES
 from tests.envs.small import CountEnv, spaces
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.envs import GymEnv, GymWrapper
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from tests.envs.small import CountEnv, RowsEnv
 
 spaces = gym.spaces

@@ -5,10 +5,10 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.core.specs import Binary, Categorical, Composite, Unbounded
 from recurl.envs import EnvBase, GymEnv, GymWrapper, InitTracker, StepCounter
 from recurl.envs.utils import check_env_specs
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.specs import Binary, Categorical, Composite, Unbounded
 from tests.envs.masked import MaskedEnv, MaskedRows, counting_mask
 from tests.envs.small import CountEnv, spaces
 

@@ -13,9 +13,9 @@ import pytest
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 
+from recurl.core.errors import WorkerError
 from recurl.envs import GymEnv
 from recurl.envs.gym_vector import SyncVectorEnv, make_vector
-from recurl.errors import WorkerError
 
 spaces = gym.spaces
 

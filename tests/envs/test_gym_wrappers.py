@@ -1,9 +1,9 @@
 import gymnasium as gym
 import pytest
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 from recurl.envs import GymEnv
 from recurl.envs.gym_wrappers import FirstActions, NamedWrapper
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 
 
 def limit(env):

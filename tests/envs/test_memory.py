@@ -11,11 +11,11 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recurl.collectors import Collector, MultiSyncCollector
+from recurl.core.keys import DONE
+from recurl.core.specs import Categorical, Composite, Unbounded
 from recurl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, TransformedEnv
 from recurl.envs.gym_vector import SingleRowsVectorEnv
-from recurl.keys import DONE
-from recurl.lowering import takes_entries
-from recurl.specs import Categorical, Composite, Unbounded
+from recurl.execution.lowering import takes_entries
 from recurl.transforms import Transform, makes_memory
 from tests.envs.small import RowsEnv
 

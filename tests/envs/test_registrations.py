@@ -11,9 +11,9 @@ import gymnasium as gym
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.registrations import Registration, register_all, registrations
 from recurl.envs.tasks import TMazeEnv
-from recurl.errors import ArgumentError
 
 SCRIPT = """
 import gymnasium

@@ -5,9 +5,9 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
 
+from recurl.core.errors import ArgumentError
 from recurl.envs import GymEnv, GymWrapper, interact
-from recurl.errors import ArgumentError
-from recurl.mode import recurrent_mode, set_recurrent_mode
+from recurl.sequences.mode import recurrent_mode, set_recurrent_mode
 from tests.envs.small import CountEnv
 from tests.envs.test_utils import policy
 

@@ -4,8 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.envs.space_json import space_from_json, space_to_json
-from recurl.errors import ArgumentError, UnsupportedError
 
 spaces = gym.spaces
 SPACES = [

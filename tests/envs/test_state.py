@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from recurl.core.errors import ArgumentError, UnsupportedError, UsageError
 from recurl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, state_trial
 from recurl.envs.gym_state import restore, save
 from recurl.envs.state_graph import GraphReader, GraphWriter
 from recurl.envs.state_plain import UnsavableError
-from recurl.errors import ArgumentError, UnsupportedError, UsageError
 
 
 class Color(enum.Enum):

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from recurl.collectors import Collector
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.envs import (
     ExplorationType,
     GymEnv,
@@ -35,10 +36,9 @@ from recurl.envs.tasks import (
     register_dynamics,
 )
 from recurl.envs.tensor_env import dynamics_of
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
-from recurl.lowering import Entries
+from recurl.execution.lowering import Entries
+from recurl.execution.readback import refuse_read_back
 from recurl.modules import Categorical, GRUModule, ProbabilisticActor
-from recurl.readback import refuse_read_back
 from recurl.trainers import evaluate_policy
 
 MADE = [Bandit(3, 6), MaskedCartPole(12), MaskedPendulum(9), RepeatPrevious(2, 3, 7), TMaze(2)]

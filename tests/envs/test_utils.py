@@ -5,11 +5,11 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
+from recurl.core.errors import ArgumentError, MissingKeyError, WiringError
+from recurl.core.specs import Composite, Unbounded
 from recurl.envs import GymEnv, GymWrapper, InitTracker, TransformedEnv, check_env_specs, step_mdp
 from recurl.envs.utils import check_policy_wiring, policy_transforms, unfed_states
-from recurl.errors import ArgumentError, MissingKeyError, WiringError
 from recurl.modules import GRUModule, LSTMModule
-from recurl.specs import Composite, Unbounded
 from tests.envs.small import CountEnv
 
 

@@ -18,10 +18,10 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from recurl.collectors import MultiAsyncCollector, OverlappedCollector
+from recurl.core.errors import RemoteTraceback, UsageError, WorkerError
 from recurl.envs import GymEnv
 from recurl.envs.workers import Task, WorkerGroup
 from recurl.envs.workers_memory import Entry, SharedTensors
-from recurl.errors import RemoteTraceback, UsageError, WorkerError
 
 pytestmark = pytest.mark.slow
 

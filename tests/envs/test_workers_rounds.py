@@ -9,11 +9,11 @@ import threading
 import cloudpickle
 import pytest
 
+from recurl.core.errors import WorkerError
 from recurl.envs.workers import Task, WorkerGroup
 from recurl.envs.workers_env import Announcement, Plan
 from recurl.envs.workers_requests import Requests
 from recurl.envs.workers_rounds import RoundServer
-from recurl.errors import WorkerError
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
+from recurl.core.specs import Unbounded
 from recurl.envs import InitTracker, TensorDictPrimer
-from recurl.specs import Unbounded
 from tests.diagnostics.policies import RealActions, failures, linear, make_env, memory, refused, wired
 from tests.interop.pairs import TORCHRL as rl
 

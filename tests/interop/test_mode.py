@@ -80,7 +80,7 @@ def test_compiled_modules_follow(library: str) -> None:
 
 @pytest.mark.slow
 def test_recurl_does_not_import_torchrl() -> None:
-    program = "import sys, recurl.trainers, recurl.cli, recurl.interop; sys.exit('torchrl' in sys.modules)"
+    program = "import sys, recurl.trainers, recurl.cli, recurl.modules.interop; sys.exit('torchrl' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -24,9 +24,9 @@ import recurl.data
 import recurl.envs
 import recurl.objectives
 import recurl.objectives.value
-from recurl.errors import ArgumentError, MissingDependencyError
-from recurl.interop import for_torchrl
+from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.modules import set_recurrent_mode
+from recurl.modules.interop import for_torchrl
 from tests.interop.pairs import RECURL, TORCHRL, actor_and_critic, gradients, pendulum, recurrent
 
 BACKENDS = ["pad", "loop", "cpu"]

@@ -6,12 +6,12 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictSequential
 from torch import nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.mode import ExplorationType, set_exploration_type
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+from recurl.core.specs import Composite, OneHot
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
 from recurl.modules.networks import MLP
-from recurl.specs import Composite, OneHot
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 
 
 def discrete_actor(**kwargs):

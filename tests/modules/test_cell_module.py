@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.modules import CellModule, GRUModule, LSTMModule, set_recurrent_mode
 from recurl.recurrence import CELLS, Cell, record_backends
 from tests.own_cells import OWN, VARIANTS, FastWeights, MinGRU

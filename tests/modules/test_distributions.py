@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributions as d
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
 
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.modules import GRU, LSTM, GRUModule, LSTMModule, set_recurrent_mode
 
 SEQUENCES = [(0,), (0, 4), (3, 0)]

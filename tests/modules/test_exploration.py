@@ -3,10 +3,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.mode import ExplorationType, set_exploration_type
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 from recurl.modules import AdditiveGaussianModule, EGreedyModule
-from recurl.specs import Bounded, Categorical, Composite, OneHot, Unbounded
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 
 N = 20_000
 

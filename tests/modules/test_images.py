@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.modules import ImageEncoder, ImageScale
 from recurl.modules.images import image_layout
 

@@ -4,9 +4,9 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import distributions as d
 
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.lowering import Entries, Network
-from recurl.mode import ExplorationType, set_exploration_type
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
+from recurl.execution.lowering import Entries, Network
 from recurl.modules import (
     ActionDistribution,
     ActionPart,
@@ -16,7 +16,7 @@ from recurl.modules import (
     TanhNormal,
     action_parts,
 )
-from recurl.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 
 SPEC = Composite(
     {

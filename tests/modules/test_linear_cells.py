@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.envs import GymEnv, TransformedEnv
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.modules import (
     CellModule,
     FFMModule,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributions as d
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.modules import IndependentCategorical, MaskedCategorical, MaskedOneHotCategorical
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.modules.networks import MLP
 
 

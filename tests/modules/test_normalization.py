@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.modules.normalization import ObservationNorm, RewardScaler
 
 

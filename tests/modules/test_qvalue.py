@@ -3,10 +3,10 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.specs import Bounded, Categorical, Composite, OneHot
 from recurl.envs import GymEnv
-from recurl.errors import ArgumentError, MissingKeyError
 from recurl.modules import MLP, GRUModule, QValueActor, QValueModule
-from recurl.specs import Bounded, Categorical, Composite, OneHot
 
 VALUES = torch.tensor([[0.0, 2.0, 2.0], [3.0, 1.0, -1.0]])
 

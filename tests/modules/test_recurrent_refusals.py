@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from recurl.errors import RecurlError
+from recurl.core.errors import RecurlError
 from recurl.modules import (
     GRUModule,
     LSTMModule,

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from recurl.keys import TRAJ_IDS
+from recurl.core.keys import TRAJ_IDS
 from tests.objectives.simulate import HIDDEN, OBS
 
 LAYERS = 2

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from recurl.keys import TRAJ_IDS
+from recurl.core.keys import TRAJ_IDS
 
 Array = NDArray[np.complex128] | NDArray[np.float64]
 Weights = dict[str, Array]

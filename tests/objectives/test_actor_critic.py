@@ -13,11 +13,11 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.data import BurnIn, LazyTensorStorage, MidEpisodeBurnIn, PrioritizedSliceSampler, TensorDictReplayBuffer
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.mode import recurrent_mode, set_recurrent_mode
 from recurl.modules import MLP, Categorical, GRUModule, NormalParamExtractor, ProbabilisticActor, TanhNormal
 from recurl.objectives import SACLoss, SoftUpdate, sequences
+from recurl.sequences.mode import recurrent_mode, set_recurrent_mode
 from tests.objectives.replay_losses import CRITIC_MEMORY, KINDS, make_replay_loss
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, collect, recurrent
 

@@ -5,11 +5,11 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.keys import TRAJ_IDS
-from recurl.mode import recurrent_mode, set_recurrent_mode
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from recurl.core.keys import TRAJ_IDS
 from recurl.modules.networks import MLP
 from recurl.objectives.value import GAE
+from recurl.sequences.mode import recurrent_mode, set_recurrent_mode
 from tests.objectives.simulate import HIDDEN, OBS, collect, make_agent
 
 GAMMA, LMBDA = 0.97, 0.9

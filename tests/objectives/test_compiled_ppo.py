@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurl.errors import MissingKeyError, UsageError
+from recurl.core.errors import MissingKeyError, UsageError
 from recurl.modules import OneHotCategorical
 from recurl.objectives import A2CLoss, ClipPPOLoss
 from recurl.recurrence.cpu import instruction_sets

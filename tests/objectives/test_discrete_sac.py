@@ -8,8 +8,8 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl.errors import ArgumentError
-from recurl.lowering import modules_in_order
+from recurl.core.errors import ArgumentError
+from recurl.execution.lowering import modules_in_order
 from recurl.modules import (
     MLP,
     Categorical,

@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.keys import TRAJ_IDS
 from recurl.data import BurnIn, LazyTensorStorage, PrioritizedSliceSampler, SliceSampler, TensorDictReplayBuffer
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import TRAJ_IDS
-from recurl.mode import recurrent_mode, set_recurrent_mode
 from recurl.modules import MLP, QValueActor
 from recurl.objectives import DQNLoss
+from recurl.sequences.mode import recurrent_mode, set_recurrent_mode
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, Agent, collect, recurrent
 
 GAMMA = 0.9

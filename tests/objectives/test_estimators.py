@@ -11,10 +11,10 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.mode import recurrent_mode, set_recurrent_mode
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.modules import MLP
 from recurl.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
+from recurl.sequences.mode import recurrent_mode, set_recurrent_mode
 from tests.objectives.simulate import OBS, Agent, collect, make_agent
 
 MAKE: dict[str, Callable[[Agent], Any]] = {

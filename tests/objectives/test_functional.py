@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recurl.errors import ArgumentError
-from recurl.objectives.value.functional import (
+from recurl.core.errors import ArgumentError
+from recurl.sequences.returns import (
     generalized_advantage_estimate,
     inverse_value_rescaling,
     lambda_return,

@@ -10,9 +10,9 @@ from tensordict.nn import (
     set_skip_existing,
 )
 
+from recurl.core.errors import MissingKeyError
 from recurl.data import SequenceMinibatches
-from recurl.errors import MissingKeyError
-from recurl.lowering import Entries, network
+from recurl.execution.lowering import Entries, network
 from recurl.modules import MLP, QValueActor
 from recurl.objectives import A2CLoss, ClipPPOLoss, DQNLoss, ReinforceLoss
 from recurl.objectives.value import GAE, TDLambdaEstimator, VTrace

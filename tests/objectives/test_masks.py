@@ -6,14 +6,14 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from recurl.collectors import Collector
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.specs import Categorical, OneHot
 from recurl.data import LazyTensorStorage, SequenceMinibatches, SliceSampler, TensorDictReplayBuffer
 from recurl.envs import GymWrapper
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.mode import ExplorationType, set_exploration_type
 from recurl.modules import EGreedyModule, GRUModule, MaskedCategorical, ProbabilisticActor, QValueActor
 from recurl.objectives import ClipPPOLoss, DQNLoss
 from recurl.objectives.value import GAE
-from recurl.specs import Categorical, OneHot
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 from tests.envs.masked import MaskedEnv, MaskedRows
 
 MASK = {"logits": "logits", "mask": "action_mask"}

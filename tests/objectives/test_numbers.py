@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, jvp
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.objectives import A2CLoss, ClipPPOLoss, DQNLoss, LossModule, ReinforceLoss
 from recurl.objectives.policy_gradient import PolicyGradientLoss
 from recurl.objectives.value import GAE, VTrace

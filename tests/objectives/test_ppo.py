@@ -5,16 +5,16 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch.nn import functional as F
 
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.data import LazyTensorStorage, SequenceMinibatches, TensorDictReplayBuffer
 from recurl.envs import GymEnv
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.lowering import modules_in_order
-from recurl.mode import recurrent_mode, set_recurrent_mode
+from recurl.execution.lowering import modules_in_order
 from recurl.modules import GRUModule, LSTMModule, ObservationNorm
 from recurl.modules.actors import ActorValueOperator, ValueOperator
 from recurl.modules.networks import MLP
 from recurl.objectives import ClipPPOLoss, LossModule
 from recurl.objectives.value import GAE
+from recurl.sequences.mode import recurrent_mode, set_recurrent_mode
 from tests.objectives.simulate import HIDDEN, OBS, actor_head, collect, make_agent
 
 LOSSES = ["loss_objective", "loss_critic", "loss_entropy"]

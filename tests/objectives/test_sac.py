@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl.lowering import modules_in_order
+from recurl.execution.lowering import modules_in_order
 from recurl.modules import MLP, NormalParamExtractor, ProbabilisticActor, TanhNormal
 from recurl.objectives import SACLoss
 from tests.objectives.numpy_nets import check_gradients, minimum, mlp, n_step, segments_of, unrolled, weights_of

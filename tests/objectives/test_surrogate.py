@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurl.autograd import custom_backward_allowed
+from recurl.core.autograd import custom_backward_allowed
 from recurl.objectives.surrogate import DISTANCES, Surrogate, SurrogateInputs
 
 OPTIONS = [("l2", 0.0), ("l1", 0.3), ("smooth_l1", 0.0), ("smooth_l1", 0.3)]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.modules import QValueActor
 from recurl.objectives import DQNLoss, HardUpdate, SoftUpdate
 

@@ -6,10 +6,10 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.specs import Bounded, Categorical
 from recurl.modules import MLP
 from recurl.objectives import SoftUpdate, TD3Loss
-from recurl.specs import Bounded, Categorical
 from tests.objectives.numpy_nets import check_gradients, minimum, mlp, n_step, segments_of, unrolled, weights_of
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, Agent, collect
 from tests.objectives.test_sac import HIGH, LOW, body_of, q_head, states, trunk

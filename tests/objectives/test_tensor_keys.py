@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
-from recurl.keys import NestedKey
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
+from recurl.core.keys import NestedKey
 from recurl.modules import MLP, Categorical, NormalParamExtractor, ProbabilisticActor, TanhNormal
 from recurl.objectives import A2CLoss, ClipPPOLoss, DiscreteSACLoss, DQNLoss, SACLoss, TD3Loss, ValueEstimators
 from recurl.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator
-from recurl.objectives.value.functional import lambda_return, n_step_return
+from recurl.sequences.returns import lambda_return, n_step_return
 from tests.objectives.simulate import Agent, collect, make_agent
 from tests.objectives.test_dqn import make_loss
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurl.errors import ArgumentError, UnsupportedError
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.recurrence import BACKENDS, LSTM, Boundaries, Options, Support, run_stack
 from tests.pairs import paired
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recurl.errors import ArgumentError, UsageError
+from recurl.core.errors import ArgumentError, UsageError
 from recurl.recurrence import Boundaries, boundaries_of
 
 

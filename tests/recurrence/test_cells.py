@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 from recurl.modules import CellModule, set_recurrent_mode
 from recurl.recurrence import (
     BACKENDS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence import (
     BACKENDS,
     CELLS,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recurl.compiled import descent
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
+from recurl.execution.compiled import descent
 from recurl.recurrence import CELLS
 from recurl.recurrence.cpu import instruction_sets, library, passes, program
 from recurl.recurrence.cpu.program import ProgramBuilder, Value

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.modules import CellModule
 from recurl.recurrence import CELLS, ONE_STEP, Cell
 from tests.own_cells import OWN, VARIANTS

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, jvp
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
 

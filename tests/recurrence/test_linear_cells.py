@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.modules import S5Module
 from recurl.recurrence import (
     BACKENDS,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.library import opcheck
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
 from recurl.recurrence import (

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from recurl._torch import compiling, traced_graph
+from recurl.core.torch_compat import compiling, traced_graph
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.recurrence import CELLS, LayerWeights, Options, record_backends, stack, step_stack
 from recurl.recurrence.triton import step as triton_step

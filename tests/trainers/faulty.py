@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 
-from recurl.seeding import env_seed
+from recurl.core.seeding import env_seed
 
 
 class Faulty(gym.Env):

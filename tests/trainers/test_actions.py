@@ -9,11 +9,11 @@ import torch
 from rich.console import Console
 
 from recurl.collectors import collector as collection
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.diagnostics import check_wiring
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.mode import set_recurrent_mode
 from recurl.modules import recurrent_modules
 from recurl.objectives.policy_gradient import PolicyGradientLoss
+from recurl.sequences.mode import set_recurrent_mode
 from recurl.trainers import (
     ALGORITHMS,
     DQN,

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import A2CConfig, ImpalaConfig, PPOConfig
 
 ENV = "recurl/RepeatPrevious-v0"

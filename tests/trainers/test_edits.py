@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.trainers.files.contents import contents_of, first_difference

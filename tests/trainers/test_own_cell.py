@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recurl.cli.main import main
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import PPOConfig, RunFolder, load_agent
 
 CELL = "tests.own_cells:FastWeights"

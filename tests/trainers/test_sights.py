@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 
 from recurl.cli import main
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.data import LazyTensorStorage
 from recurl.diagnostics import check_wiring
-from recurl.errors import ArgumentError, UnsupportedError
 from recurl.trainers import (
     DQN,
     PPO,

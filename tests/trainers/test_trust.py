@@ -10,7 +10,7 @@ import pytest
 
 import recurl
 from recurl.cli.main import main
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import PPOConfig, RunFolder, load_agent
 from recurl.trainers.policies.load import load
 from recurl.trainers.run.callbacks import load_callback

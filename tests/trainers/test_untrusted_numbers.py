@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from recurl.cli.main import main
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
+from recurl.core.untrusted import read_json
 from recurl.trainers import PPOConfig, RunFolder, make_env
 from recurl.trainers.export.formats import FORMATS
 from recurl.trainers.keyword_arguments import keyword_arguments
@@ -24,7 +25,6 @@ from recurl.trainers.report.references import reference_returns
 from recurl.trainers.study.comparison import compare
 from recurl.trainers.study.grid import make_jobs
 from recurl.trainers.study.sweep import Sweep
-from recurl.untrusted import read_json
 from tests.bounds import within
 
 ENV = "recurl/TMaze-v0"

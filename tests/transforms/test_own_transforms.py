@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from recurl.collectors import Collector
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
+from recurl.core.specs import Composite, Unbounded
 from recurl.envs import EnvBase, GymWrapper, InitTracker, ParallelEnv, SerialEnv, TransformedEnv
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
-from recurl.specs import Composite, Unbounded
 from recurl.transforms import Compose, RewardSum, Transform
 
 

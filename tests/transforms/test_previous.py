@@ -2,11 +2,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl import specs
 from recurl.collectors import Collector
+from recurl.core import specs
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.envs import GymEnv, ParallelEnv, SerialEnv, check_env_specs
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.lowering import Entries
+from recurl.execution.lowering import Entries
 from recurl.transforms import PreviousAction, PreviousReward
 
 

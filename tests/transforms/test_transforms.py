@@ -4,8 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
-from recurl.specs import Bounded, Composite, Unbounded
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
+from recurl.core.specs import Bounded, Composite, Unbounded
 from recurl.transforms import Compose, InitTracker, RewardSum, StepCounter, TensorDictPrimer, Transform
 from recurl.transforms.base import Constant, constants_of, reset_mask
 

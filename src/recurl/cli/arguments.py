@@ -13,9 +13,9 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from recurl.cli.help import HELP, HELP_ALL, list_help, show_help
-from recurl.errors import ArgumentError
-from recurl.nearest import nearest
-from recurl.ranges import Field, check_fields, fields_of, flag, whole_number
+from recurl.core.errors import ArgumentError
+from recurl.core.nearest import nearest
+from recurl.core.ranges import Field, check_fields, fields_of, flag, whole_number
 from recurl.trainers.env_name import EnvSource
 
 _T = TypeVar("_T")
@@ -180,7 +180,7 @@ def _merge_repeated(arguments: Sequence[str], kind: type, *, prog: str) -> list[
         >>> _merge_repeated(["--seed", "1", "--seed=2"], Options, prog="demo")
         Traceback (most recent call last):
         ...
-        recurl.errors.ArgumentError: --seed must be given once, got '--seed 1' and '--seed=2' (see demo --help)
+        recurl.core.errors.ArgumentError: --seed must be given once, got '--seed 1' and '--seed=2' (see demo --help)
     """
     fields = _fields(kind)
     groups: list[list[str]] = [[]]

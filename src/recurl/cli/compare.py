@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from recurl.cli.arguments import parse_arguments
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers.study.comparison import compare
 
 

@@ -12,11 +12,11 @@ import tyro
 
 from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
+from recurl.core.errors import ArgumentError, RecurlError
+from recurl.core.importing import load_object
+from recurl.core.ranges import Count
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
-from recurl.errors import ArgumentError, RecurlError
-from recurl.importing import load_object
-from recurl.ranges import Count
 from recurl.trainers import RunFolder, load_agent, make_env
 from recurl.trainers.keyword_arguments import keyword_arguments
 

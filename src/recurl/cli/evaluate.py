@@ -13,7 +13,7 @@ from rich.table import Table
 
 from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
-from recurl.ranges import Count, Seed
+from recurl.core.ranges import Count, Seed
 from recurl.trainers import Evaluation, RunFolder, evaluate_run
 
 

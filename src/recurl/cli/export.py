@@ -10,7 +10,7 @@ import tyro
 
 from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import RunFolder, export_run
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 from itertools import pairwise
 
+from recurl.core.errors import EnvError, RecurlError
 from recurl.envs.workers_child import Failure
-from recurl.errors import EnvError, RecurlError
 
 _ENVS = "recurl.envs"
 _NO_ENVIRONMENT = ("recurl", "torch", "tensordict", "numpy", "contextlib", "functools")  # called by recurl itself

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import tyro
 
-from recurl.ranges import Field, fields_of, flag
+from recurl.core.ranges import Field, fields_of, flag
 
 HELP = ("-h", "--help")
 HELP_ALL = "--help-all"

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 from recurl._version import __version__
 from recurl.cli.notices import save_traceback
 from recurl.cli.output import with_output
-from recurl.errors import (
+from recurl.core.errors import (
     AlreadyReported,
     ArgumentError,
     CallbackError,
@@ -24,7 +24,7 @@ from recurl.errors import (
     RemoteTraceback,
     WorkerError,
 )
-from recurl.nearest import nearest
+from recurl.core.nearest import nearest
 
 _MAX_MESSAGE = 600  # characters
 _EXTRA = ("rich", "matplotlib")

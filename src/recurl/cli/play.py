@@ -11,7 +11,7 @@ from rich.console import Console
 
 from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
-from recurl.ranges import Count, Seed
+from recurl.core.ranges import Count, Seed
 from recurl.trainers import RunFolder, play_run
 
 

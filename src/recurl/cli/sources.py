@@ -7,7 +7,7 @@ from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from recurl.ranges import flag
+from recurl.core.ranges import flag
 from recurl.trainers import RunConfig
 from recurl.trainers.algorithms.options_file import OptionsFile, options_for, read_options_file, read_preset
 from recurl.trainers.trust import check_names

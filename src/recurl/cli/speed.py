@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from recurl.cli.notices import notify
+from recurl.core.errors import UnsupportedError
 from recurl.distributed import speaks
-from recurl.errors import UnsupportedError
 from recurl.recurrence import BACKENDS
 
 

@@ -12,8 +12,8 @@ from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import read_sources
 from recurl.cli.speed import notify_if_slow
 from recurl.cli.train import read_run
-from recurl.errors import ArgumentError
-from recurl.ranges import Count
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import Count
 from recurl.trainers import ALGORITHMS, RunConfig, find_algorithm
 from recurl.trainers.study.grid import Job, make_jobs, parse_settings
 from recurl.trainers.study.sweep import Sweep

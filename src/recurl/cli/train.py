@@ -22,9 +22,9 @@ from recurl.cli.place import DESCRIPTION, NewRunOptions, with_run_options
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import Sources, plain, read_sources, with_defaults
 from recurl.cli.speed import notify_if_slow
+from recurl.core.errors import ArgumentError, CallbackError, EnvError, NonFiniteError, StorageError, WorkerError
+from recurl.core.ranges import Steps
 from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, said_once, speaks, world_size
-from recurl.errors import ArgumentError, CallbackError, EnvError, NonFiniteError, StorageError, WorkerError
-from recurl.ranges import Steps
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
 from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.algorithms.programs_config import ExecutionConfig

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from recurl.core.keys import ACTION
+from recurl.core.spans import TRANSFERS, span
+from recurl.core.specs import OneHot
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
-from recurl.keys import ACTION
-from recurl.lowering import Network
-from recurl.spans import TRANSFERS, span
-from recurl.specs import OneHot
+from recurl.execution.lowering import Network
 
 __all__ = ["act_on_tensordict", "lowered", "on_device", "why_not_lowered"]
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from tensordict import TensorDict, TensorDictBase
 
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
 
 __all__ = ["CollectorBase", "Extendable", "units_of"]
 

@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurl._torch import edits_of, foreach_copy_
 from recurl.collectors.start_states import SparseStates
-from recurl.errors import ArgumentError, UsageError
-from recurl.keys import DONE, NEXT, TRUNCATED
-from recurl.lowering import Entries, Step, leaves, leaves_by_path
+from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.keys import DONE, NEXT, TRUNCATED
+from recurl.core.torch_compat import edits_of, foreach_copy_
 from recurl.recurrence.cpu.memory import StepMemory, has_contiguous_rows
+from recurl.sequences.entries import Entries, Step, leaves, leaves_by_path
 
 _Key = tuple[str, ...]
 _STAGED_ON = ("cuda",)

@@ -10,18 +10,18 @@ import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
-from recurl._torch import foreach_copy_, has_global_hooks
-from recurl.capture import ModuleGuard, recording
 from recurl.collectors.start_states import SparseStates, StartStates
-from recurl.columns import ColumnLayout, join_columns, split_columns
+from recurl.core.errors import UsageError
+from recurl.core.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
+from recurl.core.torch_compat import foreach_copy_, has_global_hooks
 from recurl.envs import EnvBase, TensorEnv
-from recurl.envs.trajectories import Trajectories, advance
 from recurl.envs.transformed import TransformedEnv
-from recurl.errors import UsageError
-from recurl.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
-from recurl.lowering import Entries, Step, leaves
-from recurl.source_lines import line_of
-from recurl.traced import InductorFunction
+from recurl.execution.capture import ModuleGuard, recording
+from recurl.execution.columns import ColumnLayout, join_columns, split_columns
+from recurl.execution.source_lines import line_of
+from recurl.execution.traced import InductorFunction
+from recurl.sequences.entries import Entries, Step, leaves
+from recurl.sequences.trajectories import Trajectories, advance
 
 __all__ = ["CaptureOptions", "CapturedSteps", "capture_graph", "tensor_env", "why_not_captured"]
 
@@ -59,12 +59,12 @@ class _CapturedGraph(NamedTuple):
 class CapturedSteps:
     """Runs the steps of a batch with a compiled step, as a CUDA graph, or both.
 
-    The step is compiled at the first batch (see :class:`~recurl.traced.InductorFunction`). A CUDA graph of all steps is
+    The step is compiled at the first batch (see :class:`~recurl.execution.traced.InductorFunction`). A CUDA graph of all steps is
     captured at the third batch and replayed afterwards. It reads weights and buffers in place, draws the same random
     numbers as individual kernel launches, and gives bitwise equal results. The root and the states of the environment are in
     memory that every replay reads and overwrites; if they were replaced in between, by a reset or a restored state,
     they are first copied there. If a module, parameter or buffer of the policy was replaced, or the mode of a module
-    changed (see :class:`~recurl.capture.ModuleGuard`), the step is compiled and captured again. Other modifications,
+    changed (see :class:`~recurl.execution.capture.ModuleGuard`), the step is compiled and captured again. Other modifications,
     and those of the environment, are not detected.
 
     Args:

@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
-from recurl._torch import foreach_copy_
-from recurl.capture import ModuleGuard
 from recurl.collectors.captured import capture_graph
-from recurl.lowering import Entries, Step, leaves
+from recurl.core.torch_compat import foreach_copy_
+from recurl.execution.capture import ModuleGuard
+from recurl.sequences.entries import Entries, Step, leaves
 
 __all__ = ["CapturedPolicy", "generator_of"]
 

@@ -23,18 +23,19 @@ from recurl.collectors.in_place import interact_and_write
 from recurl.collectors.policy_checks import check_policy
 from recurl.collectors.start_states import SparseStates, start_states
 from recurl.collectors.weights import Weights, state_of
-from recurl.compiled import CompiledNetwork
-from recurl.devices import numbered
+from recurl.core.devices import numbered
+from recurl.core.errors import ArgumentTypeError, UnfitStateError, UnsupportedError, UsageError
+from recurl.core.keys import NEXT
+from recurl.core.spans import COLLECTION_GRAPH, span
 from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.rollout import Policy
-from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentTypeError, UnfitStateError, UnsupportedError, UsageError
-from recurl.keys import NEXT
-from recurl.lowering import Entries, Network, Step
-from recurl.mode import ExplorationType
+from recurl.execution.compiled import CompiledNetwork
+from recurl.execution.lowering import Network
 from recurl.modules.actors import explain_missing_scale
-from recurl.spans import COLLECTION_GRAPH, span
+from recurl.sequences.entries import Entries, Step
+from recurl.sequences.mode import ExplorationType
+from recurl.sequences.trajectories import TRAJECTORY_IDS, Trajectories
 
 
 class Collector(CollectorBase):

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensordict
 
-from recurl.errors import UnsupportedError
-from recurl.mode import ExplorationType, set_exploration_type
+from recurl.core.errors import UnsupportedError
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 
 __all__ = ["check_thread_explores_alone", "exploring"]
 

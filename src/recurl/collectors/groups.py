@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.keys import RESET
 from recurl.envs import EnvBase
-from recurl.keys import RESET
-from recurl.lowering import Entries, Step
+from recurl.sequences.entries import Entries, Step
 
 __all__ = ["Groups", "plain"]
 

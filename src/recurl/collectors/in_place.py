@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from recurl.collectors.batch import BatchWriter
-from recurl.compiled import CompiledNetwork, StepsInMemory
+from recurl.core.keys import ACTION, DONE, NEXT, normalize_key, path_of
+from recurl.core.spans import ACTING, ENVIRONMENT, measured
 from recurl.envs import Act, EnvBase, InPlace, interact_in_turn
 from recurl.envs.rollout import Write
-from recurl.keys import ACTION, DONE, NEXT, normalize_key, path_of
-from recurl.lowering import Entries, Step, leaves_by_path
-from recurl.mode import set_recurrent_mode
-from recurl.spans import ACTING, ENVIRONMENT, measured
+from recurl.execution.compiled import CompiledNetwork, StepsInMemory
+from recurl.sequences.entries import Entries, Step, leaves_by_path
+from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = ["interact_and_write"]
 

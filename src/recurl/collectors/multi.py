@@ -16,17 +16,17 @@ from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.parts import check_cat_results, dimension, load_requests
 from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerError
+from recurl.core.keys import NestedKey
+from recurl.core.ranges import checked_seed
+from recurl.core.seeding import derive_seed
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
-from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.envs.workers import Reply, Task, WorkerGroup
 from recurl.envs.workers_env import creators
 from recurl.envs.workers_memory import SharedTensors
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerError
-from recurl.keys import NestedKey
-from recurl.mode import ExplorationType
-from recurl.ranges import checked_seed
-from recurl.seeding import derive_seed
+from recurl.sequences.mode import ExplorationType
+from recurl.sequences.trajectories import TRAJECTORY_IDS
 
 __all__ = [
     "MultiAsyncCollector",
@@ -250,7 +250,7 @@ class MultiCollector(CollectorBase):
         """Seed environments, at their next full reset, and random actions, starting with the next batch.
 
         Row ``i`` of all workers gets ``seed + i``. The global generators of each worker, from which it draws actions,
-        get seeds derived from ``seed`` (:func:`recurl.seeding.derive_seed`).
+        get seeds derived from ``seed`` (:func:`recurl.core.seeding.derive_seed`).
         """
         first = checked_seed(seed)
         self._between_batches(lambda: self._seed_workers(first))

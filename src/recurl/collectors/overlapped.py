@@ -10,12 +10,12 @@ from torch import Tensor
 
 from recurl.collectors.multi import MultiCollector
 from recurl.collectors.weights import Weights
+from recurl.core.errors import UsageError
+from recurl.core.keys import NestedKey
+from recurl.core.spans import WAITING, span
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
-from recurl.envs.trajectories import TRAJECTORY_IDS
-from recurl.errors import UsageError
-from recurl.keys import NestedKey
-from recurl.spans import WAITING, span
+from recurl.sequences.trajectories import TRAJECTORY_IDS
 
 __all__ = ["OverlappedCollector"]
 

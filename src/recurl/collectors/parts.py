@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from recurl.envs.trajectories import TRAJECTORY_IDS
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
+from recurl.sequences.trajectories import TRAJECTORY_IDS
 
 __all__ = ["check_cat_results", "dimension", "load_requests"]
 

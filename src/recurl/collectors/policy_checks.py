@@ -5,11 +5,11 @@ from __future__ import annotations
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, WiringError
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.wiring import check_policy_wiring
-from recurl.errors import ArgumentError, ArgumentTypeError, WiringError
 from recurl.modules import recurrent_modules
 from recurl.transforms import TensorDictPrimer
 

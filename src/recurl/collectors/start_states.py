@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import next_key, path_of
 from recurl.envs.rollout import Policy
-from recurl.errors import ArgumentError
-from recurl.keys import next_key, path_of
 from recurl.modules import recurrent_modules
-from recurl.start_states import allocate
+from recurl.sequences.start_states import allocate
 
 __all__ = ["SparseStates", "StartStates", "start_states"]
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from recurl.collectors.collector import Collector
 from recurl.collectors.exploring import check_thread_explores_alone
-from recurl.devices import numbered
+from recurl.core.devices import numbered
+from recurl.core.spans import WAITING, span
 from recurl.envs import EnvBase
-from recurl.spans import WAITING, span
 
 __all__ = ["ThreadedCollector"]
 

@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.envs.workers_memory import Entry, SharedTensors
-from recurl.errors import ArgumentError, UnsupportedError
 
 __all__ = ["SharedWeights", "Weights", "matching", "state_of", "tensors_of_policy"]
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from recurl.collectors.collector import Collector
 from recurl.collectors.weights import SharedWeights
+from recurl.core.keys import NestedKey
+from recurl.core.seeding import seed_everything
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
-from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_env import make_env
 from recurl.envs.workers_memory import Entry, SharedTensors
-from recurl.keys import NestedKey
-from recurl.seeding import seed_everything
+from recurl.sequences.trajectories import TRAJECTORY_IDS
 
 __all__ = ["CollectorInfo", "serve_collector"]
 

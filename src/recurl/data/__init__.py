@@ -6,7 +6,9 @@ same name: import the spec explicitly.
 
 from typing import TYPE_CHECKING
 
-from recurl.absent import absent_names
+from recurl.core.absent import absent_names
+from recurl.core.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
+from recurl.core.specs import Categorical as Categorical
 from recurl.data.minibatches import SequenceMinibatches
 from recurl.data.replay_buffers import (
     BurnIn,
@@ -25,8 +27,6 @@ from recurl.data.replay_buffers import (
     refresh_states,
     slice_priorities,
 )
-from recurl.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
-from recurl.specs import Categorical as Categorical
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
     __getattr__ = absent_names(__name__)

@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.continuity import check_order, sources_of
-from recurl.data.replay_buffers.marks import mark_starts
-from recurl.errors import ArgumentError
-from recurl.lowering import Entries, Step, leaves
-from recurl.recurrence.boundaries import Boundaries
-from recurl.start_states import check_sequences
+from recurl.core.errors import ArgumentError
+from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.continuity import check_order, sources_of
+from recurl.sequences.entries import Entries, Step, leaves
+from recurl.sequences.sample_marks import mark_starts
+from recurl.sequences.start_states import check_sequences
 
 __all__ = ["SequenceMinibatches"]
 
@@ -46,7 +46,7 @@ class SequenceMinibatches:
     Raises:
         ArgumentError: the batch has no time dimension, ``slice_len`` or ``num_minibatches`` is not positive, or there
             are fewer sequences than minibatches.
-        UsageError: the tokens of the batch are not consecutive; see :func:`~recurl.continuity.check_order`. Or
+        UsageError: the tokens of the batch are not consecutive; see :func:`~recurl.sequences.continuity.check_order`. Or
             sequences would begin where no state is stored; see ``sequence_length`` of ``Collector``.
 
     Example:

@@ -16,7 +16,7 @@ from recurl.diagnostics.replay import check_gradient, check_leak, check_mode, ch
 from recurl.diagnostics.result import CheckResult
 from recurl.diagnostics.rows import check_rows
 from recurl.diagnostics.states import states_in
-from recurl.start_states import refuse
+from recurl.sequences.start_states import refuse
 
 _CHECKS = (check_replay, check_log_prob)
 _RECURRENT_CHECKS = (

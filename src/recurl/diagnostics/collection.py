@@ -9,9 +9,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from recurl.collectors import Collector
+from recurl.core.errors import UsageError
+from recurl.core.keys import DONE, RESET, TRUNCATED
 from recurl.envs import EnvBase, TransformedEnv
-from recurl.errors import UsageError
-from recurl.keys import DONE, RESET, TRUNCATED
 from recurl.transforms import Transform
 
 

@@ -8,13 +8,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.continuity import boundaries_in
+from recurl.core.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, is_action, next_key
+from recurl.core.seeding import derive_seed
 from recurl.diagnostics.result import PROBLEMS, Fault
 from recurl.diagnostics.runs import all_leaves, run
 from recurl.diagnostics.states import State, states_in
-from recurl.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, is_action, next_key
-from recurl.recurrence import Boundaries
-from recurl.seeding import derive_seed
+from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.continuity import boundaries_in
 
 PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules"
 TRACKER = "env = env.append_transform(InitTracker())  # from recurl.envs"

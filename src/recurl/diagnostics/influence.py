@@ -10,12 +10,12 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.keys import ACTION, NEXT, NestedKey, is_action
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import keys_of, leaf_modules
 from recurl.diagnostics.preserve import other_weights
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import Call, record
-from recurl.keys import ACTION, NEXT, NestedKey, is_action
 
 _TRIALS = 8  # several, since the greedy action may stay the same when its value changes
 

@@ -9,13 +9,13 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CompositeDistribution
 from torch import Tensor
 
+from recurl.core.keys import ACTION, NestedKey
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import keys_of
 from recurl.diagnostics.preserve import preserved
 from recurl.diagnostics.result import Fault, check
 from recurl.diagnostics.runs import Call, all_leaves, record
-from recurl.keys import ACTION, NestedKey
-from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
+from recurl.sequences.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 
 _TOLERANCE_FACTOR = 10  # a log-probability is a difference of larger numbers
 _STEPPED = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from recurl.errors import RecurlError
-from recurl.precision import get_recurrent_matmul_precision
+from recurl.core.errors import RecurlError
+from recurl.core.precision import get_recurrent_matmul_precision
+from recurl.core.versions import versions
 from recurl.recurrence import BACKENDS, CELLS, Cell, Support
-from recurl.versions import versions
 
 _BACKENDS = ("pad", "scan", "loop", "cpu", "triton", "reference")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tensordict import TensorDictBase
 
+from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.result import Fault, check
-from recurl.keys import TRAJ_IDS, TRAJ_STEPS
 
 
 @check("is_init")

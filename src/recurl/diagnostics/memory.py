@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.keys import IS_INIT, NestedKey, next_key
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.influence import changes_result
 from recurl.diagnostics.preserve import other_weights
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import run
-from recurl.keys import IS_INIT, NestedKey, next_key
 
 
 @check("feedback")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from recurl.keys import NestedKey, normalize_key
+from recurl.core.keys import NestedKey, normalize_key
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _DEPTH = 3  # maximum nesting of wrapped functions and objects

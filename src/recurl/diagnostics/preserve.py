@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recurl._torch import tensors_of
+from recurl.core.seeding import derive_seed
+from recurl.core.torch_compat import tensors_of
 from recurl.diagnostics.parts import submodules
-from recurl.seeding import derive_seed
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)

@@ -6,14 +6,14 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from recurl._torch import Dropout
+from recurl.core.keys import ACTION, NestedKey, is_action
+from recurl.core.torch_compat import Dropout
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import keys_of, leaf_modules, submodules
 from recurl.diagnostics.preserve import evaluating
 from recurl.diagnostics.result import Fault, check
 from recurl.diagnostics.runs import Call, first_to_differ, record, run_again
 from recurl.diagnostics.states import first_root
-from recurl.keys import ACTION, NestedKey, is_action
 
 
 @check("repeat")

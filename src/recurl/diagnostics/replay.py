@@ -8,13 +8,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.preserve import other_weights, preserved
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import run
 from recurl.diagnostics.states import recurrent_submodules, states_in
-from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
-from recurl.mode import ExplorationType, recurrent_mode, set_exploration_type, set_recurrent_mode
+from recurl.sequences.mode import ExplorationType, recurrent_mode, set_exploration_type, set_recurrent_mode
 
 _FIX_BOUNDARIES = "mark every boundary: InitTracker in the environment, and keep ('collector', 'traj_ids') in the batch"
 

@@ -13,13 +13,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from recurl.errors import ArgumentError, RecurlError
-from recurl.hardware import check_device, check_memory
+from recurl.core.errors import ArgumentError, RecurlError
+from recurl.core.hardware import check_device, check_memory
+from recurl.core.precision import MODES
+from recurl.core.ranges import Count, check_fields
+from recurl.core.seeding import derive_seed
 from recurl.modules import CellModule, set_recurrent_mode
-from recurl.precision import MODES
-from recurl.ranges import Count, check_fields
 from recurl.recurrence import BACKENDS, Sizes, load_cell
-from recurl.seeding import derive_seed
 
 PRECISIONS = (*MODES, "bf16")
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}

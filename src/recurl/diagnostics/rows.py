@@ -10,13 +10,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from recurl.core.keys import NestedKey, next_key
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import submodules
 from recurl.diagnostics.preserve import evaluating
 from recurl.diagnostics.result import Fault, check
 from recurl.diagnostics.runs import Call, first_to_differ, record, run
 from recurl.diagnostics.states import states_in
-from recurl.keys import NestedKey, next_key
 from recurl.modules.python_rnn import LSTM, RecurrentNet
 
 _RNNS = (nn.RNNBase, RecurrentNet)

@@ -12,10 +12,10 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
+from recurl.core.keys import ACTION, NestedKey, is_action, normalize_key
 from recurl.diagnostics.parts import keys_of, submodules
 from recurl.diagnostics.preserve import preserved
-from recurl.keys import ACTION, NestedKey, is_action, normalize_key
-from recurl.mode import ExplorationType, set_recurrent_mode
+from recurl.sequences.mode import ExplorationType, set_recurrent_mode
 
 _CHOSEN_VALUE = "chosen_action_value"
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 from tensordict import TensorDictBase
 from torch import nn
 
+from recurl.core.keys import IS_INIT, NEXT, NestedKey, next_key, normalize_key
 from recurl.diagnostics.parts import keys_of
 from recurl.diagnostics.result import PROBLEMS
 from recurl.diagnostics.runs import run
-from recurl.keys import IS_INIT, NEXT, NestedKey, next_key, normalize_key
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurl.collectors import why_not_lowered
+from recurl.core.errors import ArgumentError, RecurlError
+from recurl.core.keys import NestedKey
+from recurl.core.specs import TensorSpec
 from recurl.diagnostics.batch import check_batch
 from recurl.diagnostics.collection import collect
 from recurl.diagnostics.experiment import EVALUATE, PRIMER, REWIRE, TRACKER, flags_of, has, require_next_key
@@ -17,10 +20,7 @@ from recurl.diagnostics.rows import replacements_of_plain_networks
 from recurl.diagnostics.states import recurrent_submodules, states_of
 from recurl.envs import Compose, EnvBase, TransformedEnv
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentError, RecurlError
-from recurl.keys import NestedKey
-from recurl.mode import ExplorationType, set_exploration_type
-from recurl.specs import TensorSpec
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 
 
 @check("state_keys")

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from recurl._torch import foreach_copy_
+from recurl.core.errors import ArgumentError, RankError
+from recurl.core.torch_compat import foreach_copy_
 from recurl.distributed.watch import Watch
-from recurl.errors import ArgumentError, RankError
 
 __all__ = [
     "all_sum_",

@@ -18,9 +18,9 @@ from torch import distributed
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage] - documented there
 
 from recurl._version import __version__
+from recurl.core.errors import AlreadyReported, ArgumentError, MissingDependencyError, RankError, RecurlError
 from recurl.distributed.collectives import all_sum_, world_size
 from recurl.distributed.watch import Watch
-from recurl.errors import AlreadyReported, ArgumentError, MissingDependencyError, RankError, RecurlError
 
 __all__ = ["check_nccl", "is_launched", "joined", "restarted", "said_once", "speaks"]
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from recurl.core.errors import UnsupportedError
 from recurl.distributed.collectives import all_gather, world_size
-from recurl.errors import UnsupportedError
 
 __all__ = ["global_statistics", "is_global", "merge_max", "merge_moments"]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.absent import absent_names
+from recurl.core.absent import absent_names
 from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import EnvCreator, SerialEnv

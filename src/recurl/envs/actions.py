@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from recurl.errors import MissingKeyError, UsageError
-from recurl.keys import ACTION_MASK
-from recurl.lowering import Step
-from recurl.specs import TensorSpec, choice_counts, masked_rand, rows_without_choice
+from recurl.core.errors import MissingKeyError, UsageError
+from recurl.core.keys import ACTION_MASK
+from recurl.core.specs import TensorSpec, choice_counts, masked_rand, rows_without_choice
+from recurl.sequences.entries import Step
 
 __all__ = ["check_choice", "random_action"]
 

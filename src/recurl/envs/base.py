@@ -9,18 +9,18 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from recurl.devices import numbered
+from recurl.core.devices import numbered
+from recurl.core.errors import ArgumentError, MissingKeyError, UnsupportedError
+from recurl.core.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED
+from recurl.core.ranges import checked_seed
+from recurl.core.specs import Composite, TensorSpec
 from recurl.envs.actions import check_choice, random_action
 from recurl.envs.env_specs import EnvSpecs
 from recurl.envs.in_place import InPlace
 from recurl.envs.mdp import check_not_stale, check_reset, complete_done_flags, keep_policy_entries
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError
-from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED
-from recurl.lowering import Entries, Step, StepT, leaves, like, takes_entries, unmarked
-from recurl.ranges import checked_seed
-from recurl.specs import Composite, TensorSpec
+from recurl.sequences.entries import Entries, Step, StepT, leaves, like, takes_entries, unmarked
 from recurl.transforms import Transform
 from recurl.transforms.base import fill_reset, merge_reset, needs_copy, reset_mask
 
@@ -349,7 +349,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         """Seed the environment (row ``i`` of a batch with ``seed + i``); the seed takes effect at the next full reset.
 
         A Gymnasium environment gets the seed unchanged. A :class:`~recurl.envs.TensorEnv` derives the seed of its
-        single generator (:func:`recurl.seeding.derive_seed`), so its draws differ from ``torch.manual_seed(seed)``.
+        single generator (:func:`recurl.core.seeding.derive_seed`), so its draws differ from ``torch.manual_seed(seed)``.
 
         Raises:
             ArgumentError: ``seed`` is negative or not an integer.

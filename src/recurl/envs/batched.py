@@ -11,11 +11,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.keys import NestedKey
+from recurl.core.specs import Composite
 from recurl.envs.base import EnvBase
 from recurl.envs.workers_env import EnvInfo, creators, first_indices, make_env, written_keys
-from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import NestedKey
-from recurl.specs import Composite
 from recurl.transforms.base import makes_memory, reset_mask
 
 __all__ = ["BatchedEnv", "CreateEnv", "EnvCreator", "SerialEnv"]

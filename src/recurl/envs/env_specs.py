@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from recurl.errors import ArgumentError
-from recurl.keys import ACTION, COLLECTOR, DONE_KEYS, NEXT, RESET, REWARD, NestedKey, path_of
-from recurl.specs import Binary, Composite, TensorSpec, Unbounded, declare, has_mask
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import ACTION, COLLECTOR, DONE_KEYS, NEXT, RESET, REWARD, NestedKey, path_of
+from recurl.core.specs import Binary, Composite, TensorSpec, Unbounded, declare, has_mask
 
 __all__ = ["EnvSpecs"]
 

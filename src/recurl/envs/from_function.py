@@ -11,6 +11,8 @@ import gymnasium as gym
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.keys import ACTION_MASK, NestedKey
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import SerialEnv
 from recurl.envs.gym import GymWrapper
@@ -19,8 +21,6 @@ from recurl.envs.gym_wrappers import Wrap, wrapped
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tensor_env import TensorEnv
-from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import ACTION_MASK, NestedKey
 
 __all__ = ["env_from_function"]
 

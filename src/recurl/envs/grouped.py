@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import BatchedEnv
 from recurl.envs.workers_env import EnvInfo
-from recurl.errors import ArgumentError
 
 __all__ = ["GroupedEnv"]
 

@@ -12,7 +12,10 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
-from recurl._torch import edits_of
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
+from recurl.core.keys import ACTION, ACTION_MASK, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, normalize_key
+from recurl.core.specs import choice_counts
+from recurl.core.torch_compat import edits_of
 from recurl.envs import gym_state, state_trial
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
@@ -23,10 +26,7 @@ from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
 from recurl.envs.in_place import InPlace
 from recurl.envs.state_plain import UnsavableError
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
-from recurl.keys import ACTION, ACTION_MASK, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, normalize_key
-from recurl.lowering import Entries, Step, like, takes_entries
-from recurl.specs import choice_counts
+from recurl.sequences.entries import Entries, Step, like, takes_entries
 from recurl.transforms import makes_memory
 
 __all__ = ["GymEnv", "GymWrapper"]
@@ -71,7 +71,7 @@ class GymWrapper(EnvBase):
     ``MultiDiscrete`` becomes int64 indices starting at 0. ``info`` is dropped, except for an action mask.
 
     An action mask, which marks the allowed choices of a discrete action, is written to ``"action_mask"``, bool
-    ``[*B, n]``; policies, losses, and random actions honor it (see :mod:`recurl.specs.masks`). It is read from the
+    ``[*B, n]``; policies, losses, and random actions honor it (see :mod:`recurl.core.specs.masks`). It is read from the
     observation, from which it is then removed, or otherwise from ``info``. To find out whether ``info`` contains a
     mask, an environment with discrete actions is reset once when it is wrapped; its first reset without a seed returns
     that result.

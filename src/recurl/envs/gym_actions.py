@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import ACTION, NestedKey
+from recurl.core.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 from recurl.envs.gym_spaces import box_spec
 from recurl.envs.space_json import space_from_json, space_to_json
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import ACTION, NestedKey
-from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
 __all__ = ["ActionReader"]
 

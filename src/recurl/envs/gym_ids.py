@@ -10,8 +10,8 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
-from recurl.importing import how_to_install
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
+from recurl.core.importing import how_to_install
 
 __all__ = ["check_id", "spec_of", "with_clear_errors"]
 

@@ -10,10 +10,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import NestedKey, normalize_key
+from recurl.core.specs import Binary, Composite, TensorSpec, choice_counts
 from recurl.envs.gym_spaces import brief
-from recurl.errors import ArgumentError
-from recurl.keys import NestedKey, normalize_key
-from recurl.specs import Binary, Composite, TensorSpec, choice_counts
 
 __all__ = ["MaskReader", "candidate_paths", "find_path", "missing_mask_error", "value_at", "without"]
 

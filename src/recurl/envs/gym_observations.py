@@ -10,11 +10,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import OBSERVATION, NestedKey, dotted, is_within, normalize_key
+from recurl.core.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 from recurl.envs.gym_spaces import box_spec, brief, numpy_dtype
 from recurl.envs.space_json import space_from_json, space_to_json
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import OBSERVATION, NestedKey, dotted, is_within, normalize_key
-from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
 __all__ = ["ObservationReader"]
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from recurl.specs import Bounded, TensorSpec, Unbounded
+from recurl.core.specs import Bounded, TensorSpec, Unbounded
 
 __all__ = ["box_spec", "brief", "numpy_dtype"]
 

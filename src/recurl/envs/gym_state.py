@@ -10,9 +10,9 @@ import gymnasium as gym
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from recurl.core.errors import ArgumentError, UnfitStateError
 from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
 from recurl.envs.state_plain import MAX_BYTES
-from recurl.errors import ArgumentError, UnfitStateError
 
 __all__ = ["Gym", "SavedState", "cores", "creator_of", "implements_state", "restore", "save"]
 

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias, cast
 
 import gymnasium as gym
 
-from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.importing import load_object, with_arguments
-from recurl.ranges import shown
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.importing import load_object, with_arguments
+from recurl.core.ranges import shown
 
 __all__ = ["NamedWrapper", "SelectEntries", "Wrap", "wrapped"]
 

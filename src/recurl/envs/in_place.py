@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recurl.core.keys import DONE, DONE_KEYS, REWARD, TERMINATED, TRUNCATED, path_of
 from recurl.envs.gym_observations import ObservationReader
-from recurl.keys import DONE, DONE_KEYS, REWARD, TERMINATED, TRUNCATED, path_of
 from recurl.transforms.base import Constant, Transform, constants_of
 
 __all__ = ["InPlace"]

@@ -6,10 +6,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, normalize_key
-from recurl.lowering import Step, leaves_by_path
-from recurl.specs import Composite
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.core.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, normalize_key
+from recurl.core.specs import Composite
+from recurl.sequences.entries import Step, leaves_by_path
 
 __all__ = ["check_not_stale", "check_reset", "complete_done_flags", "keep_policy_entries", "step_mdp"]
 

@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recurl._torch import edits_of
+from recurl.core.errors import ArgumentError, RecurlError, UsageError
+from recurl.core.keys import ACTION, DONE, NEXT, RESET, NestedKey, next_key
+from recurl.core.torch_compat import edits_of
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import BatchedEnv, CreateEnv
 from recurl.envs.grouped import GroupedEnv
@@ -18,9 +20,7 @@ from recurl.envs.workers import Task, WorkerGroup
 from recurl.envs.workers_env import EnvInfo, Plan, creators, first_indices, layout, serve_envs
 from recurl.envs.workers_memory import SharedTensors
 from recurl.envs.workers_requests import Requests
-from recurl.errors import ArgumentError, RecurlError, UsageError
-from recurl.keys import ACTION, DONE, NEXT, RESET, NestedKey, next_key
-from recurl.lowering import Step, leaves, like, takes_entries
+from recurl.sequences.entries import Step, leaves, like, takes_entries
 from recurl.transforms.base import makes_memory, reset_mask
 
 __all__ = ["ParallelEnv", "parallel_groups"]

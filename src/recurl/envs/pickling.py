@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from recurl.errors import ArgumentTypeError
+from recurl.core.errors import ArgumentTypeError
 
 __all__ = ["pickled", "unpicklable_part"]
 
@@ -30,7 +30,7 @@ def pickled(name: str, value: object) -> bytes:
         >>> lock = threading.Lock()
         >>> pickled("create_env_fn", lambda: lock)
         Traceback (most recent call last):
-        recurl.errors.ArgumentTypeError: ... must be picklable, but create_env_fn.lock is a lock: ...
+        recurl.core.errors.ArgumentTypeError: ... must be picklable, but create_env_fn.lock is a lock: ...
     """
     try:
         return cloudpickle.dumps(value)

@@ -12,7 +12,7 @@ import cloudpickle
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 
 __all__ = ["Registration", "register_all", "registrations"]
 

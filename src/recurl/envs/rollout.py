@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 import torch
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 
-from recurl.envs.trajectories import TRAJECTORY_IDS, step_numbers
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import COLLECTOR, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
+from recurl.core.spans import ACTING, ENVIRONMENT, span
 from recurl.envs.wiring import Declares, check_policy_wiring
-from recurl.errors import ArgumentError
-from recurl.keys import COLLECTOR, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
-from recurl.lowering import Step
-from recurl.mode import set_recurrent_mode
-from recurl.spans import ACTING, ENVIRONMENT, span
+from recurl.sequences.entries import Step
+from recurl.sequences.mode import set_recurrent_mode
+from recurl.sequences.trajectories import TRAJECTORY_IDS, step_numbers
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Act: TypeAlias = Callable[[Any], Step]

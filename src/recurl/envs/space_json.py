@@ -8,7 +8,7 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 
-from recurl.errors import ArgumentError, UnsupportedError
+from recurl.core.errors import ArgumentError, UnsupportedError
 
 __all__ = ["space_from_json", "space_to_json"]
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from recurl.errors import ArgumentError
-from recurl.seeding import derive_seed
+from recurl.core.errors import ArgumentError
+from recurl.core.seeding import derive_seed
 
 __all__ = ["FOREIGN", "Foreign"]
 

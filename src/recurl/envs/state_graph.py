@@ -25,9 +25,9 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.state_foreign import FOREIGN
 from recurl.envs.state_plain import MAX_BYTES, PlainReader, PlainWriter, UnsavableError, unsavable
-from recurl.errors import ArgumentError
 
 __all__ = ["GraphReader", "GraphWriter", "has_own_state"]
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 
 __all__ = ["PlainReader", "PlainWriter", "UnsavableError"]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from recurl.core.keys import ACTION, NEXT
+from recurl.core.seeding import preserved_rng
 from recurl.envs.base import EnvBase
 from recurl.envs.state_plain import UnsavableError
-from recurl.keys import ACTION, NEXT
-from recurl.seeding import preserved_rng
 
 __all__ = ["obstacle"]
 

@@ -8,7 +8,11 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from recurl.devices import numbered
+from recurl.core.devices import numbered
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.core.hardware import check_device
+from recurl.core.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED
+from recurl.core.seeding import derive_seed
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
 from recurl.envs.gym_observations import ObservationReader
@@ -16,11 +20,7 @@ from recurl.envs.gym_vector import native_row
 from recurl.envs.tasks.checks import TRIAL_SEED, check_step
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
-from recurl.hardware import check_device
-from recurl.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED
-from recurl.lowering import Step, like, takes_entries
-from recurl.seeding import derive_seed
+from recurl.sequences.entries import Step, like, takes_entries
 from recurl.transforms import makes_memory
 
 __all__ = ["TensorEnv", "dynamics_of"]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recurl.core.keys import NestedKey
+from recurl.core.spans import TRANSFERS, span
 from recurl.envs.workers_memory import SharedTensors
-from recurl.keys import NestedKey
-from recurl.spans import TRANSFERS, span
 
 __all__ = ["Download", "Upload"]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.keys import NEXT, RESET, REWARD, normalize_key
+from recurl.core.specs import Composite
 from recurl.envs.base import EnvBase
 from recurl.envs.in_place import InPlace
-from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import NEXT, RESET, REWARD, normalize_key
-from recurl.lowering import Step, leaves, like, takes_entries, unmarked
-from recurl.specs import Composite
+from recurl.sequences.entries import Step, leaves, like, takes_entries, unmarked
 from recurl.transforms import Compose, Transform
 from recurl.transforms.base import HOOKS, merge_reset, needs_copy, reset_mask, rewrites
 

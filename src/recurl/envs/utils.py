@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from tensordict import TensorDictBase
 
-from recurl.absent import absent_names
+from recurl.core.absent import absent_names
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import ACTION, COLLECTOR, NEXT, REWARD
 from recurl.envs.base import EnvBase
 from recurl.envs.mdp import step_mdp
 from recurl.envs.wiring import check_policy_wiring, policy_transforms, unfed_states
-from recurl.errors import ArgumentError
-from recurl.keys import ACTION, COLLECTOR, NEXT, REWARD
-from recurl.mode import ExplorationType, exploration_type, set_exploration_type
+from recurl.sequences.mode import ExplorationType, exploration_type, set_exploration_type
 
 __all__ = [
     "ExplorationType",

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
-from recurl.errors import MissingKeyError, WiringError
-from recurl.keys import DONE_KEYS, IS_INIT, REWARD, NestedKey, next_key, normalize_key
-from recurl.lowering import shared_state
-from recurl.specs import Composite
+from recurl.core.errors import MissingKeyError, WiringError
+from recurl.core.keys import DONE_KEYS, IS_INIT, REWARD, NestedKey, next_key, normalize_key
+from recurl.core.specs import Composite
+from recurl.execution.lowering import shared_state
 from recurl.transforms import InitTracker, Transform
 
 __all__ = ["Declares", "check_policy_wiring", "policy_transforms", "unfed_states"]

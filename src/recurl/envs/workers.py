@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from recurl.core.errors import ArgumentError, RemoteTraceback, UsageError, WorkerError
 from recurl.envs.pickling import pickled
 from recurl.envs.registrations import Registration, registrations
 from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE, Failure
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
 from recurl.envs.workers_posix import check_posix
 from recurl.envs.workers_process import Interpreter
-from recurl.errors import ArgumentError, RemoteTraceback, UsageError, WorkerError
 
 __all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup"]
 

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple, NoReturn, Self
 import cloudpickle
 import torch
 
-from recurl import errors
+from recurl.core import errors
+from recurl.core.errors import RecurlError, RemoteTraceback, WorkerError
+from recurl.core.seeding import seed_everything
 from recurl.envs.registrations import register_all
 from recurl.envs.workers_memory import Entry, SharedTensors
-from recurl.errors import RecurlError, RemoteTraceback, WorkerError
-from recurl.seeding import seed_everything
 
 __all__ = [
     "BEATS",

@@ -10,12 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from recurl.envs.base import EnvBase
-from recurl.envs.in_place import InPlace
-from recurl.envs.workers_child import Channel, Closed
-from recurl.envs.workers_memory import Entry
-from recurl.envs.workers_rounds import RoundServer
-from recurl.errors import (
+from recurl.core.errors import (
     ArgumentError,
     ArgumentTypeError,
     MissingKeyError,
@@ -23,9 +18,14 @@ from recurl.errors import (
     UnsupportedError,
     UsageError,
 )
-from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key, path_of
-from recurl.lowering import Entries, Step
-from recurl.specs import Composite, TensorSpec, choice_counts
+from recurl.core.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key, path_of
+from recurl.core.specs import Composite, TensorSpec, choice_counts
+from recurl.envs.base import EnvBase
+from recurl.envs.in_place import InPlace
+from recurl.envs.workers_child import Channel, Closed
+from recurl.envs.workers_memory import Entry
+from recurl.envs.workers_rounds import RoundServer
+from recurl.sequences.entries import Entries, Step
 
 __all__ = [
     "Announcement",

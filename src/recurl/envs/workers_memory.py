@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recurl.core.errors import WorkerError
+from recurl.core.keys import NestedKey
 from recurl.envs.workers_posix import check_posix
-from recurl.errors import WorkerError
-from recurl.keys import NestedKey
 
 __all__ = ["Entry", "SharedTensors", "anonymous_file"]
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 
 __all__ = ["check_posix"]
 

@@ -2,14 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.absent import absent_names
-from recurl.mode import (
-    ExplorationType,
-    exploration_type,
-    recurrent_mode,
-    set_exploration_type,
-    set_recurrent_mode,
-)
+from recurl.core.absent import absent_names
+from recurl.core.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.cell_module import CellModule
 from recurl.modules.distributions import (
@@ -45,7 +39,13 @@ from recurl.modules.python_rnn import GRU, LSTM, GRUCell, LSTMCell
 from recurl.modules.qvalue import QValueActor, QValueModule
 from recurl.modules.recurrent import RecurrentModule, canonicalize_rnn_subset
 from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
-from recurl.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
+from recurl.sequences.mode import (
+    ExplorationType,
+    exploration_type,
+    recurrent_mode,
+    set_exploration_type,
+    set_recurrent_mode,
+)
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
     __getattr__ = absent_names(__name__)

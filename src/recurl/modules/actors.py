@@ -17,12 +17,13 @@ from tensordict.nn import (
 from torch import distributions as d
 from torch import nn
 
-from recurl.compiled import Compilation, Density, NotCompiled
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import ACTION, OBSERVATION, STATE_VALUE, NestedKey, normalize_key
-from recurl.lowering import Entries, Link, Step, in_order, takes_entries, unmarked
-from recurl.mode import ExplorationType, exploration_type
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+from recurl.core.keys import ACTION, OBSERVATION, STATE_VALUE, NestedKey, normalize_key
+from recurl.execution.compiled import Compilation, Density, NotCompiled
+from recurl.execution.lowering import Link, in_order
 from recurl.modules.compiled_sampler import compile_sample, density_of
+from recurl.sequences.entries import Entries, Step, takes_entries, unmarked
+from recurl.sequences.mode import ExplorationType, exploration_type
 
 __all__ = ["ActorValueOperator", "ProbabilisticActor", "Sampler", "SamplingSequence", "ValueOperator"]
 

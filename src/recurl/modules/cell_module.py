@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from recurl.keys import NestedKey
+from recurl.core.keys import NestedKey
 from recurl.modules.python_rnn import CellNet
 from recurl.modules.recurrent import RecurrentModule
 from recurl.modules.rnn_arguments import RecurrentSettings, check_batch_first, read_keys, written_keys

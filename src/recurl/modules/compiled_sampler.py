@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.compiled import Compilation, Density, NotCompiled
-from recurl.keys import NestedKey
+from recurl.core.keys import NestedKey
+from recurl.execution.compiled import Compilation, Density, NotCompiled
 
 __all__ = ["compile_sample", "density_of"]
 

@@ -11,10 +11,10 @@ from torch import distributions as d
 from torch.distributions.utils import lazy_property, probs_to_logits
 from torch.nn import functional as F
 
-from recurl._torch import assert_async
-from recurl.absent import absent_names
-from recurl.autograd import custom_backward_allowed, double_backward, needs_double_backward
-from recurl.errors import ArgumentError
+from recurl.core.absent import absent_names
+from recurl.core.autograd import custom_backward_allowed, double_backward, needs_double_backward
+from recurl.core.errors import ArgumentError
+from recurl.core.torch_compat import assert_async
 from recurl.modules.tanh_normal import TanhNormal
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name

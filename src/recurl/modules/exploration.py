@@ -12,12 +12,12 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import ACTION, NestedKey, normalize_key
-from recurl.lowering import Step, StepT, takes_entries
-from recurl.mode import ExplorationType, exploration_type
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.keys import ACTION, NestedKey, normalize_key
+from recurl.core.specs import Bounded, Categorical, Composite, TensorSpec, masked_rand
 from recurl.modules.qvalue import action_choices, mask_in
-from recurl.specs import Bounded, Categorical, Composite, TensorSpec, masked_rand
+from recurl.sequences.entries import Step, StepT, takes_entries
+from recurl.sequences.mode import ExplorationType, exploration_type
 
 __all__ = ["AdditiveGaussianModule", "EGreedyModule"]
 
@@ -137,7 +137,7 @@ class EGreedyModule(_Exploration):
         MissingKeyError: when called, if the action or the mask is missing.
 
     Example:
-        >>> from recurl.specs import Categorical
+        >>> from recurl.core.specs import Categorical
         >>> explore = EGreedyModule(Categorical(3), eps_init=1.0, eps_end=0.2, annealing_num_steps=100)
         >>> explore.step(50)
         >>> explore.eps
@@ -213,7 +213,7 @@ class AdditiveGaussianModule(_Exploration):
         MissingKeyError: when called, if the action is missing.
 
     Example:
-        >>> from recurl.specs import Bounded
+        >>> from recurl.core.specs import Bounded
         >>> explore = AdditiveGaussianModule(Bounded(-2.0, 2.0, (1,)), sigma_init=1.0, sigma_end=0.2)
         >>> explore.step(500)
         >>> explore.sigma

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurl.core.errors import ArgumentError
 from recurl.distributed import merge_max
-from recurl.errors import ArgumentError
 
 __all__ = ["ARCHITECTURES", "LAYOUTS", "Architecture", "ImageEncoder", "ImageScale", "Layout", "image_layout"]
 

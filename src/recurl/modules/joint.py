@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch import distributions as d
 
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import NestedKey, path_of
-from recurl.modules.distributions import Categorical, NormalParamExtractor, TanhNormal
-from recurl.specs import (
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import NestedKey, path_of
+from recurl.core.specs import (
     Binary,
     Bounded,
     Composite,
@@ -24,7 +23,8 @@ from recurl.specs import (
     choice_counts,
     split_choices,
 )
-from recurl.specs import Categorical as CategoricalSpec
+from recurl.core.specs import Categorical as CategoricalSpec
+from recurl.modules.distributions import Categorical, NormalParamExtractor, TanhNormal
 
 __all__ = ["ActionDistribution", "ActionPart", "IndependentCategorical", "IndependentNormal", "action_parts"]
 

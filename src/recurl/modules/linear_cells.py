@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from recurl.keys import NestedKey
+from recurl.core.keys import NestedKey
 from recurl.modules.cell_module import CellModule
 from recurl.recurrence import FFMCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from recurl.keys import NestedKey
+from recurl.core.keys import NestedKey
 from recurl.modules.python_rnn import GRU, LSTM
 from recurl.modules.recurrent import RecurrentModule
 from recurl.modules.rnn_arguments import RecurrentSettings, build_net, read_keys, written_keys

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from recurl.compiled import Compilation, Signal
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
+from recurl.execution.compiled import Compilation, Signal
 
 __all__ = ["MLP"]
 

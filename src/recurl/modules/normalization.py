@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurl.compiled import Compilation, Signal
+from recurl.core.errors import ArgumentError
 from recurl.distributed import merge_moments
-from recurl.errors import ArgumentError
-from recurl.recurrence.linear import reverse_linear_recurrence
+from recurl.execution.compiled import Compilation, Signal
+from recurl.sequences.reverse import reverse_linear_recurrence
 
 __all__ = ["ObservationNorm", "RewardScaler"]
 

@@ -10,11 +10,11 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recurl.compiled import Compilation, NotCompiled
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
-from recurl.lowering import Step, StepT, takes_entries
-from recurl.specs import Categorical, Composite, OneHot, TensorSpec
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.keys import ACTION, OBSERVATION, NestedKey, normalize_key
+from recurl.core.specs import Categorical, Composite, OneHot, TensorSpec
+from recurl.execution.compiled import Compilation, NotCompiled
+from recurl.sequences.entries import Step, StepT, takes_entries
 
 __all__ = ["QValueActor", "QValueModule"]
 
@@ -94,7 +94,7 @@ class QValueModule(TensorDictModuleBase):
         return tensordict.set(chosen_key, values.gather(-1, best.unsqueeze(-1)))
 
     def compile_entries(self, program: Compilation) -> None:
-        """Compile the greedy choice to C++; see :class:`recurl.compiled.Compilation`."""
+        """Compile the greedy choice to C++; see :class:`recurl.execution.compiled.Compilation`."""
         if self.action_mask_key is not None:
             raise NotCompiled(f"{type(self).__name__} with a mask has no form in C++")
         values = program.numbers(program.read(self.action_value_key))

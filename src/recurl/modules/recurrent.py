@@ -11,18 +11,19 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.compiled import Compilation, NotCompiled
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
-from recurl.lowering import Entries, takes_entries
-from recurl.mode import recurrent_mode
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
+from recurl.core.precision import resolve_precision
+from recurl.core.specs import Unbounded
+from recurl.execution.compiled import Compilation, NotCompiled
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.modules.rnn_inputs import entry_names, flags_in, flat, signature
-from recurl.precision import resolve_precision
-from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Boundaries, Options, boundaries_of
-from recurl.specs import Unbounded
-from recurl.start_states import check_cut, state_in
+from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options
+from recurl.sequences.boundaries import Boundaries, boundaries_of
+from recurl.sequences.entries import Entries, takes_entries
+from recurl.sequences.mode import recurrent_mode
+from recurl.sequences.start_states import check_cut, state_in
 from recurl.transforms import TensorDictPrimer
 
 
@@ -123,7 +124,7 @@ class RecurrentModule(TensorDictModuleBase):
         return tensordict
 
     def compile_entries(self, program: Compilation) -> None:
-        """Compile one step, or sequences, to C++; see :class:`recurl.compiled.Compilation`."""
+        """Compile one step, or sequences, to C++; see :class:`recurl.execution.compiled.Compilation`."""
         net = self.net
         other_backend = self.recurrent_backend not in ("cpu", "fastest") or self.recurrent_recompute == "full"
         if program.sequences and other_backend:

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.recurrence import (
     BACKENDS,
     DEFAULT_OPTIONS,
     Backend,
-    Boundaries,
     Cell,
     Options,
     Shape,
@@ -30,6 +29,7 @@ from recurl.recurrence import (
     states_of,
     step_stack,
 )
+from recurl.sequences.boundaries import Boundaries
 
 
 class RecurrentNet(nn.Module):

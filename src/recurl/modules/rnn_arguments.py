@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingArgumentError
-from recurl.keys import IS_INIT, NestedKey, normalize_key
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingArgumentError
+from recurl.core.keys import IS_INIT, NestedKey, normalize_key
+from recurl.core.precision import check_precision
 from recurl.modules.recurrent_net import RecurrentNet
-from recurl.precision import check_precision
 from recurl.recurrence import BACKENDS, Cell
 
 _RECOMPUTE = ("none", "full")

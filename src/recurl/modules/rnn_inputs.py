@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.keys import IS_INIT
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.core.keys import IS_INIT
 
 __all__ = ["entry_names", "flags_in", "flat", "signature"]
 

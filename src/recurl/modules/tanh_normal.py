@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import distributions as d
 from torch.nn import functional as F
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 
 __all__ = ["TanhNormal"]
 

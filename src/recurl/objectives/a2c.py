@@ -5,12 +5,12 @@ from __future__ import annotations
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.absent import without_arguments
-from recurl.keys import NestedKey
-from recurl.lowering import Step
+from recurl.core.absent import without_arguments
+from recurl.core.keys import NestedKey
 from recurl.objectives.policy import ActorCritic
 from recurl.objectives.policy_gradient import PolicyGradientLoss, estimated, explained_variance, mask_of
 from recurl.objectives.tensor_keys import TensorKeys
+from recurl.sequences.entries import Step
 
 __all__ = ["A2CLoss"]
 

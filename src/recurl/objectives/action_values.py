@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.objectives.common import LossModule
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
 from recurl.objectives.sequences import Sequences
-from recurl.objectives.value.functional import lambda_return, n_step_return
+from recurl.sequences.returns import lambda_return, n_step_return
 
 __all__ = ["ActionValueLoss"]
 

@@ -12,16 +12,17 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from recurl.absent import without_arguments
-from recurl.errors import ArgumentError
-from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
-from recurl.lowering import Step, modules_in_order, shared_state, why_not_decomposable, why_not_lowered
+from recurl.core.absent import without_arguments
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
+from recurl.execution.lowering import modules_in_order, shared_state, why_not_decomposable, why_not_lowered
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, check_writes, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.surrogate import DISTANCES
 from recurl.objectives.targets import target_of
 from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk, TokenHead, UnrolledTrunk, depending_on
+from recurl.sequences.entries import Step
 
 __all__ = ["ActorCriticLoss", "Critic", "UnrolledCritic", "without_torchrl_arguments"]
 

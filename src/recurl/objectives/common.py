@@ -10,13 +10,13 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from recurl.core.keys import MASK, NestedKey, next_key, normalize_key
 from recurl.distributed import is_global, merge_moments
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.keys import MASK, NestedKey, next_key, normalize_key
-from recurl.lowering import Step, leaves
-from recurl.mode import set_recurrent_mode
 from recurl.objectives.kinds import ValueEstimators
 from recurl.objectives.tensor_keys import KeyedModule
+from recurl.sequences.entries import Step, leaves
+from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = [
     "LossModule",

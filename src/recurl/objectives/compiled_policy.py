@@ -8,12 +8,13 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch import distributions as d
 
-from recurl.compiled import CompiledPass, NotCompiled, why_no_pass
-from recurl.keys import NestedKey, normalize_key
-from recurl.lowering import Entries, Step, distribution_of, inputs_of, why_not_lowered
+from recurl.core.keys import NestedKey, normalize_key
+from recurl.execution.compiled import CompiledPass, NotCompiled, why_no_pass
+from recurl.execution.lowering import distribution_of, inputs_of, why_not_lowered
 from recurl.objectives.common import entry, per_token
 from recurl.objectives.policy import ActorCritic
-from recurl.recurrence import Boundaries
+from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.entries import Entries, Step
 
 __all__ = ["CompiledActorCritic"]
 

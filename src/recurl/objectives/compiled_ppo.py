@@ -7,16 +7,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recurl.compiled import CompiledSurrogate, NotCompiled, SurrogateData, SurrogateOptions, why_no_pass
-from recurl.continuity import check_order, check_starts
+from recurl.core.keys import IS_INIT, MASK, NestedKey
+from recurl.core.spans import FORWARD_AND_BACKWARD, span
 from recurl.distributed import is_global
-from recurl.keys import IS_INIT, MASK, NestedKey
-from recurl.lowering import Step, why_not_lowered
+from recurl.execution.compiled import CompiledSurrogate, NotCompiled, SurrogateData, SurrogateOptions, why_no_pass
+from recurl.execution.lowering import why_not_lowered
 from recurl.objectives.common import standardized
 from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.surrogate import SurrogateInputs
 from recurl.objectives.tensor_keys import TensorKeys
-from recurl.spans import FORWARD_AND_BACKWARD, span
+from recurl.sequences.continuity import check_order, check_starts
+from recurl.sequences.entries import Step
 
 __all__ = ["CompiledPPO"]
 

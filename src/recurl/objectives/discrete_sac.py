@@ -9,17 +9,17 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.absent import without_arguments
-from recurl.errors import ArgumentError
-from recurl.keys import NestedKey
-from recurl.lowering import Step
+from recurl.core.absent import without_arguments
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import NestedKey
+from recurl.core.specs import split_choices
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.actor_critic import UnrolledCritic, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sac import SoftLoss, Temperature
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.trunks import BootstrapSteps
-from recurl.specs import split_choices
+from recurl.sequences.entries import Step
 
 __all__ = ["DiscreteSACLoss"]
 

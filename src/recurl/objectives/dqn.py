@@ -8,16 +8,17 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.absent import without_arguments
-from recurl.errors import ArgumentError
-from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
-from recurl.lowering import Network, Step, why_not_lowered
+from recurl.core.absent import without_arguments
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
+from recurl.execution.lowering import Network, why_not_lowered
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import Sequences, Unroll
 from recurl.objectives.surrogate import DISTANCES
 from recurl.objectives.targets import target_of
-from recurl.objectives.value.functional import inverse_value_rescaling, value_rescaling
+from recurl.sequences.entries import Step
+from recurl.sequences.returns import inverse_value_rescaling, value_rescaling
 
 __all__ = ["DQNLoss"]
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
 __all__ = ["ValueEstimators", "find_kind", "hyperparameters_of"]
 

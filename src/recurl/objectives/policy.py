@@ -9,10 +9,11 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 from torch import distributions as d
 
-from recurl.errors import ArgumentError
-from recurl.keys import TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
-from recurl.lowering import Network, Step, distribution_of, inputs_of, modules_in_order, shared_state
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
+from recurl.execution.lowering import Network, distribution_of, inputs_of, modules_in_order, shared_state
 from recurl.objectives.common import common_prefix, entry, per_token, states_of
+from recurl.sequences.entries import Step
 
 __all__ = ["ActorCritic", "PolicySampler", "log_prob_and_entropy", "sum_events"]
 

@@ -11,11 +11,9 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.continuity import check_order, check_starts
-from recurl.errors import ArgumentError
-from recurl.keys import IS_INIT, MASK, NestedKey
-from recurl.lowering import Step, why_not_lowered
-from recurl.mode import set_recurrent_mode
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import IS_INIT, MASK, NestedKey
+from recurl.execution.lowering import why_not_lowered
 from recurl.objectives.common import LossModule, check_network, entry, masked_mean, moments, per_token
 from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
@@ -24,6 +22,9 @@ from recurl.objectives.surrogate import DISTANCES, value_distances
 from recurl.objectives.tensor_keys import TensorKeys
 from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 from recurl.objectives.value.estimator import ValueEstimator
+from recurl.sequences.continuity import check_order, check_starts
+from recurl.sequences.entries import Step
+from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = ["PolicyEvaluation", "PolicyGradientLoss", "estimated", "explained_variance", "mask_of"]
 

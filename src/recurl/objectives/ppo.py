@@ -6,12 +6,10 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.compiled import SurrogateOptions
+from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.keys import NestedKey
 from recurl.distributed import is_global
-from recurl.errors import ArgumentError, UsageError
-from recurl.keys import NestedKey
-from recurl.lowering import Step
-from recurl.mode import set_recurrent_mode
+from recurl.execution.compiled import SurrogateOptions
 from recurl.objectives.common import entry, masked_mean, standardized
 from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.compiled_ppo import CompiledPPO
@@ -19,6 +17,8 @@ from recurl.objectives.policy import ActorCritic, sum_events
 from recurl.objectives.policy_gradient import PolicyGradientLoss, estimated, explained_variance, mask_of
 from recurl.objectives.surrogate import Surrogate, SurrogateInputs
 from recurl.objectives.tensor_keys import TensorKeys
+from recurl.sequences.entries import Step
+from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = ["ClipPPOLoss"]
 

@@ -10,15 +10,15 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from recurl.absent import without_arguments
-from recurl.errors import ArgumentError
-from recurl.keys import NestedKey
-from recurl.lowering import Step
+from recurl.core.absent import without_arguments
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import NestedKey
 from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.stochastic_actor import StochasticActor
 from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk
+from recurl.sequences.entries import Step
 
 __all__ = ["SACLoss", "SoftLoss", "Temperature"]
 

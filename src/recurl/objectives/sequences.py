@@ -9,9 +9,8 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.continuity import check_order, check_starts
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import (
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.keys import (
     IS_INIT,
     LAST_STEP,
     MASK,
@@ -21,11 +20,13 @@ from recurl.keys import (
     next_key,
     normalize_key,
 )
-from recurl.lowering import Network, Step, inputs_from, inputs_of
-from recurl.mode import set_recurrent_mode
+from recurl.execution.lowering import Network, inputs_from, inputs_of
 from recurl.objectives.common import check_writes, entry, per_token, states_of
 from recurl.objectives.tensor_keys import TensorKeys
-from recurl.recurrence.boundaries import Boundaries
+from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.continuity import check_order, check_starts
+from recurl.sequences.entries import Step
+from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = [
     "SequenceNetwork",
@@ -75,7 +76,7 @@ class Sequences(NamedTuple):
         Raises:
             ArgumentError: the batch has no time dimension, or time is not its last; an entry has another shape.
             MissingKeyError: reward or a done flag is missing.
-            UsageError: the tokens are out of order; see :func:`~recurl.continuity.check_order`.
+            UsageError: the tokens are out of order; see :func:`~recurl.sequences.continuity.check_order`.
         """
         _check_time(batch)
         shape = batch.batch_size
@@ -235,7 +236,7 @@ def inputs_in_sequence(
 ) -> Step:
     """Return the entries ``keys`` of ``batch`` for ``networks``, with the starts of the sequences as ``"is_init"``.
 
-    See :func:`~recurl.lowering.inputs_of`. ``keys`` must include the trajectory keys.
+    See :func:`~recurl.execution.lowering.inputs_of`. ``keys`` must include the trajectory keys.
     """
     run = inputs_of(batch, keys, networks)
     if IS_INIT in keys:

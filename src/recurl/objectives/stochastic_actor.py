@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from tensordict.nn import TensorDictModuleBase
 
-from recurl.errors import ArgumentError
-from recurl.keys import NestedKey, normalize_key
-from recurl.lowering import Network, distribution_of, inputs_from, modules_in_order, why_not_decomposable
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import NestedKey, normalize_key
+from recurl.execution.lowering import Network, distribution_of, inputs_from, modules_in_order, why_not_decomposable
 from recurl.objectives.common import states_of
 from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk, UnrolledTrunk, outputs_of
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recurl.autograd import custom_backward_allowed, double_backward, needs_double_backward
+from recurl.core.autograd import custom_backward_allowed, double_backward, needs_double_backward
 from recurl.objectives.common import masked_mean
 
 __all__ = ["DISTANCES", "Surrogate", "SurrogateInputs", "SurrogateTerms", "value_distances"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from recurl._torch import foreach_copy_, foreach_lerp_
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.torch_compat import foreach_copy_, foreach_lerp_
 
 __all__ = ["HardUpdate", "SoftUpdate", "target_of"]
 

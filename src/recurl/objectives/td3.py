@@ -9,15 +9,16 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import ACTION, NestedKey, normalize_key
-from recurl.lowering import Step, modules_in_order
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.keys import ACTION, NestedKey, normalize_key
+from recurl.core.specs import Bounded, TensorSpec
+from recurl.execution.lowering import modules_in_order
 from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.targets import target_of
 from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk
-from recurl.specs import Bounded, TensorSpec
+from recurl.sequences.entries import Step
 
 __all__ = ["TD3Loss"]
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from tensordict.nn import TensorDictModuleBase
 
-from recurl.errors import ArgumentError
-from recurl.keys import (
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import (
     ACTION,
     ADVANTAGE,
     DONE,

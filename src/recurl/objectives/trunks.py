@@ -15,8 +15,8 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from recurl.keys import NestedKey, next_key, normalize_key
-from recurl.lowering import Network, Step, inputs_from
+from recurl.core.keys import NestedKey, next_key, normalize_key
+from recurl.execution.lowering import Network, inputs_from
 from recurl.objectives.common import common_prefix
 from recurl.objectives.sequences import (
     SequenceNetwork,
@@ -25,6 +25,7 @@ from recurl.objectives.sequences import (
     external_inputs,
     gather_tokens,
 )
+from recurl.sequences.entries import Step
 
 __all__ = ["BootstrapSteps", "SequenceTrunk", "TokenHead", "UnrolledTrunk", "depending_on", "outputs_of"]
 

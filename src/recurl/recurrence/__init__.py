@@ -10,7 +10,6 @@ from recurl.recurrence.backend import (
     record_backends,
     register_backend,
 )
-from recurl.recurrence.boundaries import Boundaries, boundaries_of
 from recurl.recurrence.cells import (
     CELLS,
     GRU,
@@ -47,6 +46,7 @@ from recurl.recurrence.scan import ScanBackend
 from recurl.recurrence.segments import LinearBackend
 from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 from recurl.recurrence.triton import TritonKernels
+from recurl.sequences.boundaries import Boundaries, boundaries_of
 
 for _backend in (
     PadBackend(),

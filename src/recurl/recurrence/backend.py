@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recurl._torch import is_exporting
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from recurl.recurrence.boundaries import Boundaries
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.core.torch_compat import is_exporting
 from recurl.recurrence.cells import Cell, States
+from recurl.sequences.boundaries import Boundaries
 
 
 class Options(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError
-from recurl.recurrence.boundaries import Boundaries
+from recurl.core.errors import ArgumentError
+from recurl.core.seeding import derive_seed
 from recurl.recurrence.cells import Cell, OneStep, Sizes, States
 from recurl.recurrence.segments import Segments
-from recurl.seeding import derive_seed
+from recurl.sequences.boundaries import Boundaries
 
 _ROWS = 3
 _SCALES = (1.0, 1e-2, 10.0, 100.0)

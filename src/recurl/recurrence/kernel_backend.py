@@ -8,8 +8,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from recurl._torch import is_forward_mode, is_functorch_active
-from recurl.autograd import custom_backward_allowed, needs_double_backward
+from recurl.core.autograd import custom_backward_allowed, needs_double_backward
+from recurl.core.torch_compat import is_forward_mode, is_functorch_active
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.cells import States, cell_named, remember
 from recurl.recurrence.kernels import Inputs, Kernels, count_outputs, features_and_states, inputs_of

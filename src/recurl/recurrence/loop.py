@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
-from recurl.recurrence.boundaries import HostPlan
 from recurl.recurrence.cells import LayerWeights, LoopKernel, States
 from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.ops import backward_by_autograd
+from recurl.sequences.boundaries import HostPlan
 
 
 class LoopKernels:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from recurl._torch import is_known
-from recurl.autograd import have_tangents, is_forward_mode
-from recurl.errors import UnsupportedError
+from recurl.core.autograd import have_tangents, is_forward_mode
+from recurl.core.errors import UnsupportedError
+from recurl.core.torch_compat import is_known
 from recurl.recurrence.backend import LayerCall, Options, record_run, without_autocast
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, States, cell_named, remember
 from recurl.recurrence.kernels import Gradients, Inputs, Kernels, count_outputs, inputs_of, with_inputs
+from recurl.sequences.boundaries import Boundaries
 
 
 def run_forward(kernels: Kernels, call: LayerCall, *, keep: bool) -> tuple[States, tuple[Tensor, ...]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recurl._torch import is_exporting, is_forward_mode, is_functorch_active, rnn_kernel
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
+from recurl.core.torch_compat import is_exporting, is_forward_mode, is_functorch_active, rnn_kernel
 from recurl.recurrence.backend import LayerCall, Support, record_run
 from recurl.recurrence.cells import States
 

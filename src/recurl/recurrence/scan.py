@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl._torch import is_exporting, scan, trace
+from recurl.core.torch_compat import is_exporting, scan, trace
 from recurl.recurrence.backend import LayerCall, Options, Support
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
 from recurl.recurrence.kernel_backend import AutogradBackend
 from recurl.recurrence.kernels import Gradients, Inputs, features_and_states, inputs_of
 from recurl.recurrence.ops import backward_by_autograd, refuse_forward_mode
+from recurl.sequences.boundaries import Boundaries
 
 _Step = Callable[[States, Tensor], tuple[States, States]]
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from recurl._torch import is_functorch_active
+from recurl.core.torch_compat import is_functorch_active
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.linear import LINEAR, linear_recurrence
+from recurl.sequences.boundaries import Boundaries
 
 
 class Segments:

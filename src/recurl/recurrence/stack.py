@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.autograd import custom_backward_allowed
-from recurl.errors import ArgumentError
+from recurl.core.autograd import custom_backward_allowed
+from recurl.core.errors import ArgumentError
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, Shape, States
 from recurl.recurrence.cells import Weights as OneLayer
 from recurl.recurrence.cpu.step import can_step
 from recurl.recurrence.cpu.step import step as cpu_step
 from recurl.recurrence.triton.step import can_step_on
 from recurl.recurrence.triton.step import step as triton_step
+from recurl.sequences.boundaries import Boundaries
 
 Weights = Sequence[Sequence[OneLayer]]
 """Weights by layer, then by direction."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import ACTION_MASK
-from recurl.nearest import nearest
-from recurl.ranges import (
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import ACTION_MASK
+from recurl.core.nearest import nearest
+from recurl.core.ranges import (
     Count,
     Fraction,
     NonNegativeInt,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from recurl.errors import ArgumentTypeError
+from recurl.core.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from recurl.envs import EnvBase

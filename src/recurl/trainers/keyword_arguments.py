@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 
 
 def keyword_arguments(option: str, texts: Sequence[str]) -> dict[str, Any]:

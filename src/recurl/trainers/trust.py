@@ -16,8 +16,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, cast
 
-from recurl.errors import ArgumentError
-from recurl.ranges import flag
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import flag
 
 __all__ = ["check_names", "names_of_code"]
 
@@ -50,7 +50,7 @@ def check_names(values: Mapping[str, Any], source: str | Path) -> None:
         >>> check_names({"cell": "lstm", "env": "CartPole-v1"}, "config.json")
         >>> check_names({"cell": "my_file:MyCell"}, "config.json")
         Traceback (most recent call last):
-        recurl.errors.ArgumentError: config.json names code: --cell my_file:MyCell would use the module my_file, ...
+        recurl.core.errors.ArgumentError: config.json names code: --cell my_file:MyCell would use the module my_file, ...
     """
     found = names_of_code(values)
     if not found:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from tensordict import TensorDictBase
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
-from recurl.keys import RESET, NestedKey, normalize_key
-from recurl.lowering import Step, takes_entries
-from recurl.specs import Composite
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
+from recurl.core.keys import RESET, NestedKey, normalize_key
+from recurl.core.specs import Composite
+from recurl.sequences.entries import Step, takes_entries
 
 __all__ = [
     "HOOKS",
@@ -253,7 +253,7 @@ class Transform:
         name = type(self).__name__
         raise UnsupportedError(
             f"{name} works only inside an environment of recurl.envs: use TransformedEnv(env, {name}(...)). TorchRL's "
-            "environments take TorchRL's transforms; prepare policies for them with recurl.interop.for_torchrl(policy)."
+            "environments take TorchRL's transforms; prepare policies for them with recurl.modules.interop.for_torchrl(policy)."
         )
 
     def __call__(self, tensordict: TensorDictBase) -> Any:
@@ -299,7 +299,7 @@ class Compose(Transform):
             raise ArgumentTypeError(
                 f"A Transform instance is required, got {'the class' if kind is transform else 'an instance of'} "
                 f"{kind.__module__}.{kind.__name__}. Modules of recurl.modules create recurl primers, unless "
-                "recurl.interop.for_torchrl has prepared them for TorchRL."
+                "recurl.modules.interop.for_torchrl has prepared them for TorchRL."
             )
         for part in transform:
             kind = type(part)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from recurl.errors import ArgumentError
-from recurl.keys import DONE, IS_INIT
-from recurl.lowering import Step, takes_entries
-from recurl.specs import Binary, Composite, declare
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import DONE, IS_INIT
+from recurl.core.specs import Binary, Composite, declare
+from recurl.sequences.entries import Step, takes_entries
 from recurl.transforms.base import Constant, Transform, makes_memory, reset_mask
 
 

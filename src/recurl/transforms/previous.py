@@ -8,10 +8,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.keys import ACTION, PREVIOUS_ACTION, PREVIOUS_REWARD, REWARD, NestedKey
-from recurl.lowering import Step, takes_entries
-from recurl.specs import (
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from recurl.core.keys import ACTION, PREVIOUS_ACTION, PREVIOUS_REWARD, REWARD, NestedKey
+from recurl.core.specs import (
     Binary,
     Bounded,
     Categorical,
@@ -22,6 +21,7 @@ from recurl.specs import (
     Unbounded,
     choice_counts,
 )
+from recurl.sequences.entries import Step, takes_entries
 from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 _Encode: TypeAlias = Callable[[Tensor, int], Tensor]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.keys import NestedKey
-from recurl.lowering import Step, takes_entries
-from recurl.specs import Composite, TensorSpec, declare
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from recurl.core.keys import NestedKey
+from recurl.core.specs import Composite, TensorSpec, declare
+from recurl.sequences.entries import Step, takes_entries
 from recurl.transforms.base import Constant, Transform, fill_reset, makes_memory, merge_reset, reset_mask
 
 
@@ -33,7 +33,7 @@ class TensorDictPrimer(Transform):
 
     Example:
         >>> from recurl.envs import GymEnv, TransformedEnv
-        >>> from recurl.specs import Unbounded
+        >>> from recurl.core.specs import Unbounded
         >>> env = TransformedEnv(GymEnv("CartPole-v1", num_envs=2), TensorDictPrimer(hidden=Unbounded(1, 16)))
         >>> env.reset()["hidden"].shape
         torch.Size([2, 1, 16])

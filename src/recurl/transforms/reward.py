@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import REWARD
-from recurl.lowering import Step, takes_entries
-from recurl.specs import Composite, Unbounded, declare
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.keys import REWARD
+from recurl.core.specs import Composite, Unbounded, declare
+from recurl.sequences.entries import Step, takes_entries
 from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 

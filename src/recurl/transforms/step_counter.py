@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import DONE, TRUNCATED
-from recurl.lowering import Step, takes_entries
-from recurl.specs import Binary, Bounded, Composite, declare
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.keys import DONE, TRUNCATED
+from recurl.core.specs import Binary, Bounded, Composite, declare
+from recurl.sequences.entries import Step, takes_entries
 from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from recurl.collectors.actors.arrays import arrays_of, joined
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 
 X = torch.ones(2, 3)
 

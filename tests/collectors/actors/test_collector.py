@@ -18,10 +18,10 @@ from torch import nn
 import logged_steps as logged
 from recurl.collectors import RayCollector
 from recurl.collectors.actors import group, session
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError, WorkerError
+from recurl.core.specs import Categorical
 from recurl.envs import EnvBase, GymEnv
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError, WorkerError
 from recurl.modules import EGreedyModule, GRUModule
-from recurl.specs import Categorical
 from tests.collectors.test_background import add, replays
 
 pytestmark = pytest.mark.slow

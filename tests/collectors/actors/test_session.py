@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from recurl.collectors import RayCollector
+from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.envs import GymEnv
-from recurl.errors import ArgumentError, MissingDependencyError
 from tests.programs import Programs
 
 pytestmark = pytest.mark.slow

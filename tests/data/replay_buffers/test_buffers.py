@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -15,7 +16,6 @@ from recurl.data import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from tests.data.replay_buffers.test_samplers import steps
 
 

@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.data import LazyTensorStorage, PrioritizedSliceSampler, SliceSampler, TensorDictReplayBuffer
 from recurl.data.replay_buffers.device import ByPriority, ByStep, ByTrajectory, DeviceSliceBuffer
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.lowering import leaves
-from recurl.readback import refuse_read_back
+from recurl.execution.lowering import leaves
+from recurl.execution.readback import refuse_read_back
 
 CAPACITY = 9
 DRAWINGS = [

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from recurl.core.errors import ArgumentError
 from recurl.data import LazyTensorStorage, MidEpisodeBurnIn, SliceSampler, TensorDictReplayBuffer, slice_priorities
 from recurl.data.replay_buffers.device import ByStep, DeviceSliceBuffer, RowBurnIn, row_priorities
-from recurl.errors import ArgumentError
-from recurl.lowering import leaves
+from recurl.execution.lowering import leaves
+from recurl.execution.readback import refuse_read_back
 from recurl.modules import GRUModule, set_recurrent_mode
-from recurl.readback import refuse_read_back
 from tests.data.replay_buffers.test_device import batches
 
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, UsageError
 from recurl.data import LazyTensorStorage, TensorDictReplayBuffer
 from recurl.data.replay_buffers.samplers import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
 )
-from recurl.errors import ArgumentError, UsageError
 from tests.data.replay_buffers.slices import buffer_of, counted, drawn_slices, steps
 
 

@@ -5,6 +5,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.data import (
     BurnIn,
     LazyTensorStorage,
@@ -15,7 +16,6 @@ from recurl.data import (
     refresh_states,
     slice_priorities,
 )
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.modules import set_recurrent_mode
 from tests.data.replay_buffers.collected import KNOWN, check_features, make_collector, make_policy, recomputed, segments
 

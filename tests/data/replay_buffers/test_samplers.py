@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from recurl.data.replay_buffers.samplers import (
     PrioritizedSliceSampler,
@@ -17,7 +18,6 @@ from recurl.data.replay_buffers.samplers import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from tests.data.replay_buffers.slices import buffer_of, counted, drawn_slices, steps
 
 

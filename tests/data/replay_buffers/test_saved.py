@@ -13,7 +13,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from recurl.archive import load_archive, save_archive
+from recurl.core.archive import load_archive, save_archive
+from recurl.core.errors import ArgumentError, UsageError
 from recurl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -22,7 +23,6 @@ from recurl.data import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from recurl.errors import ArgumentError, UsageError
 
 SIZE, LANES = 1200, 3
 

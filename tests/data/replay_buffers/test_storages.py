@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -19,7 +20,6 @@ from recurl.data import (
     TensorDictReplayBuffer,
 )
 from recurl.data.replay_buffers import Storage
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 
 TENSORS = [LazyTensorStorage, LazyMemmapStorage]
 

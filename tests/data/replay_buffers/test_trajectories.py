@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recurl.core.errors import ArgumentError
 from recurl.data.replay_buffers.trajectories import TrajectoryIndex, random_below
-from recurl.errors import ArgumentError
 
 
 class Naive:

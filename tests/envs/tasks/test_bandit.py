@@ -4,8 +4,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks import BanditVectorEnv
-from recurl.errors import ArgumentError
 
 
 def play(env, choose, seed):

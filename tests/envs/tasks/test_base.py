@@ -9,10 +9,10 @@ from gymnasium.spaces import Box
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from recurl.core.errors import ArgumentError, UsageError
 from recurl.envs.tasks import TASKS, MaskedCartPoleVectorEnv, RepeatPreviousVectorEnv, TMazeEnv, TMazeVectorEnv
 from recurl.envs.tasks.base import check_actions
 from recurl.envs.tasks.dynamics import check_count
-from recurl.errors import ArgumentError, UsageError
 
 # Short episodes, so that a few dozen steps see terminations, truncations and resets.
 SHORT = {

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 
 import recurl.envs.tasks
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.envs.tasks import TMaze
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import BLACK, BLUE, GREEN, RED, Canvas
-from recurl.errors import ArgumentError, UnsupportedError
 
 SIZES = {
     "recurl/Bandit-v0": (100, 300, 3),

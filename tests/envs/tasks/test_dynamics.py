@@ -8,6 +8,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import (
     Bandit,
@@ -20,7 +21,6 @@ from recurl.envs.tasks import (
     check_dynamics,
 )
 from recurl.envs.tasks.namespaces import HOST, RowDraw, TensorDraw, tensors_on
-from recurl.errors import ArgumentError, UnsupportedError
 
 
 class Walk(Dynamics):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks import MaskedCartPoleEnv, MaskedCartPoleVectorEnv
-from recurl.errors import ArgumentError
 
 
 def returns(policy, num_envs, seed=0):

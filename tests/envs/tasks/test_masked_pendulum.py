@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks import MaskedPendulumEnv, MaskedPendulumVectorEnv
 from recurl.envs.tasks.base import check_vectors
-from recurl.errors import ArgumentError
 
 
 def test_states_are_pendulums_to_the_last_bit():

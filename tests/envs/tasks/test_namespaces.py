@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from recurl._torch import compiling, traced_graph
+from recurl.core.torch_compat import compiling, traced_graph
 from recurl.envs.tasks.namespaces import HOST, tensors_on
 
 REAL = np.random.default_rng(0).normal(size=(3, 4))

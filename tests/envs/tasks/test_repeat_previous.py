@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks import RepeatPreviousEnv, RepeatPreviousVectorEnv
-from recurl.errors import ArgumentError
 
 
 def returns(env, policy, seed=0):

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks import TMazeEnv, TMazeVectorEnv
 from recurl.envs.tasks.tmaze import FORWARD, LEFT, RIGHT
-from recurl.errors import ArgumentError
 
 CORRIDOR, JUNCTION = [0, 0, 1, 0], [0, 0, 0, 1]
 CUES = {LEFT: [1, 0, 1, 0], RIGHT: [0, 1, 1, 0]}

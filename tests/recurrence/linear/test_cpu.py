@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
 from recurl.recurrence.cpu import instruction_sets
 from recurl.recurrence.cpu.linear import CpuLinear

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurl.errors import ArgumentError, UnsupportedError
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
 
 from .problems import BACKENDS, DTYPES, KERNELS, exact, problem, relative_error, worst_error

@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, jvp, vmap
 from torch.library import opcheck
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
 
 from .problems import DTYPES, KERNELS, exact, problem, relative_error, worst_error

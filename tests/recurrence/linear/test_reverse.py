@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.recurrence.linear import reverse_linear_recurrence
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence.linear.registry import LINEAR
 from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import chunk_for

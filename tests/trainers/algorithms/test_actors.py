@@ -12,7 +12,7 @@ from rich.console import Console
 
 from recurl.cli import main
 from recurl.collectors import RayCollector
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import A2CConfig, ImpalaConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.run.callbacks import Callbacks

@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recurl._torch import compiling
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
+from recurl.core.torch_compat import compiling
 from recurl.trainers import ALGORITHMS
 from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recurl.archive import save_archive
-from recurl.errors import ArgumentError
+from recurl.core.archive import save_archive
+from recurl.core.errors import ArgumentError
 from recurl.trainers import DQN, DQNConfig, R2D2Config
 from recurl.trainers.files.checkpoints import restoring
 

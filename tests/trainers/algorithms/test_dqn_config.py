@@ -1,6 +1,6 @@
 import pytest
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import DQNConfig, R2D2Config
 
 ENV = "recurl/TMaze-v0"

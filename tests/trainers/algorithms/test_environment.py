@@ -4,9 +4,9 @@ import gymnasium as gym
 import pytest
 import torch
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 from recurl.envs import GymEnv, ParallelEnv, TensorEnv
 from recurl.envs.tasks import RepeatPrevious, TMaze
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 from recurl.trainers import PPO, DQNConfig, PPOConfig, make_env
 from recurl.trainers.algorithms.environment import _checked, _dynamics_on_device, training_env
 

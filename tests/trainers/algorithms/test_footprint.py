@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from recurl import hardware, specs
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config
 from recurl.trainers.algorithms import footprint as footprints
 from recurl.trainers.algorithms.footprint import check_machine, footprint

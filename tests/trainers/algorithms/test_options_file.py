@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from recurl.errors import ArgumentError, MissingDependencyError, StorageError
+from recurl.core.errors import ArgumentError, MissingDependencyError, StorageError
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, find_algorithm
 from recurl.trainers.algorithms import options_file
 from recurl.trainers.algorithms.options_file import (

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from recurl.cli import main
 from recurl.cli.arguments import without_options
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import (
     ALGORITHMS,
     OPTIONS,

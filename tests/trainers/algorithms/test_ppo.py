@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.files.checkpoints import restoring
 

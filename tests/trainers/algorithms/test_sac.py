@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import SAC, SACConfig
 from recurl.trainers.optim.gradient_step import GradientStep
 

@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 
 from recurl.cli import main
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.ranges import Positive
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.ranges import Positive
 from recurl.trainers import (
     A2C,
     DQN,

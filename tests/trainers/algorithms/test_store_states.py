@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from recurl.errors import ArgumentError, NonFiniteError
-from recurl.keys import NEXT
+from recurl.core.errors import ArgumentError, NonFiniteError
+from recurl.core.keys import NEXT
 from recurl.trainers import A2C, PPO, A2CConfig, Impala, ImpalaConfig, PPOConfig
 from recurl.trainers.algorithms.footprint import footprint
 from recurl.trainers.run.episodes import EpisodeStats

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import OPTIONS, PPOConfig, read_options
 
 ENV = "recurl/TMaze-v0"

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import TD3, TD3Config
 from tests.trainers.algorithms.test_sac import BOX, SMALL
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from recurl.errors import ArgumentError, MissingDependencyError, NonFiniteError, StorageError, UnsupportedError
+from recurl.core.errors import ArgumentError, MissingDependencyError, NonFiniteError, StorageError, UnsupportedError
 from recurl.trainers import (
     A2CConfig,
     DQNConfig,

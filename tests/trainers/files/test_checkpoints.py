@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.serialization import set_crc32_options
 
-from recurl.errors import ArgumentError, ArgumentTypeError, StorageError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, StorageError
 from recurl.trainers.files.checkpoints import (
     latest_checkpoint,
     load_checkpoint,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recurl.errors import StorageError
+from recurl.core.errors import StorageError
 from recurl.trainers.files.durable import (
     is_partial,
     make_folder,

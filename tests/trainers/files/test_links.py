@@ -11,7 +11,7 @@ from rich.console import Console
 
 import recurl
 from recurl.cli.main import main
-from recurl.errors import ArgumentError, StorageError
+from recurl.core.errors import ArgumentError, StorageError
 from recurl.trainers import PPOConfig, RunFolder, Trainer
 from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.files.lock import FolderLock
@@ -181,7 +181,7 @@ def test_sweeps_keep_to_their_folder(run, tmp_path, outside):
 
 def test_an_owner_file_that_is_a_fifo_does_not_block(tmp_path):
     os.mkfifo(tmp_path / ".owner")
-    with pytest.raises(recurl.errors.LockedError, match="another process is using this folder"):
+    with pytest.raises(recurl.core.errors.LockedError, match="another process is using this folder"):
         OwnerFile(tmp_path / ".owner", lambda _: None).take()
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from recurl.errors import LockedError, StorageError
+from recurl.core.errors import LockedError, StorageError
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 
 pytestmark = pytest.mark.slow
@@ -198,7 +198,7 @@ def test_without_locks_an_owner_that_names_nobody(tmp_path, no_locks):
 MANY = """
 import os, select, sys, time
 from pathlib import Path
-from recurl.errors import LockedError
+from recurl.core.errors import LockedError
 from recurl.trainers.files.lock import FolderLock
 
 def contend(start, end):

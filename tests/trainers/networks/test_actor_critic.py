@@ -2,10 +2,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl import specs
-from recurl.errors import UnsupportedError
-from recurl.mode import set_recurrent_mode
+from recurl.core import specs
+from recurl.core.errors import UnsupportedError
 from recurl.modules import Categorical
+from recurl.sequences.mode import set_recurrent_mode
 from recurl.trainers import PPO, Impala, ImpalaConfig, PPOConfig
 from recurl.trainers.networks.action_head import NaNSafeCategorical
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl import specs
-from recurl.errors import ArgumentError, UnsupportedError
+from recurl.core import specs
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.trainers import PPOConfig
 from recurl.trainers.networks.observations import IntegerEncoder, Observations
 

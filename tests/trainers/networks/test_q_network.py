@@ -2,9 +2,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl import specs
-from recurl.errors import UnsupportedError
-from recurl.mode import ExplorationType, set_exploration_type
+from recurl.core import specs
+from recurl.core.errors import UnsupportedError
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 from recurl.trainers import DQN, DQNConfig
 
 BOX = specs.Composite({"observation": specs.Unbounded(2, 3)}, shape=(2,))

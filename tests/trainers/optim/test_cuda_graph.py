@@ -8,9 +8,9 @@ from tensordict.nn import CudaGraphModule
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recurl.core.errors import ArgumentError, UsageError
 from recurl.data import SequenceMinibatches
-from recurl.errors import ArgumentError, UsageError
-from recurl.lowering import Entries, leaves
+from recurl.execution.lowering import Entries, leaves
 from recurl.trainers import ALGORITHMS, PPO, CudaGraphStep, PPOConfig
 from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 

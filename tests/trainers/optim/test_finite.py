@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl.errors import NonFiniteError
+from recurl.core.errors import NonFiniteError
 from recurl.trainers.optim.finite import BatchCheck, all_finite, check_finite, first_nonfinite
 
 BAD = [math.nan, math.inf, -math.inf]

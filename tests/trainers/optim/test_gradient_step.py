@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.recurrence.cpu import instruction_sets
 from recurl.recurrence.cpu.adam import CpuAdam
 from recurl.trainers.optim.gradient_step import GradientStep

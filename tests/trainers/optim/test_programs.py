@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from recurl.lowering import Entries
+from recurl.execution.lowering import Entries
 from recurl.objectives import sequences
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.optim.programs import CompiledGradients

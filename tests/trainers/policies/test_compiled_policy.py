@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import recurl
-from recurl.errors import ArgumentError, MissingDependencyError, UnsupportedError
+from recurl.core.errors import ArgumentError, MissingDependencyError, UnsupportedError
 from recurl.recurrence.cpu import instruction_sets
 from recurl.trainers import A2CConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, export_run
 from recurl.trainers.export import formats

@@ -9,6 +9,8 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
+from recurl.core.errors import ArgumentError, MissingArgumentError, NonFiniteError, UsageError
+from recurl.core.specs import Binary
 from recurl.envs import (
     ExplorationType,
     GymEnv,
@@ -18,7 +20,6 @@ from recurl.envs import (
     set_exploration_type,
 )
 from recurl.envs.gym_vector import make_vector
-from recurl.errors import ArgumentError, MissingArgumentError, NonFiniteError, UsageError
 from recurl.modules import (
     Categorical,
     LSTMModule,
@@ -27,7 +28,6 @@ from recurl.modules import (
     TanhNormal,
     get_env_transforms_from_module,
 )
-from recurl.specs import Binary
 from recurl.trainers.export.policy_step import PolicyStep
 from recurl.trainers.policies.converter import Converter
 from recurl.trainers.policies.policy import Policy

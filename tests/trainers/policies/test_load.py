@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import recurl
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 from recurl.trainers import PPOConfig, RunFolder, evaluate_run, export_run
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.trainers.policies.policy import Policy

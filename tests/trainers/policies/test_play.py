@@ -6,7 +6,7 @@ import pytest
 from imageio_ffmpeg import count_frames_and_secs
 
 from recurl.cli import main
-from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.trainers import PPOConfig, RunFolder, evaluate_run, play_run
 from tests.trainers.small_runs import trained
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import recurl
+from recurl.core.errors import ArgumentError, ArgumentTypeError, NonFiniteError, UnsupportedError
 from recurl.envs import ExplorationType, set_exploration_type
 from recurl.envs.gym_vector import make_vector
-from recurl.errors import ArgumentError, ArgumentTypeError, NonFiniteError, UnsupportedError
 from recurl.trainers import (
     A2CConfig,
     DQNConfig,

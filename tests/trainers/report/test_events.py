@@ -5,7 +5,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recurl.errors import StorageError
+from recurl.core.errors import StorageError
 from recurl.trainers.report.events import Events
 
 

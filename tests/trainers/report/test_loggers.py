@@ -5,7 +5,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.trainers import PPOConfig
 from recurl.trainers.report.loggers import LOGGERS, LoggerContext, check_packages, make_loggers
 from recurl.trainers.report.wandb_logger import WandbLogger

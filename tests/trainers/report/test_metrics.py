@@ -2,7 +2,7 @@ import resource
 
 import pytest
 
-from recurl.errors import ArgumentError, StorageError
+from recurl.core.errors import ArgumentError, StorageError
 from recurl.trainers.report.metrics import MetricsFile, read_metrics
 
 FIELDS = ("update", "env_steps", "return_mean_20", "x")

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from recurl.cli import main
-from recurl.errors import ArgumentError, ArgumentTypeError, CallbackError, MissingDependencyError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, CallbackError, MissingDependencyError
 from recurl.trainers import Callback, PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.run.callbacks import HOOKS, check_callback, load_callback

@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 
 import recurl
+from recurl.core.errors import ArgumentError
 from recurl.envs import GymEnv
 from recurl.envs.tasks import Bandit
-from recurl.errors import ArgumentError
 from recurl.trainers import (
     PPOConfig,
     R2D2Config,

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from tensordict.nn import TensorDictModule
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import (
     DQNConfig,
     Evaluation,

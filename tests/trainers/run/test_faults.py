@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from recurl.errors import NonFiniteError
+from recurl.core.errors import NonFiniteError
 from recurl.trainers import (
     A2CConfig,
     DQNConfig,

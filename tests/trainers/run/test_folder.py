@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from recurl.errors import ArgumentError, LockedError, StorageError
+from recurl.core.errors import ArgumentError, LockedError, StorageError
 from recurl.trainers import PPOConfig, RunFolder
 
 CONFIG = PPOConfig(env="recurl/TMaze-v0")

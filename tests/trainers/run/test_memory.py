@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurl.cli.main import main
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import DQNConfig, PPOConfig
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.run.memory import environments_that_fit, out_of_memory_advice

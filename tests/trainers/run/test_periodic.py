@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import DQNConfig, PPOConfig, RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.trainers.run.test_trainer import config, differing, final_state, metrics, train

@@ -14,8 +14,9 @@ import torch
 from rich.console import Console
 
 from recurl import __version__
-from recurl.errors import ArgumentError, LockedError, MissingDependencyError
-from recurl.keys import TRAJ_IDS
+from recurl.core.errors import ArgumentError, LockedError, MissingDependencyError
+from recurl.core.keys import TRAJ_IDS
+from recurl.core.versions import source_commit
 from recurl.trainers import (
     A2CConfig,
     DQNConfig,
@@ -29,7 +30,6 @@ from recurl.trainers import (
 )
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from recurl.versions import source_commit
 
 pytestmark = pytest.mark.slow
 

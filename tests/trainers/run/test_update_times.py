@@ -6,8 +6,17 @@ from typing import Any
 import pytest
 import torch
 
+from recurl.core.spans import (
+    ACTING,
+    ADVANTAGES,
+    BACKWARD,
+    ENVIRONMENT,
+    FORWARD,
+    FORWARD_AND_BACKWARD,
+    OPTIMIZER,
+    REPLAY,
+)
 from recurl.recurrence.cpu import instruction_sets
-from recurl.spans import ACTING, ADVANTAGES, BACKWARD, ENVIRONMENT, FORWARD, FORWARD_AND_BACKWARD, OPTIMIZER, REPLAY
 from recurl.trainers.algorithms.table import find_algorithm, make_algorithm
 from recurl.trainers.run.update_times import time_updates
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from recurl.errors import NonFiniteError
+from recurl.core.errors import NonFiniteError
 from recurl.trainers import A2C, PPO, A2CConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, Trainer
 from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recurl.cli import main
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers import DQNConfig, PPOConfig, RunFolder
 from recurl.trainers.study.comparison import compare
 from recurl.trainers.study.curves import find_runs

@@ -3,7 +3,7 @@
 import pytest
 
 from recurl.cli import sweep
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers.study.grid import parse_settings
 
 BASE = "ppo --run-dir out --env recurl/TMaze-v0"

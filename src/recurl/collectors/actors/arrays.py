@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 
 __all__ = ["Array", "arrays_of", "joined", "tensors_of"]
 

@@ -24,14 +24,14 @@ from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.multi import WorkerOptions, check_options, common_info
 from recurl.collectors.parts import check_cat_results, dimension, load_requests
 from recurl.collectors.weights import Weights
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import WEIGHTS_LAG, WEIGHTS_VERSION, NestedKey
+from recurl.core.ranges import checked_seed
 from recurl.envs import EnvBase
 from recurl.envs.pickling import pickled
 from recurl.envs.registrations import registrations
 from recurl.envs.rollout import Policy
 from recurl.envs.workers_env import creators
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import WEIGHTS_LAG, WEIGHTS_VERSION, NestedKey
-from recurl.ranges import checked_seed
 
 __all__ = ["RayCollector"]
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from recurl.collectors.actors.remote import CollectorActor, ReadyActor, versions
 from recurl.collectors.actors.session import RaySession
+from recurl.core.errors import WorkerError
 from recurl.envs.workers_child import Failure
-from recurl.errors import WorkerError
 
 __all__ = ["ActorGroup", "Event", "Replacement"]
 

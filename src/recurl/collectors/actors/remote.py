@@ -17,14 +17,14 @@ from recurl._version import __version__
 from recurl.collectors.actors.arrays import Array, arrays_of, tensors_of
 from recurl.collectors.collector import Collector
 from recurl.collectors.worker import CollectorInfo
+from recurl.core.errors import UsageError
+from recurl.core.keys import NestedKey
+from recurl.core.seeding import seed_everything
 from recurl.envs.registrations import register_all
-from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.envs.workers_child import Failure
 from recurl.envs.workers_env import make_env
-from recurl.errors import UsageError
-from recurl.keys import NestedKey
 from recurl.modules import EGreedyModule
-from recurl.seeding import seed_everything
+from recurl.sequences.trajectories import TRAJECTORY_IDS
 
 __all__ = ["ActorArguments", "CollectorActor", "ReadyActor", "SharedArguments", "versions"]
 

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 from recurl.collectors.actors.signals import signals_deferred
-from recurl.errors import ArgumentError, MissingDependencyError, UnsupportedError, WorkerError
+from recurl.core.errors import ArgumentError, MissingDependencyError, UnsupportedError, WorkerError
 
 __all__ = ["RaySession", "import_ray"]
 

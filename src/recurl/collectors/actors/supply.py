@@ -18,12 +18,12 @@ from recurl.collectors.actors.remote import ActorArguments
 from recurl.collectors.actors.session import RaySession
 from recurl.collectors.weights import Weights, matching, tensors_of_policy
 from recurl.collectors.worker import CollectorInfo
+from recurl.core.errors import UsageError
+from recurl.core.keys import DONE, NEXT, TRAJ_IDS, NestedKey
+from recurl.core.seeding import derive_seed
 from recurl.envs.pickling import pickled
 from recurl.envs.rollout import Policy
-from recurl.envs.trajectories import TRAJECTORY_IDS
-from recurl.errors import UsageError
-from recurl.keys import DONE, NEXT, TRAJ_IDS, NestedKey
-from recurl.seeding import derive_seed
+from recurl.sequences.trajectories import TRAJECTORY_IDS
 
 __all__ = ["Part", "Recipe", "Supply"]
 

@@ -11,10 +11,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.archive import load_archive, save_archive
-from recurl.continuity import check_order
+from recurl.core.archive import load_archive, save_archive
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.core.keys import MASK, NestedKey, next_key
 from recurl.data.replay_buffers.folders import fresh_folder, readable
-from recurl.data.replay_buffers.marks import (
+from recurl.data.replay_buffers.prefetch import Prefetcher
+from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler
+from recurl.data.replay_buffers.storages import ListStorage, Storage
+from recurl.data.replay_buffers.trajectories import TrajectoryIndex
+from recurl.sequences.continuity import check_order
+from recurl.sequences.sample_marks import (
     ENTRIES,
     INDEX,
     WRITE_STEP,
@@ -23,13 +29,7 @@ from recurl.data.replay_buffers.marks import (
     restore,
     without_unstored_steps,
 )
-from recurl.data.replay_buffers.prefetch import Prefetcher
-from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler
-from recurl.data.replay_buffers.storages import ListStorage, Storage
-from recurl.data.replay_buffers.trajectories import TrajectoryIndex
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.keys import MASK, NestedKey, next_key
-from recurl.start_states import refuse
+from recurl.sequences.start_states import refuse
 
 __all__ = ["ReplayBuffer"]
 
@@ -135,7 +135,7 @@ class ReplayBuffer:
             ArgumentError: there are more steps than the storage can hold, or their entries differ from the stored ones.
             ArgumentTypeError: the storage can't hold data of this type.
             MissingKeyError: the entry that identifies trajectories is missing.
-            UsageError: the steps are not consecutive; see :func:`~recurl.continuity.check_order`. Or recurrent
+            UsageError: the steps are not consecutive; see :func:`~recurl.sequences.continuity.check_order`. Or recurrent
                 states are stored only at some steps; see ``sequence_length`` of ``Collector``.
         """
         if isinstance(data, TensorDictBase):

@@ -18,10 +18,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurl.archive import load_archive, save_archive
-from recurl.errors import ArgumentError, RecurlError, UsageError
-from recurl.keys import NestedKey
-from recurl.untrusted import check_folder, open_regular
+from recurl.core.archive import load_archive, save_archive
+from recurl.core.errors import ArgumentError, RecurlError, UsageError
+from recurl.core.keys import NestedKey
+from recurl.core.untrusted import check_folder, open_regular
 
 __all__ = ["flat_tensordict", "fresh_folder", "load_folder", "map_tensors", "readable", "seal_folder", "tensor_leaves"]
 
@@ -95,7 +95,7 @@ def readable(what: str) -> Generator[None]:
         what: the saved object, as the subject of the message.
 
     Raises:
-        ArgumentError: the block raised an error other than a :class:`~recurl.errors.RecurlError`.
+        ArgumentError: the block raised an error other than a :class:`~recurl.core.errors.RecurlError`.
     """
     try:
         yield

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from recurl.keys import NestedKey, next_key
+from recurl.core.keys import NestedKey, next_key
 
 __all__ = ["NextImages", "next_images_of"]
 

@@ -9,14 +9,16 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.continuity import boundaries_in
+from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
 from recurl.data.replay_buffers.buffers import ReplayBuffer
-from recurl.data.replay_buffers.marks import mark_starts
-from recurl.errors import ArgumentError, UsageError
-from recurl.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
-from recurl.lowering import Network, Step, StepT, inputs_of, modules_leading_to
-from recurl.mode import set_recurrent_mode
-from recurl.recurrence import Boundaries, record_backends
+from recurl.execution.lowering import Network, inputs_of, modules_leading_to
+from recurl.recurrence import record_backends
+from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.continuity import boundaries_in
+from recurl.sequences.entries import Step, StepT
+from recurl.sequences.mode import set_recurrent_mode
+from recurl.sequences.sample_marks import mark_starts
 
 __all__ = ["BurnIn", "MidEpisodeBurnIn", "ZeroStart", "refresh_states", "slice_priorities"]
 _COLLECTED = ("collector", "stored", IS_INIT)

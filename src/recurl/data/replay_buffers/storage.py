@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import NestedKey
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import NestedKey
 
 __all__ = ["Storage"]
 

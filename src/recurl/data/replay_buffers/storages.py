@@ -13,14 +13,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurl.absent import absent_names
-from recurl.archive import load_archive, save_archive
+from recurl.core.absent import absent_names
+from recurl.core.archive import load_archive, save_archive
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
+from recurl.core.keys import NestedKey
+from recurl.core.untrusted import open_regular
 from recurl.data.replay_buffers.folders import flat_tensordict, load_folder, map_tensors, seal_folder, tensor_leaves
 from recurl.data.replay_buffers.next_images import NextImages, next_images_of
 from recurl.data.replay_buffers.storage import Storage
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
-from recurl.keys import NestedKey
-from recurl.untrusted import open_regular
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
     __getattr__ = absent_names(__name__)

@@ -7,11 +7,11 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.errors import ArgumentTypeError, MissingKeyError
+from recurl.core.keys import MASK, NestedKey
 from recurl.data.replay_buffers.buffers import ReplayBuffer
-from recurl.data.replay_buffers.marks import INDEX, WRITE_STEP
 from recurl.data.replay_buffers.storages import LazyTensorStorage, Storage
-from recurl.errors import ArgumentTypeError, MissingKeyError
-from recurl.keys import MASK, NestedKey
+from recurl.sequences.sample_marks import INDEX, WRITE_STEP
 
 __all__ = ["TensorDictReplayBuffer"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 
 __all__ = ["Appended", "RunSet", "TrajectoryIndex", "random_below"]
 

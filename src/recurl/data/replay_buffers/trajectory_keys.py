@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
+from recurl.core.errors import ArgumentError, MissingKeyError
+from recurl.core.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 
 __all__ = ["TrajectoryKeys"]
 

@@ -13,14 +13,14 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError
+from recurl.core.hardware import check_device
+from recurl.core.seeding import derive_seed
 from recurl.envs.tasks.base import TaskVectorEnv
 from recurl.envs.tasks.checks import call_checked, check_step
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tasks.namespaces import Namespace, TensorDraw, tensors_on
-from recurl.errors import ArgumentError
-from recurl.hardware import check_device
-from recurl.readback import refuse_read_back
-from recurl.seeding import derive_seed
+from recurl.execution.readback import refuse_read_back
 
 __all__ = ["check_dynamics"]
 

@@ -9,11 +9,11 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import GREEN, GREY, Canvas, Frame
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.errors import ArgumentError, UnsupportedError
 
 _MAX_WORK = 2_000_000  # belief-arm pairs evaluated: about a second
 

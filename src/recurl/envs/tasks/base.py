@@ -19,11 +19,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from recurl.core.errors import ArgumentError, UnsupportedError, UsageError
 from recurl.envs.tasks.checks import TRIAL_SEED, check_memory, check_step
 from recurl.envs.tasks.drawing import Frame
 from recurl.envs.tasks.dynamics import Dynamics, check_count, check_state
 from recurl.envs.tasks.namespaces import HOST, RowDraw
-from recurl.errors import ArgumentError, UnsupportedError, UsageError
 
 Observations = NDArray[np.float32]
 Actions = NDArray[np.int64]

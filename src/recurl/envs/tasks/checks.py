@@ -13,11 +13,11 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError, RecurlError
+from recurl.core.seeding import derive_seed
 from recurl.envs.tasks.dynamics import Dynamics, State
 from recurl.envs.tasks.namespaces import HOST, Draw, Namespace, RowDraw
-from recurl.errors import ArgumentError, RecurlError
-from recurl.seeding import derive_seed
-from recurl.source_lines import line_of
+from recurl.execution.source_lines import line_of
 
 __all__ = ["TRIAL_SEED", "call_checked", "check_memory", "check_step"]
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.errors import ArgumentError
 
 __all__ = ["Dynamics", "State", "check_count", "check_state"]
 

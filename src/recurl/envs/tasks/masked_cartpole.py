@@ -11,11 +11,11 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from recurl.core.errors import UsageError
 from recurl.envs.tasks.base import Observations, TaskVectorEnv, check_actions
 from recurl.envs.tasks.drawing import BLACK, BLUE, BROWN, Canvas, Frame
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state
 from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.errors import UsageError
 
 _PHYSICS = CartPoleEnv()
 _FORCES = np.array([-_PHYSICS.force_mag, _PHYSICS.force_mag])

@@ -9,11 +9,11 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import BLUE, GREEN, GREY, LIGHT, Canvas, Frame
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.errors import ArgumentError
 
 _MAX_DRAWN = 40
 """Maximum number of symbols in an image."""

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from recurl.objectives.common import standardized
 from recurl.objectives.value.estimator import ValueEstimator, Values, check_fractions, without_torchrl_arguments
-from recurl.objectives.value.functional import generalized_advantage_estimate, lambda_return
 from recurl.objectives.value.vtrace import VTrace
+from recurl.sequences.returns import generalized_advantage_estimate, lambda_return
 
 __all__ = ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator", "VTrace"]
 
@@ -21,7 +21,7 @@ class GAE(ValueEstimator):
     token. Within a trajectory, the value of the next observation is that of the next token. Where a trajectory, slice
     or row ends, the critic takes one step with the true next observation from the state it has just computed (never a
     stored one). A step that ``terminated`` bootstraps 0; any other end, including truncation, bootstraps that value.
-    See :func:`~recurl.objectives.value.functional.generalized_advantage_estimate` for the formula.
+    See :func:`~recurl.sequences.returns.generalized_advantage_estimate` for the formula.
 
     Args:
         gamma: discount factor per step, in [0, 1].
@@ -176,7 +176,7 @@ class TD1Estimator(_ReturnEstimator):
 class TDLambdaEstimator(_ReturnEstimator):
     """Lambda-returns as value targets, and their differences from the values as advantages.
 
-    See :func:`~recurl.objectives.value.functional.lambda_return` for the formula. The sequences, the values at their
+    See :func:`~recurl.sequences.returns.lambda_return` for the formula. The sequences, the values at their
     ends, and the entries read and written are those of :class:`GAE`.
 
     Args:

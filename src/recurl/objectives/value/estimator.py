@@ -9,13 +9,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.absent import without_arguments
-from recurl.errors import ArgumentError
-from recurl.keys import MASK, NestedKey, next_key
-from recurl.lowering import Step
+from recurl.core.absent import without_arguments
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import MASK, NestedKey, next_key
 from recurl.objectives.common import check_network, entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import Sequences, Unroll
 from recurl.objectives.tensor_keys import KeyedModule
+from recurl.sequences.entries import Step
 
 __all__ = ["ValueEstimator", "Values", "check_fractions", "without_torchrl_arguments"]
 

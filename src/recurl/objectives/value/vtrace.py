@@ -7,16 +7,17 @@ from typing import Any, cast
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.continuity import check_starts
-from recurl.errors import ArgumentError
-from recurl.keys import NestedKey
-from recurl.lowering import Step, why_not_lowered
-from recurl.mode import set_recurrent_mode
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import NestedKey
+from recurl.execution.lowering import why_not_lowered
 from recurl.objectives.common import entry
 from recurl.objectives.policy import ActorCritic, PolicySampler, sum_events
 from recurl.objectives.sequences import Sequences, inputs_in_sequence
 from recurl.objectives.value.estimator import ValueEstimator, Values, check_fractions, without_torchrl_arguments
-from recurl.objectives.value.functional import truncated_weight, vtrace_advantage_estimate
+from recurl.sequences.continuity import check_starts
+from recurl.sequences.entries import Step
+from recurl.sequences.mode import set_recurrent_mode
+from recurl.sequences.returns import truncated_weight, vtrace_advantage_estimate
 
 __all__ = ["VTrace"]
 
@@ -26,7 +27,7 @@ class VTrace(ValueEstimator):
     """V-trace: value targets and advantages of the current policy, from off-policy actions.
 
     Source: Espeholt et al., "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures"
-    (2018), section 4; see :func:`~recurl.objectives.value.functional.vtrace_advantage_estimate` for the formula.
+    (2018), section 4; see :func:`~recurl.sequences.returns.vtrace_advantage_estimate` for the formula.
 
     One pass of actor and critic over the batch, in recurrent mode, computes log-probabilities and V with the current
     weights; leading modules shared by both run once. The values at the ends of sequences are computed as in

@@ -7,7 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Cell, Shape, Sizes
 from recurl.recurrence.cells.time import Time

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.recurrence.cells.by_hand import Derivatives, LoopKernel, States
 
 Shape: TypeAlias = tuple[int, ...]

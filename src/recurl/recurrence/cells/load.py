@@ -6,10 +6,10 @@ import importlib
 import inspect
 from typing import Any
 
-from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.importing import with_arguments
-from recurl.nearest import nearest
-from recurl.ranges import shown
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.importing import with_arguments
+from recurl.core.nearest import nearest
+from recurl.core.ranges import shown
 from recurl.recurrence.cells.cell import Cell, cell_of
 from recurl.recurrence.cells.ffm import FFM
 from recurl.recurrence.cells.gru import GRU
@@ -41,7 +41,7 @@ def load_cell(text: str) -> Cell:
         lstm
         >>> load_cell("gruu")
         Traceback (most recent call last):
-        recurl.errors.ArgumentError: There is no cell 'gruu'. Did you mean gru? Cells are lstm, gru, ...
+        recurl.core.errors.ArgumentError: There is no cell 'gruu'. Did you mean gru? Cells are lstm, gru, ...
     """
     try:
         name, options = with_arguments(text)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.recurrence.cells.blocks import (
     Block,
     affine,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 
 LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 """Path of the library, which setup.py builds during installation if there is a C++ compiler."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from recurl._torch import foreach_copy_
+from recurl.core.torch_compat import foreach_copy_
 from recurl.recurrence.cpu.library import Memory, write_function
 from recurl.recurrence.cpu.step import can_step
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recurl.errors import UnsupportedError
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence.cells import Cell
 from recurl.recurrence.cpu.library import Op, check, instruction_sets, run_function
 from recurl.recurrence.cpu.library import Program as Structure

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recurl._torch import are_modes_active, is_forward_mode, is_functorch_active
+from recurl.core.torch_compat import are_modes_active, is_forward_mode, is_functorch_active
 from recurl.recurrence.cells import Cell, LayerWeights, States
 from recurl.recurrence.cpu.library import check, instruction_sets, step_function
 

@@ -2,6 +2,6 @@
 
 from recurl.recurrence.linear.operator import linear_recurrence
 from recurl.recurrence.linear.registry import LINEAR
-from recurl.recurrence.linear.reverse import reverse_linear_recurrence
+from recurl.sequences.reverse import reverse_linear_recurrence
 
 __all__ = ["LINEAR", "linear_recurrence", "reverse_linear_recurrence"]

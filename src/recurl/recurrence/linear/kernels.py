@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recurl._torch import is_exporting
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.recurrence.boundaries import Boundaries
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.torch_compat import is_exporting
+from recurl.sequences.boundaries import Boundaries
 
 ACCUMULATED = {
     torch.bfloat16: torch.float32,

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl._torch import is_functorch_active
-from recurl.autograd import needs_double_backward
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.recurrence.boundaries import Boundaries
+from recurl.core.autograd import needs_double_backward
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.torch_compat import is_functorch_active
 from recurl.recurrence.linear.derivatives import Gradients, gradients, tangent
 from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs, LinearKernels
 from recurl.recurrence.linear.loop import ReferenceLinear
@@ -18,6 +17,7 @@ from recurl.recurrence.linear.ops import forward, map_folded, run_operator
 from recurl.recurrence.linear.registry import LINEAR
 from recurl.recurrence.linear.scan import ScanLinear, TracedScan
 from recurl.recurrence.ops import refuse_forward_mode
+from recurl.sequences.boundaries import Boundaries
 
 __all__ = ["linear_recurrence"]
 

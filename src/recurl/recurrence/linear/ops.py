@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from recurl.autograd import have_tangents
+from recurl.core.autograd import have_tangents
 from recurl.recurrence.backend import record_run
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.linear.derivatives import gradients
 from recurl.recurrence.linear.kernels import Inputs, LinearKernels
 from recurl.recurrence.linear.registry import LINEAR
 from recurl.recurrence.ops import map_each, refuse_tangents
+from recurl.sequences.boundaries import Boundaries
 
 _FORWARD = "(Tensor a, Tensor b, Tensor states, Tensor starts, SymInt length, str backend) -> Tensor"
 _BACKWARD = (

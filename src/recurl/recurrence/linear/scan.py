@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.linear.derivatives import ForwardOnly, Gradients, gradients
 from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
+from recurl.sequences.boundaries import Boundaries
 
 
 class ScanLinear(ForwardOnly):

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import cuda_launch
 from recurl.recurrence.triton.config import (
@@ -34,6 +33,7 @@ from recurl.recurrence.triton.single_forward import single_forward_kernel
 from recurl.recurrence.triton.weights import packed
 from recurl.recurrence.triton.wide_backward import wide_backward_kernel
 from recurl.recurrence.triton.wide_forward import wide_forward_kernel
+from recurl.sequences.boundaries import Boundaries
 
 
 def run_forward(

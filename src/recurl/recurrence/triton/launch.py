@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import backward, forward, walk
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.layout import GateLayout
 from recurl.recurrence.triton.prepared import PreparedLaunch, prepared
+from recurl.sequences.boundaries import Boundaries
 
 _ALL_STEPS = 2**31 - 1
 _BLOCK = 1024

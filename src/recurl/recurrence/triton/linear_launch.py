@@ -8,13 +8,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.linear.derivatives import Gradients, Needs
 from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
 from recurl.recurrence.triton.launch import on, start
 from recurl.recurrence.triton.linear_config import Chunk
 from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel
 from recurl.recurrence.triton.linear_parts import EMPTY
+from recurl.sequences.boundaries import Boundaries
 
 _KINDS = {torch.complex64: "packed", torch.complex128: "pairs"}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import Library
 
-from recurl._torch import are_modes_active, is_exporting, is_forward_mode, is_functorch_active
+from recurl.core.torch_compat import are_modes_active, is_exporting, is_forward_mode, is_functorch_active
 from recurl.recurrence.backend import Options, record_run
 from recurl.recurrence.cells import Cell, LayerWeights, States, cell_named
 from recurl.recurrence.triton.backend import missing_package, refused_device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recurl.ranges import Count, NonNegativeInt, PositiveFraction, SmallCount
+from recurl.core.ranges import Count, NonNegativeInt, PositiveFraction, SmallCount
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 
 

@@ -8,8 +8,8 @@ from statistics import fmean
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.specs import Composite, TensorSpec
 from recurl.objectives import DQNLoss, HardUpdate, SoftUpdate
-from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.dqn_config import DQNConfig
 from recurl.trainers.algorithms.learner import Stateful
 from recurl.trainers.algorithms.replay import ReplayLearner

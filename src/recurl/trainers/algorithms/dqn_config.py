@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, NonNegativeInt, PositiveFraction
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import Count, Fraction, NonNegativeInt, PositiveFraction
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.config import Schedule
 

@@ -12,14 +12,14 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 from torch import nn
 
+from recurl.core.errors import ArgumentError, MissingDependencyError, RecurlError, UnsupportedError
+from recurl.core.hardware import check_device
 from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, TensorEnv, parallel_groups
 from recurl.envs.from_function import env_from_function
 from recurl.envs.gym_wrappers import NamedWrapper
 from recurl.envs.tasks import Dynamics
 from recurl.envs.tensor_env import dynamics_of
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, UnsupportedError
-from recurl.hardware import check_device
 from recurl.trainers.config import NO_MASK, RunConfig
 from recurl.trainers.env_name import is_name_only, source_of
 from recurl.transforms import PreviousAction, PreviousReward

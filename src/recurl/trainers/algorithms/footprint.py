@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from recurl.hardware import check_device, check_memory, total_memory
-from recurl.keys import is_within
+from recurl.core.hardware import check_device, check_memory, total_memory
+from recurl.core.keys import is_within
+from recurl.core.specs import Composite
 from recurl.recurrence import Sizes, load_cell
-from recurl.specs import Composite
 from recurl.trainers.config import NO_CELL, RunConfig
 
 _NUMBER = 4  # bytes of a float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recurl.ranges import Count, OpenUnit, Positive, Steps
+from recurl.core.ranges import Count, OpenUnit, Positive, Steps
 from recurl.trainers.algorithms.on_policy_config import OverlappedConfig
 
 

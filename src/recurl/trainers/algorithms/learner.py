@@ -15,13 +15,13 @@ from torch import Tensor
 from recurl.collectors import Collector, OverlappedCollector, RayCollector
 from recurl.collectors.captured import CaptureOptions, tensor_env
 from recurl.collectors.threaded import ThreadedCollector
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import TRAJ_STEPS, WEIGHTS_LAG
+from recurl.core.seeding import EnvPurpose, env_seed, seed_everything
+from recurl.core.specs import Composite, TensorSpec
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import TRAJ_STEPS, WEIGHTS_LAG
 from recurl.modules import RewardScaler
-from recurl.seeding import EnvPurpose, env_seed, seed_everything
-from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.actors import actors_of
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine

@@ -11,20 +11,20 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl._torch import start_compilers
 from recurl.collectors.captured import CaptureOptions
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
+from recurl.core.seeding import GeneratorState, derive_seed
+from recurl.core.spans import ADVANTAGES, FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, span
+from recurl.core.specs import Composite, TensorSpec
+from recurl.core.torch_compat import start_compilers
 from recurl.data import SequenceMinibatches
 from recurl.distributed import average_, global_statistics, rank, world_size
-from recurl.errors import ArgumentError
-from recurl.keys import DONE, NEXT, REWARD, NestedKey
-from recurl.lowering import Entries, Step
 from recurl.modules import RewardScaler
 from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_variance
 from recurl.objectives.sequences import bootstraps_at_ends_only
 from recurl.objectives.value.estimator import ValueEstimator
-from recurl.seeding import GeneratorState, derive_seed
-from recurl.spans import ADVANTAGES, FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, span
-from recurl.specs import Composite, TensorSpec
+from recurl.sequences.entries import Entries, Step
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.networks.actor_critic import ActorCritic

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from recurl.errors import ArgumentError
-from recurl.ranges import NonNegative, Positive
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import NonNegative, Positive
 from recurl.trainers.algorithms.programs_config import ExecutionConfig
 from recurl.trainers.config import Schedule
 from recurl.trainers.env_name import is_environment, source_of

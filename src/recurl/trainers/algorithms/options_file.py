@@ -9,13 +9,13 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from recurl.errors import ArgumentError, MissingDependencyError
-from recurl.nearest import nearest
-from recurl.ranges import Field, fields_of
+from recurl.core.errors import ArgumentError, MissingDependencyError
+from recurl.core.nearest import nearest
+from recurl.core.ranges import Field, fields_of
+from recurl.core.untrusted import read_json
 from recurl.trainers.algorithms.table import find_algorithm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.durable import write_atomic
-from recurl.untrusted import read_json
 
 PRESETS = Path(__file__).parents[2] / "presets"
 """Folder of the built-in presets."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, NonNegative, OpenUnit
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import Count, Fraction, NonNegative, OpenUnit
 from recurl.trainers.algorithms.on_policy_config import OverlappedConfig
 from recurl.trainers.config import Schedule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recurl.ranges import NonNegative, OpenUnit
+from recurl.core.ranges import NonNegative, OpenUnit
 from recurl.trainers.algorithms.dqn_config import DQNConfig
 
 

@@ -12,13 +12,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurl._torch import start_compilers
 from recurl.collectors.captured import CaptureOptions
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import DONE, NEXT, REWARD
+from recurl.core.spans import FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, OPTIMIZER, REPLAY, span
+from recurl.core.torch_compat import start_compilers
 from recurl.distributed import average_, global_statistics
-from recurl.errors import ArgumentError
-from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import RewardScaler
-from recurl.spans import FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, OPTIMIZER, REPLAY, span
 from recurl.trainers.algorithms.learner import AgentT, Learner, Stateful
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.algorithms.replay_slices import DeviceSlices, HostSlices, ReplayLoss

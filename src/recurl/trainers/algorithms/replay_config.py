@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from recurl.errors import ArgumentError
-from recurl.ranges import Count, Exponent, Fraction, NonNegativeInt, Positive, PositiveOrInf
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import Count, Exponent, Fraction, NonNegativeInt, Positive, PositiveOrInf
 from recurl.trainers.algorithms.programs_config import ExecutionConfig
 
 

@@ -10,6 +10,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor
 
+from recurl.core.devices import numbered
+from recurl.core.keys import NestedKey
 from recurl.data import (
     LazyTensorStorage,
     MidEpisodeBurnIn,
@@ -28,9 +30,7 @@ from recurl.data.replay_buffers.device import (
     RowBurnIn,
     row_priorities,
 )
-from recurl.devices import numbered
-from recurl.keys import NestedKey
-from recurl.lowering import Entries
+from recurl.sequences.entries import Entries
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.config import NO_CELL
 from recurl.trainers.optim.finite import all_finite

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from recurl.core.specs import Composite, TensorSpec
 from recurl.objectives import DiscreteSACLoss, SACLoss, SoftUpdate
-from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.learner import Stateful
 from recurl.trainers.algorithms.replay import ReplayLearner
 from recurl.trainers.algorithms.sac_config import SACConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recurl.ranges import Fraction, Number, Positive
+from recurl.core.ranges import Fraction, Number, Positive
 from recurl.trainers.algorithms.critics_config import CriticsConfig
 
 

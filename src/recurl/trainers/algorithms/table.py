@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from recurl.core.errors import ArgumentError
 from recurl.envs import EnvBase
-from recurl.errors import ArgumentError
 from recurl.trainers.algorithms.a2c import A2C
 from recurl.trainers.algorithms.configs import CONFIGS
 from recurl.trainers.algorithms.dqn import DQN
@@ -77,7 +77,7 @@ def find_algorithm(name: str) -> Algorithm:
         >>> find_algorithm("r2d3")
         Traceback (most recent call last):
         ...
-        recurl.errors.ArgumentError: There is no algorithm 'r2d3': did you mean r2d2? There are ppo, dqn, r2d2...
+        recurl.core.errors.ArgumentError: There is no algorithm 'r2d3': did you mean r2d2? There are ppo, dqn, r2d2...
     """
     module, colon, registered = name.rpartition(":")
     if colon:

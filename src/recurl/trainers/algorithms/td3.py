@@ -8,8 +8,8 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.specs import Composite, TensorSpec
 from recurl.objectives import SoftUpdate, TD3Loss
-from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.learner import Stateful
 from recurl.trainers.algorithms.replay import ReplayLearner
 from recurl.trainers.algorithms.td3_config import TD3Config

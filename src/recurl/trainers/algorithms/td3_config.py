@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, NonNegative
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import Count, Fraction, NonNegative
 from recurl.trainers.algorithms.critics_config import CriticsConfig
 
 

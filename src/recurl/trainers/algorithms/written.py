@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, Self
 
-from recurl.errors import ArgumentError
-from recurl.ranges import fields_of, shown
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import fields_of, shown
 from recurl.trainers.algorithms.table import OPTIONS
 from recurl.trainers.config import RunConfig, check_names_of, evaluation_task
 from recurl.trainers.keyword_arguments import keyword_arguments

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any, cast
 
-from recurl.errors import ArgumentError
-from recurl.untrusted import read_json
+from recurl.core.errors import ArgumentError
+from recurl.core.untrusted import read_json
 
 
 def check_export(path: Path) -> dict[str, Any]:

@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.archive import damage
-from recurl.compiled import Recorder, function_of, read_function, write_function
-from recurl.errors import ArgumentError, MissingDependencyError
-from recurl.keys import IS_INIT, next_key
-from recurl.lowering import Entries, Network
-from recurl.mode import ExplorationType, set_exploration_type
-from recurl.quiet import quiet
+from recurl.core.archive import damage
+from recurl.core.errors import ArgumentError, MissingDependencyError
+from recurl.core.keys import IS_INIT, next_key
+from recurl.core.quiet import quiet
+from recurl.execution.compiled import Recorder, function_of, read_function, write_function
+from recurl.execution.lowering import Network
 from recurl.recurrence.cpu.library import missing
+from recurl.sequences.entries import Entries
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 from recurl.trainers.export.policy_step import PolicyStep
 from recurl.trainers.export.verification import Function
 

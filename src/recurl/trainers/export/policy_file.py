@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl import specs
 from recurl._version import __version__
+from recurl.core import specs
+from recurl.core.errors import ArgumentError, StorageError
+from recurl.core.keys import ACTION_MASK
+from recurl.core.seeding import env_seed
 from recurl.envs import EnvBase, GymWrapper, TensorEnv
-from recurl.errors import ArgumentError, StorageError
-from recurl.keys import ACTION_MASK
-from recurl.seeding import env_seed
 from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource

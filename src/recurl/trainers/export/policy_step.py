@@ -9,9 +9,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
 
-from recurl.keys import IS_INIT, NestedKey, dotted, is_action, next_key
-from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
+from recurl.core.keys import IS_INIT, NestedKey, dotted, is_action, next_key
 from recurl.modules.recurrent import RecurrentModule
+from recurl.sequences.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 
 
 class PolicyStep(nn.Module):

@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.errors import UnsupportedError
+from recurl.core.keys import IS_INIT
+from recurl.core.seeding import derive_seed
 from recurl.envs import EnvBase, interact
-from recurl.errors import UnsupportedError
-from recurl.keys import IS_INIT
-from recurl.mode import ExplorationType, set_exploration_type
-from recurl.seeding import derive_seed
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 from recurl.trainers.export.policy_step import PolicyStep
 
 Function: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]

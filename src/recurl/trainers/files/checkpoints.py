@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from recurl.archive import read_archive, savable, save_archive
-from recurl.errors import ArgumentError, RecurlError
+from recurl.core.archive import read_archive, savable, save_archive
+from recurl.core.errors import ArgumentError, RecurlError
+from recurl.core.untrusted import open_regular
 from recurl.trainers.files.contents import contents_of, first_difference
 from recurl.trainers.files.durable import make_folder, remove_partials, replacing, sync_folder, writing
-from recurl.untrusted import open_regular
 
 FORMAT_VERSION = 2
 _SUFFIX = ".pt"

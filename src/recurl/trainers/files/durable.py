@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from recurl.errors import StorageError
-from recurl.untrusted import check_regular, open_regular_descriptor
+from recurl.core.errors import StorageError
+from recurl.core.untrusted import check_regular, open_regular_descriptor
 
 _SUFFIX = ".partial"
 _SPACE = "free some space, or use another folder"
@@ -42,7 +42,7 @@ def writing(path: Path) -> Generator[None]:
         ...     raise OSError(errno.ENOSPC, "No space left on device")
         Traceback (most recent call last):
             ...
-        recurl.errors.StorageError: Can't write runs/demo/metrics.csv (No space left on device): free some space, or ...
+        recurl.core.errors.StorageError: Can't write runs/demo/metrics.csv (No space left on device): free some space, or ...
     """
     try:
         yield

@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from recurl.errors import LockedError
+from recurl.core.errors import LockedError
+from recurl.core.untrusted import open_regular_descriptor
 from recurl.trainers.files.durable import writing
 from recurl.trainers.files.owner import OwnerFile, this_process
-from recurl.untrusted import open_regular_descriptor
 
 try:
     import fcntl

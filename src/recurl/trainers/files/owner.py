@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from recurl.errors import LockedError
-from recurl.untrusted import open_regular_descriptor, read_json
+from recurl.core.errors import LockedError
+from recurl.core.untrusted import open_regular_descriptor, read_json
 
 __all__ = ["OwnerFile", "this_process"]
 

@@ -8,9 +8,9 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from recurl import specs
-from recurl.errors import UnsupportedError
-from recurl.keys import ACTION, ACTION_MASK, NestedKey
+from recurl.core import specs
+from recurl.core.errors import UnsupportedError
+from recurl.core.keys import ACTION, ACTION_MASK, NestedKey
 from recurl.modules import (
     ActionDistribution,
     Categorical,

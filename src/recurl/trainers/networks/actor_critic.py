@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tensordict.nn import TensorDictSequential
 
-from recurl import specs
-from recurl.mode import ExplorationType
+from recurl.core import specs
 from recurl.modules import ProbabilisticActor, ValueOperator
+from recurl.sequences.mode import ExplorationType
 from recurl.trainers.config import NO_CELL, RunConfig
 from recurl.trainers.networks.action_head import make_action_head
 from recurl.trainers.networks.agent import Agent

@@ -10,8 +10,8 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
-from recurl import specs
-from recurl.keys import ACTION, NestedKey
+from recurl.core import specs
+from recurl.core.keys import ACTION, NestedKey
 from recurl.trainers.config import NO_CELL, RunConfig
 from recurl.trainers.networks.agent import Agent
 from recurl.trainers.networks.layers import initialized, make_head

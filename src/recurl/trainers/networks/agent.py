@@ -8,9 +8,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
-from recurl import specs
-from recurl.errors import ArgumentError
-from recurl.keys import (
+from recurl.core import specs
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import (
     ACTION,
     ADVANTAGE,
     NEXT,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from recurl import specs
-from recurl.keys import dotted
+from recurl.core import specs
+from recurl.core.keys import dotted
 from recurl.trainers.networks.agent import Agent
 from recurl.trainers.networks.observations import Entry, Observations
 

@@ -6,9 +6,9 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
-from recurl import specs
-from recurl.errors import UnsupportedError
-from recurl.keys import ACTION
+from recurl.core import specs
+from recurl.core.errors import UnsupportedError
+from recurl.core.keys import ACTION
 from recurl.modules import AdditiveGaussianModule
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.actor_q import ActorQ, is_box

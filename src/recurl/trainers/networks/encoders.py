@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recurl.compiled import Compilation, Signal
-from recurl.errors import ArgumentError
-from recurl.keys import NestedKey, dotted
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import NestedKey, dotted
+from recurl.execution.compiled import Compilation, Signal
 from recurl.modules import ImageEncoder, ObservationNorm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.layers import initialized

@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurl import specs
-from recurl.compiled import Compilation, NotCompiled, Signal
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import ACTION_MASK, IS_INIT, NestedKey, dotted, is_within
+from recurl.core import specs
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import ACTION_MASK, IS_INIT, NestedKey, dotted, is_within
+from recurl.execution.compiled import Compilation, NotCompiled, Signal
 from recurl.modules import ImageScale, ObservationNorm
 from recurl.modules.images import Architecture, Layout, image_layout
 from recurl.trainers.config import RunConfig

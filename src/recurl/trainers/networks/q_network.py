@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl import specs
-from recurl.errors import UnsupportedError
-from recurl.keys import ACTION_MASK
+from recurl.core import specs
+from recurl.core.errors import UnsupportedError
+from recurl.core.keys import ACTION_MASK
 from recurl.modules import EGreedyModule, QValueActor
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent

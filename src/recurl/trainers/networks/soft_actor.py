@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 
-from recurl import specs
-from recurl.errors import UnsupportedError
-from recurl.mode import ExplorationType
+from recurl.core import specs
+from recurl.core.errors import UnsupportedError
 from recurl.modules import ProbabilisticActor
+from recurl.sequences.mode import ExplorationType
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.action_head import make_action_head
 from recurl.trainers.networks.actor_q import ActorQ, is_box

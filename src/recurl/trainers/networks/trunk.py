@@ -8,7 +8,7 @@ from typing import Any, cast
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
-from recurl.keys import IS_INIT, next_key
+from recurl.core.keys import IS_INIT, next_key
 from recurl.modules import MLP, CellModule
 from recurl.recurrence import load_cell
 from recurl.trainers.config import NO_CELL, RunConfig

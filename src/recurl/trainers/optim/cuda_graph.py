@@ -12,10 +12,10 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
-from recurl.capture import ModuleGuard, recording
-from recurl.errors import ArgumentError, UsageError
-from recurl.lowering import Entries, leaves
-from recurl.quiet import quiet
+from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.quiet import quiet
+from recurl.execution.capture import ModuleGuard, recording
+from recurl.sequences.entries import Entries, leaves
 
 Batch = TensorDictBase | Entries
 _WARM_UP = 3
@@ -61,7 +61,7 @@ class CudaGraphStep:
         >>> CudaGraphStep(step, net, optimizer)
         Traceback (most recent call last):
             ...
-        recurl.errors.UsageError: A CUDA graph needs all parameters on a CUDA device, got some on cpu: ...
+        recurl.core.errors.UsageError: A CUDA graph needs all parameters on a CUDA device, got some on cpu: ...
     """
 
     def __init__(

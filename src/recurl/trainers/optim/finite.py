@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.errors import NonFiniteError
-from recurl.keys import NEXT, REWARD, NestedKey, next_key
-from recurl.start_states import sparse_values
+from recurl.core.errors import NonFiniteError
+from recurl.core.keys import NEXT, REWARD, NestedKey, next_key
+from recurl.sequences.start_states import sparse_values
 
 __all__ = ["BatchCheck", "all_finite", "check_finite", "first_nonfinite"]
 
@@ -60,7 +60,7 @@ def check_finite(state: Any, what: str) -> None:
         >>> check_finite({"weight": torch.tensor([torch.inf])}, "the policy")
         Traceback (most recent call last):
             ...
-        recurl.errors.NonFiniteError: All numbers of the policy must be finite, but weight holds inf.
+        recurl.core.errors.NonFiniteError: All numbers of the policy must be finite, but weight holds inf.
     """
     tensors = dict(_tensors(state, ""))
     if not all_finite(list(tensors.values())):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from recurl._torch import foreach_add_, foreach_mul_, foreach_norm, fused_adam_
+from recurl.core.errors import ArgumentError
+from recurl.core.spans import BACKWARD, OPTIMIZER, span
+from recurl.core.torch_compat import foreach_add_, foreach_mul_, foreach_norm, fused_adam_
 from recurl.distributed import average_, world_size
-from recurl.errors import ArgumentError
 from recurl.recurrence.cpu.adam import CpuAdam
-from recurl.spans import BACKWARD, OPTIMIZER, span
 
 
 class GradientStep:

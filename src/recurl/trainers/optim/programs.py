@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurl.capture import ModuleGuard
-from recurl.lowering import Entries, Step, leaves
-from recurl.traced import InductorFunction
+from recurl.execution.capture import ModuleGuard
+from recurl.execution.traced import InductorFunction
+from recurl.sequences.entries import Entries, Step, leaves
 
 Named: TypeAlias = Mapping[Any, Tensor]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from recurl.core.keys import NestedKey
 from recurl.distributed import global_statistics, merge_moments
-from recurl.keys import NestedKey
-from recurl.lowering import Entries
+from recurl.sequences.entries import Entries
 
 
 class RankAdvantages:

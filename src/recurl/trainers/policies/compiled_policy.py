@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import IS_INIT, NestedKey, dotted
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.keys import IS_INIT, NestedKey, dotted
 from recurl.trainers.policies.converter import Converter
 from recurl.trainers.policies.steps import Step
 

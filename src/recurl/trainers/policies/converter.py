@@ -8,10 +8,10 @@ import gymnasium as gym
 import numpy as np
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError, NonFiniteError
+from recurl.core.keys import ACTION_MASK, NestedKey
 from recurl.envs import ActionReader, MaskReader, ObservationReader
 from recurl.envs.gym_spaces import brief
-from recurl.errors import ArgumentError, NonFiniteError
-from recurl.keys import ACTION_MASK, NestedKey
 
 Batch: TypeAlias = tuple[int, ...]
 """``()`` for one environment, ``(n,)`` for several."""

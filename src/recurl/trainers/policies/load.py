@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.core.keys import ACTION_MASK, dotted
+from recurl.core.nearest import nearest
 from recurl.envs import ActionReader, ObservationReader
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from recurl.keys import ACTION_MASK, dotted
-from recurl.nearest import nearest
 from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import torch
 
+from recurl.core.errors import ArgumentError, MissingDependencyError
+from recurl.core.seeding import derive_seed, env_seed
+from recurl.core.untrusted import check_regular
 from recurl.envs import EnvBase
-from recurl.errors import ArgumentError, MissingDependencyError
-from recurl.seeding import derive_seed, env_seed
 from recurl.trainers.algorithms.environment import gym_of, make_env
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
@@ -26,7 +27,6 @@ from recurl.trainers.report.evaluation_display import EvaluationDisplay
 from recurl.trainers.run.evaluate import Evaluation, check_bounds, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.load import load_agent
-from recurl.untrusted import check_regular
 
 if TYPE_CHECKING:
     from rich.console import Console

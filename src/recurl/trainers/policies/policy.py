@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingArgumentError, NonFiniteError, UsageError
+from recurl.core.keys import ACTION_MASK, IS_INIT, PREVIOUS_ACTION, PREVIOUS_REWARD, dotted
+from recurl.core.ranges import checked_seed
+from recurl.core.seeding import derive_seed
+from recurl.core.specs import choice_counts, rows_without_choice
 from recurl.envs import PreviousAction
 from recurl.envs.gym_masks import value_at
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingArgumentError, NonFiniteError, UsageError
-from recurl.keys import ACTION_MASK, IS_INIT, PREVIOUS_ACTION, PREVIOUS_REWARD, dotted
-from recurl.ranges import checked_seed
-from recurl.seeding import derive_seed
-from recurl.specs import choice_counts, rows_without_choice
 from recurl.trainers.policies.compiled_policy import CompiledPolicy
 from recurl.trainers.policies.converter import Batch, Converter
 from recurl.trainers.policies.steps import Entry, Step, Tensors

@@ -11,13 +11,14 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
 from torch import Tensor
 
-from recurl.compiled import CompiledFunction, function_of
+from recurl.core.errors import UnsupportedError
+from recurl.core.keys import ACTION, IS_INIT, NestedKey, next_key, normalize_key
 from recurl.envs import EnvBase
-from recurl.errors import UnsupportedError
-from recurl.keys import ACTION, IS_INIT, NestedKey, next_key, normalize_key
-from recurl.lowering import Entries, Network, inputs_from, modules_leading_to
-from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
+from recurl.execution.compiled import CompiledFunction, function_of
+from recurl.execution.lowering import Network, inputs_from, modules_leading_to
 from recurl.modules import recurrent_modules
+from recurl.sequences.entries import Entries
+from recurl.sequences.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 from recurl.trainers.export.verification import Function
 from recurl.trainers.networks.agent import Agent
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from recurl.errors import MissingDependencyError
+from recurl.core.errors import MissingDependencyError
 from recurl.trainers.report.events import Events
 from recurl.trainers.report.tensorboard_logger import TensorBoardLogger
 from recurl.trainers.report.wandb_logger import WandbLogger

@@ -13,9 +13,9 @@ from typing import IO, Any, TypeAlias
 
 import numpy as np
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
+from recurl.core.untrusted import open_regular, open_regular_descriptor
 from recurl.trainers.files.durable import sync_folder, write_all, write_atomic, writing
-from recurl.untrusted import open_regular, open_regular_descriptor
 
 Row: TypeAlias = Mapping[str, float]
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recurl.core.errors import UnsupportedError
 from recurl.envs.tasks import TASKS
-from recurl.errors import UnsupportedError
 
 OPTIMUM, MEMORYLESS = "optimum", "best without memory"
 """Names of the reference returns that tasks declare."""

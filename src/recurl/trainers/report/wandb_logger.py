@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
+from recurl.core.untrusted import read_bytes
 from recurl.trainers.files.durable import make_folder, write_atomic
 from recurl.trainers.report.metrics import Row, tagged
-from recurl.untrusted import read_bytes
 
 _MAX_ID_BYTES = 1_000  # bytes of an id
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recurl.errors import ArgumentError, ArgumentTypeError, CallbackError, StorageError
-from recurl.importing import load_object
-from recurl.nearest import nearest
-from recurl.seeding import preserved_rng
+from recurl.core.errors import ArgumentError, ArgumentTypeError, CallbackError, StorageError
+from recurl.core.importing import load_object
+from recurl.core.nearest import nearest
+from recurl.core.seeding import preserved_rng
 from recurl.trainers.run.outcome import Outcome
 
 HOOKS = ("on_start", "on_batch", "on_update", "on_evaluation", "on_checkpoint", "on_end")
@@ -78,7 +78,7 @@ def check_callback(callback: object) -> object:
         >>> check_callback(3)
         Traceback (most recent call last):
             ...
-        recurl.errors.ArgumentTypeError: A callback must have one of the methods on_start, on_batch, ... got int.
+        recurl.core.errors.ArgumentTypeError: A callback must have one of the methods on_start, on_batch, ... got int.
     """
     if isinstance(callback, type):
         raise ArgumentTypeError(f"A callback must be an object, got the class {callback.__name__}: call it.")

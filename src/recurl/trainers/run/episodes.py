@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError
 from recurl.distributed import gather
-from recurl.errors import ArgumentError
 from recurl.trainers.run.running import RunningEpisodes
 
 WINDOW = 20

@@ -13,11 +13,11 @@ import numpy as np
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from recurl.core.errors import ArgumentError, NonFiniteError
+from recurl.core.keys import DONE, NEXT, REWARD, TERMINATED, NestedKey
+from recurl.core.seeding import derive_seed
 from recurl.envs import EnvBase, StepCounter, TransformedEnv, interact
-from recurl.errors import ArgumentError, NonFiniteError
-from recurl.keys import DONE, NEXT, REWARD, TERMINATED, NestedKey
-from recurl.mode import ExplorationType, set_exploration_type
-from recurl.seeding import derive_seed
+from recurl.sequences.mode import ExplorationType, set_exploration_type
 from recurl.trainers.optim.finite import all_finite
 
 MOST_STEPS = 27_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from recurl.core.errors import NonFiniteError
+from recurl.core.keys import DONE, NEXT, REWARD, TRAJ_STEPS
 from recurl.distributed import gather, world_size
-from recurl.errors import NonFiniteError
-from recurl.keys import DONE, NEXT, REWARD, TRAJ_STEPS
 from recurl.modules import recurrent_modules
 from recurl.trainers.optim.finite import BatchCheck
 from recurl.trainers.optim.reading import Reading

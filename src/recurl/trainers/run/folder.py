@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from recurl.errors import ArgumentError, StorageError
+from recurl.core.errors import ArgumentError, StorageError
+from recurl.core.untrusted import check_folder, read_json
 from recurl.trainers.algorithms.table import read_options
 from recurl.trainers.algorithms.written import WrittenOptions
 from recurl.trainers.config import RunConfig
@@ -21,7 +22,6 @@ from recurl.trainers.files.checkpoints import latest_checkpoint, load_newest
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_atomic, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.trust import check_names, resume_command
-from recurl.untrusted import check_folder, read_json
 
 CHECKPOINTS = ("newest", "best")
 """Checkpoint names accepted by :meth:`RunFolder.read_checkpoint`."""

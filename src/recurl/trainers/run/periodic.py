@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from statistics import fmean, pstdev
 from typing import Any
 
+from recurl.core.errors import ArgumentError
+from recurl.core.seeding import env_seed, preserved_rng, seed_everything
 from recurl.distributed import broadcast, rank
 from recurl.envs import EnvBase
-from recurl.errors import ArgumentError
-from recurl.seeding import env_seed, preserved_rng, seed_everything
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.checkpoints import save_checkpoint

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from recurl.core.hardware import cpu_name
+from recurl.core.versions import source_commit, versions
 from recurl.distributed import world_size
-from recurl.hardware import cpu_name
-from recurl.versions import source_commit, versions
 
 
 def provenance(device: str) -> dict[str, Any]:

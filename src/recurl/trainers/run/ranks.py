@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import flag
 from recurl.distributed import gather, gather_on_first, rank, world_size
-from recurl.errors import ArgumentError
-from recurl.ranges import flag
 from recurl.trainers.config import RunConfig
 
 __all__ = ["check_same_options", "for_this_rank", "ranks_of", "with_other_ranks"]

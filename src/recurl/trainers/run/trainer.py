@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from recurl.core.errors import ArgumentError, ExitError
+from recurl.core.precision import torch_matmul_precision
+from recurl.core.seeding import rng_state, set_rng_state
 from recurl.distributed import Watch, broadcast, on_any_rank, rank, world_size
-from recurl.errors import ArgumentError, ExitError
-from recurl.precision import torch_matmul_precision
-from recurl.seeding import rng_state, set_rng_state
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.checkpoints import load_newest, restoring, save_checkpoint

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from recurl.diagnostics.gpu_time import gpu_seconds
-from recurl.spans import PARTS, Spans
+from recurl.core.spans import PARTS, Spans
+from recurl.execution.gpu_time import gpu_seconds
 from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.run.callbacks import Callbacks
 from recurl.trainers.run.episodes import EpisodeStats

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from recurl.core.spans import COLLECTION, LEARNING, STATISTICS, span
 from recurl.distributed import Watch
-from recurl.spans import COLLECTION, LEARNING, STATISTICS, span
 from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.report.metrics import RETURN, SPREAD, Row
 from recurl.trainers.run.callbacks import Callbacks

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.report.figure import FORMATS, Bars, Line, Panel, draw_intervals, draw_panels
 from recurl.trainers.report.references import MEMORYLESS, OPTIMUM, reference_returns

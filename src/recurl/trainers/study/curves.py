@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from recurl.errors import ArgumentError
+from recurl.core.errors import ArgumentError
 from recurl.trainers.algorithms.written import WrittenOptions
 from recurl.trainers.report.metrics import EVALUATION, MAX_RETURN, RETURN, STEPS, read_curve
 from recurl.trainers.run.folder import RunFolder

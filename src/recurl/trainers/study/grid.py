@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from recurl.errors import ArgumentError
-from recurl.nearest import nearest
-from recurl.ranges import Field, fields_of, flag
+from recurl.core.errors import ArgumentError
+from recurl.core.nearest import nearest
+from recurl.core.ranges import Field, fields_of, flag
 from recurl.trainers.config import RunConfig
 
 

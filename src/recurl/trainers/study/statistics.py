@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from recurl.seeding import derive_seed
+from recurl.core.seeding import derive_seed
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 AGGREGATES = ("IQM", "median", "mean", "optimality gap")

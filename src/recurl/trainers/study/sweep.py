@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recurl.errors import ArgumentError, LockedError
+from recurl.core.errors import ArgumentError, LockedError
+from recurl.core.untrusted import check_folder, open_regular_descriptor, read_bytes, read_json
 from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.files.durable import is_partial, make_folder, write_atomic, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.report.metrics import EVALUATION, RETURN, read_metrics
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.study.grid import Job
-from recurl.untrusted import check_folder, open_regular_descriptor, read_bytes, read_json
 
 FINISHED = 64
 """Exit code of a finished run. Not 0, which an environment that exits the process may produce."""

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from recurl.core.errors import ArgumentError
 from recurl.envs import TensorEnv, check_env_specs
 from recurl.envs.tasks import TaskVectorEnv, check_dynamics, popgym
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
-from recurl.errors import ArgumentError
-from recurl.readback import refuse_read_back
+from recurl.execution.readback import refuse_read_back
 
 FAMILIES = [name for name in POPGYM_TASKS if name.endswith("Easy")]
 

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from recurl.errors import ArgumentError, MissingDependencyError
-from recurl.trainers.study.popgym import settings
-from recurl.trainers.study.popgym.results import Result, Results
-from recurl.trainers.study.popgym.settings import SETTINGS, find_tasks, make_runs, options_text, setting
-from recurl.trainers.study.popgym.summary import Summary
+from recurl.core.errors import ArgumentError, MissingDependencyError
+from recurl.experiments.popgym import settings
+from recurl.experiments.popgym.results import Result, Results
+from recurl.experiments.popgym.settings import SETTINGS, find_tasks, make_runs, options_text, setting
+from recurl.experiments.popgym.summary import Summary
 
 FIRST = Result(
     task="RepeatFirstEasy",

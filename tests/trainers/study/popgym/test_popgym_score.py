@@ -5,9 +5,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from recurl.experiments.popgym import score
+from recurl.experiments.popgym.score import MaxMeanReturn
 from recurl.trainers.run.running import RunningEpisodes
-from recurl.trainers.study.popgym import score
-from recurl.trainers.study.popgym.score import MaxMeanReturn
 
 
 def batch(rewards, dones):

@@ -8,14 +8,14 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.core.keys import IS_INIT, LAST_STEP, MASK, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, TRUNCATED, NestedKey
 from recurl.data.replay_buffers.device.draws import ByPriority, Drawing, Drawn
 from recurl.data.replay_buffers.device.ring import Ring
-from recurl.data.replay_buffers.marks import INDEX, PRIORITY_WEIGHT, mark_ends, mark_starts
 from recurl.data.replay_buffers.storages import LazyTensorStorage
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.keys import IS_INIT, LAST_STEP, MASK, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, TRUNCATED, NestedKey
-from recurl.lowering import Entries, leaves
-from recurl.start_states import refuse
+from recurl.sequences.entries import Entries, leaves
+from recurl.sequences.sample_marks import INDEX, PRIORITY_WEIGHT, mark_ends, mark_starts
+from recurl.sequences.start_states import refuse
 
 __all__ = ["DeviceSliceBuffer"]
 

@@ -6,11 +6,11 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.data.replay_buffers.marks import mark_starts
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import IS_INIT, MASK, STORED, NestedKey
 from recurl.data.replay_buffers.recurrent import StateNetwork, check_eta
-from recurl.errors import ArgumentError
-from recurl.keys import IS_INIT, MASK, STORED, NestedKey
-from recurl.lowering import Entries, leaves
+from recurl.sequences.entries import Entries, leaves
+from recurl.sequences.sample_marks import mark_starts
 
 __all__ = ["RowBurnIn", "row_priorities"]
 

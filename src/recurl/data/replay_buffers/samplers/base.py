@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recurl.core.errors import UsageError
+from recurl.core.keys import NestedKey
 from recurl.data.replay_buffers.trajectories import Appended, Bools, Ints, TrajectoryIndex, random_below
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
-from recurl.errors import UsageError
-from recurl.keys import NestedKey
 
 __all__ = ["Draw", "RandomSampler", "Sampler", "SamplerWithoutReplacement"]
 

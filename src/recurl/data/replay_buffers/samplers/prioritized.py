@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recurl.core.errors import ArgumentError
+from recurl.core.keys import NEXT, TRUNCATED, NestedKey
 from recurl.data.replay_buffers.samplers.base import Draw, Sampler
 from recurl.data.replay_buffers.samplers.slices import SliceSize, no_slice, slices, slices_around
 from recurl.data.replay_buffers.sum_tree import PriorityTree
 from recurl.data.replay_buffers.trajectories import Appended, Ints, TrajectoryIndex
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
-from recurl.errors import ArgumentError
-from recurl.keys import NEXT, TRUNCATED, NestedKey
 
 __all__ = ["PrioritizedSampler", "PrioritizedSliceSampler"]
 

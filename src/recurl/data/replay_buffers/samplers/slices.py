@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+from recurl.core.keys import NEXT, TRUNCATED, NestedKey
 from recurl.data.replay_buffers.samplers.base import Draw, Sampler
 from recurl.data.replay_buffers.trajectories import Appended, Ints, TrajectoryIndex, random_below
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import NEXT, TRUNCATED, NestedKey
 
 __all__ = ["SliceSampler", "SliceSize", "Span", "no_slice", "slices"]
 

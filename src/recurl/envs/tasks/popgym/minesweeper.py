@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.envs.tasks.popgym.cards import one_hot, one_hot_space
-from recurl.errors import ArgumentError
 
 
 class MineSweeper(Dynamics):

@@ -7,10 +7,10 @@ from typing import Any
 
 from gymnasium.spaces import Box
 
+from recurl.core.errors import ArgumentError
 from recurl.envs.tasks.dynamics import Dynamics, State
 from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.envs.tasks.popgym.cards import entry_at
-from recurl.errors import ArgumentError
 
 
 class Noisy(Dynamics):

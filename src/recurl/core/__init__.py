@@ -1,0 +1,1 @@
+"""Keys, errors, specs, archives, and what else knows torch alone."""

@@ -1,0 +1,1 @@
+"""Ways to run a function of a batch: lowered, compiled, captured."""

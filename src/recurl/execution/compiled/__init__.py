@@ -1,0 +1,32 @@
+"""Compilation of networks for recurl's C++ library: one call for all that a policy computes in a step."""
+
+from recurl.execution.compiled.compilation import Compilation, Density, NotCompiled, Signal
+from recurl.execution.compiled.descent import CompiledSurrogate, SurrogateData, SurrogateOptions
+from recurl.execution.compiled.function import CompiledFunction, OneRow, function_of
+from recurl.execution.compiled.in_memory import StepsInMemory
+from recurl.execution.compiled.network import CompiledNetwork
+from recurl.execution.compiled.passes import CompiledPass, why_no_pass
+from recurl.execution.compiled.program_file import Recorder, read_function, write_function
+
+__all__ = [
+    "Compilation",
+    "CompiledFunction",
+    "CompiledNetwork",
+    "CompiledPass",
+    "CompiledSurrogate",
+    "Density",
+    "NotCompiled",
+    "OneRow",
+    "Recorder",
+    "Signal",
+    "StepsInMemory",
+    "SurrogateData",
+    "SurrogateOptions",
+    "function_of",
+    "read_function",
+    "why_no_pass",
+    "write_function",
+]
+
+# Names of earlier versions.
+Descent, can_pass = CompiledSurrogate, why_no_pass

@@ -1,0 +1,190 @@
+"""Compilation of a function of tensors by Inductor, which fuses its operations into few kernels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.core.errors import UnsupportedError
+from recurl.core.quiet import quiet_if_failing
+from recurl.core.torch_compat import compiler_error, compiling, inductor_program, lift_tensors, running_by, traced_graph
+from recurl.execution.columns import ColumnLayout, scalarize_loop, take_constants
+from recurl.execution.readback import refuse_read_back
+from recurl.execution.small_products import small_product
+
+__all__ = ["InductorFunction"]
+
+_CUT = 16  # most operations fused into a kernel, where Triton can't compile larger ones
+_ONE_BY_ONE = "Its operations run one by one, uncompiled: the results are the same, but it is slower."
+_SUMS_ON = ("cuda",)  # devices where thin products are faster as sums; on a CPU the matrix library is faster
+_Function = Callable[..., tuple[Tensor, ...]]
+_Draw = Callable[[], Tensor]
+
+
+class InductorFunction:
+    """A function of tensors, compiled by Inductor, the compiler of ``torch.compile``.
+
+    The function is run once, then traced with fake tensors, which have shapes but no numbers. It may use any Python
+    (TensorDicts, modules, autograd). Other tensors that it reads (weights, buffers) are read at every call from the
+    same memory: they may change in place and must not be replaced.
+
+    Random numbers are those that the function would draw, in the same order. They are drawn first and passed to the
+    compiled code. Sums may be rounded differently than in the function. The compiled code itself always gives the same
+    bits, also inside a CUDA graph: the compiler must not choose reductions by measurement, because another process
+    could choose differently.
+
+    Where the compiler fails, the function is compiled again to smaller kernels. Where that fails too, its operations
+    run one by one, uncompiled. A one-line warning says which.
+
+    Args:
+        function: maps tensors to a tuple of tensors, without side effects.
+        examples: tensors with the shapes, strides, dtypes and devices of those of every call.
+        generators: random generators that it draws from, besides torch's default ones. None is advanced here.
+        rows: for a repeated step, whose last results are the arguments of the next: the size of a dimension that most
+            tensors have, with few entries in the other dimensions. On a GPU, such narrow tensors are computed column by
+            column (see :func:`recurl.execution.columns.scalarize_columns`), in fewer kernels. The compiled function then takes
+            and returns their vectors instead of them, and its results must not be changed in place.
+
+    Attributes:
+        entering: layout of each argument that is passed as vectors, None for one that is passed whole.
+        leaving: layout of each result, likewise.
+
+    Raises:
+        UnsupportedError: the function reads the values of tensors back, or its random numbers depend on them, as with
+            ``torch.multinomial``; the message names the line, or the operation.
+
+    Example:
+        >>> weight = torch.ones(2)
+        >>> noisy = Traced(lambda x: (x * weight + torch.rand(2),), [torch.zeros(2)])
+        >>> _ = weight.fill_(3.0), torch.manual_seed(0)
+        >>> noisy(torch.ones(2))[0], 3.0 + torch.manual_seed(0).initial_seed() + torch.rand(2)
+        (tensor([3.4963, 3.7682]), tensor([3.4963, 3.7682]))
+    """
+
+    def __init__(
+        self,
+        function: _Function,
+        examples: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+        rows: int | None = None,
+    ) -> None:
+        count = len(examples)
+        sums = any(tensor.device.type in _SUMS_ON for tensor in examples)
+        drawn: list[Tensor] = []
+        self._draws: list[_Draw] = []
+
+        def draw(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            result = operation(*arguments, **named)
+            if _is_random(operation):
+                self._draws.append(_draw_again(operation, arguments, named, result))
+                drawn.append(torch.empty_like(result))
+            return result
+
+        def given(*tensors: Tensor) -> tuple[Tensor, ...]:
+            left = iter(tensors[count:])
+
+            def take(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+                if _is_random(operation):
+                    return arguments[0].copy_(next(left)) if _in_place(operation) else next(left)
+                small = small_product(operation, arguments) if sums and not named else None
+                return operation(*arguments, **named) if small is None else small
+
+            with running_by(take):
+                return function(*tensors[:count])
+
+        with compiling():
+            own = _generators_of({tensor.device for tensor in examples})
+            with _restoring([*generators, *own]), running_by(draw), refuse_read_back():
+                function(*examples)
+            graph: Any = traced_graph(given, [*examples, *drawn])
+        self.entering: list[ColumnLayout | None] = [None] * count
+        *_, output = graph.graph.nodes
+        self.leaving: list[ColumnLayout | None] = [None] * len(output.args[0])
+        self._constant: dict[int, Tensor] = {}
+        if rows is not None and sums:
+            graph, self.entering, self.leaving = scalarize_loop(graph, rows, count)
+            self._constant = take_constants(graph)
+        self._run = _compile(graph, columns=rows is not None)
+
+    @torch.no_grad()
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Call the compiled function. Its results are not connected to its arguments by gradients."""
+        results = [*self._run(*tensors, *[draw() for draw in self._draws])]
+        for position, tensor in self._constant.items():
+            results.insert(position, tensor)
+        return tuple(results)
+
+
+def _compile(graph: Any, columns: bool) -> Callable[..., Sequence[Tensor]]:
+    """Compile a traced graph, to smaller kernels if the compiler fails, or return it uncompiled if it fails again."""
+    kept, operations = lift_tensors(graph), sum(node.op == "call_function" for node in graph.graph.nodes)
+    for most_fused, instead in (
+        (None, f"It is compiled again with at most {_CUT} operations per kernel."),
+        (_CUT, _ONE_BY_ONE),
+    ):
+        try:
+            with quiet_if_failing():
+                return inductor_program(graph, kept, columns, most_fused)
+        except compiler_error() as error:
+            warnings.warn(
+                f"torch's compiler failed on a graph of {operations} operations ({_reason(error)}). {instead}",
+                stacklevel=2,
+            )
+    return lambda *tensors: graph(*tensors, *kept)
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of a compiler error that says what happened: the last one if it contains a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "TORCH" not in line]
+    found = lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
+    return found[:200]
+
+
+def _is_random(operation: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+def _in_place(operation: Any) -> bool:
+    return operation.overloadpacket.__name__.endswith("_")
+
+
+def _draw_again(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any], result: Any) -> _Draw:
+    """Return a function that repeats a random draw, which may depend on a shape only."""
+    shaped = _in_place(operation) or operation.overloadpacket.__name__.endswith("_like")
+    others = [*arguments[shaped:], *named.values()]
+    if not isinstance(result, Tensor) or any(isinstance(value, Tensor) for value in others):
+        raise UnsupportedError(
+            f"A compiled function must draw random numbers that don't depend on tensors, but {operation} does: draw "
+            "them with torch.rand, torch.randn or exponential_(), and compute with them."
+        )
+    if not shaped:
+        return lambda: operation(*arguments, **named)
+    size, stride, dtype, device = result.shape, result.stride(), result.dtype, result.device
+
+    def draw() -> Tensor:
+        like = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return operation(like, *arguments[1:], **named)
+
+    return draw
+
+
+def _generators_of(devices: set[torch.device]) -> list[torch.Generator]:
+    """Return torch's default generators of the devices, and that of the CPU."""
+    cuda = [torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"]
+    return [torch.default_generator, *cuda]
+
+
+@contextmanager
+def _restoring(generators: Sequence[torch.Generator]) -> Generator[None]:
+    """Restore the states of generators at the end of the block."""
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

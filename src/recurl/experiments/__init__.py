@@ -1,0 +1,1 @@
+"""Benchmarks and studies: commands that the library itself never imports."""

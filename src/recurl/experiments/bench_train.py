@@ -1,0 +1,145 @@
+"""``recurl bench train``: time breakdown of an update for the options of a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from recurl._version import __version__
+from recurl.cli.sources import read_sources
+from recurl.cli.speed import notify_if_slow
+from recurl.cli.train import read_run
+from recurl.core.errors import ArgumentError
+from recurl.core.precision import torch_matmul_precision
+from recurl.core.ranges import Count
+from recurl.experiments.bench_rnn import device_name
+from recurl.trainers import ALGORITHMS, RunConfig
+from recurl.trainers.algorithms.table import make_algorithm
+from recurl.trainers.files.durable import write_atomic
+from recurl.trainers.run.update_times import UpdateTimes, time_updates
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrain:
+    """Show the time breakdown of an update: recurl bench train ALGORITHM, with the options of recurl train."""
+
+    warm_up: Count = 5
+    """Updates before measurement begins; more are run if learning starts later (--learning-starts)."""
+    updates: Count = 20
+    """Number of measured updates."""
+    csv: Path | None = None
+    """Also write the times to this CSV file."""
+    preset: str | None = None
+    """Use the tuned options of a preset; --config and command line options take precedence."""
+    config: Path | None = None
+    """Read options from a TOML file, or from the config.json of a run; command line options take precedence."""
+
+
+def read_bench_train(arguments: list[str]) -> BenchTrain:
+    """Parse the arguments: an algorithm and its options."""
+    args = None
+    if arguments:
+        args = read_run(arguments, read_sources(arguments), prog="recurl bench train", extra=BenchTrain)
+    if args is None:
+        raise ArgumentError(f"recurl bench train takes an algorithm ({', '.join(ALGORITHMS)}) and its options.")
+    return args
+
+
+def bench_train(args: Any) -> int:
+    """Run updates and show the time of their parts."""
+    config = _with_enough_steps(args.options, args.warm_up + args.updates)
+    if args.csv is not None:
+        _check_writable(args.csv)
+    notify_if_slow(config.device)
+    with torch_matmul_precision(config.torch_precision), closing(make_algorithm(config)) as learner:
+        found = time_updates(learner, args.warm_up, args.updates)
+    console = Console()
+    for text in _heading(config, found, args.updates):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(_table(found))
+    for text in _notes(config, found):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if args.csv is not None:
+        _write(args.csv, config, found)
+        console.print(f"Results written to {args.csv}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _with_enough_steps(config: RunConfig, updates: int) -> RunConfig:
+    """Raise ``total_steps`` to cover the updates, so that schedules don't end early."""
+    starts = getattr(config, "learning_starts", 0)
+    steps = (updates + 2) * config.frames_per_batch + starts
+    return replace(config, total_steps=max(config.total_steps, steps))
+
+
+def _check_writable(path: Path) -> None:
+    irregular = os.path.lexists(path) and (path.is_symlink() or not path.is_file())
+    if irregular or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentError(f"--csv must be a regular file that can be written, in a folder that exists, got {path}.")
+
+
+def _heading(config: RunConfig, found: UpdateTimes, updates: int) -> list[str]:
+    sizes = f"{config.num_envs} environments x {config.rollout_steps} steps"
+    return [
+        f"{config.algorithm} with {config.cell} {config.hidden_size} on {config.env_name}, {sizes}, on "
+        f"{device_name(config.device)}: {updates} updates",
+        f"{found.wall * 1e3:,.3g} ms each, {found.frames / found.wall:,.0f} steps/s",
+    ]
+
+
+def _table(found: UpdateTimes) -> Table:
+    table = Table("part of an update")
+    for name in ("ms", "share"):
+        table.add_column(name, justify="right")
+    for name, seconds in found.parts.items():
+        table.add_row(name, f"{seconds * 1e3:.3g}", f"{seconds / found.wall:.1%}")
+    table.add_section()
+    table.add_row("all", f"{sum(found.parts.values()) * 1e3:.3g}", f"{sum(found.parts.values()) / found.wall:.1%}")
+    return table
+
+
+def _notes(config: RunConfig, found: UpdateTimes) -> list[str]:
+    if found.gpu_idle is None:
+        return []
+    notes = [
+        "Times are measured between GPU events and include waiting for the host.",
+        f"The GPU was busy for {(found.gpu_busy or 0) * 1e3:.3g} ms of an update and idle for {found.gpu_idle:.0%}.",
+    ]
+    if getattr(config, "cuda_graph", False):
+        notes.append("Work inside a CUDA graph is reported as a whole.")
+    return notes
+
+
+def _write(path: Path, config: RunConfig, found: UpdateTimes) -> None:
+    own = {
+        "date": time.strftime("%Y-%m-%d"),
+        "recurl": __version__,
+        "torch": torch.__version__,
+        "device_name": device_name(config.device),
+        "algorithm": config.algorithm,
+        "env": config.env_name,
+        "cell": config.cell,
+        "hidden_size": config.hidden_size,
+        "num_envs": config.num_envs,
+        "rollout_steps": config.rollout_steps,
+    }
+    busy = "" if found.gpu_busy is None else f"{found.gpu_busy * 1e3:.4f}"
+    rows = [
+        {**own, "part": name, "ms": f"{seconds * 1e3:.4f}", "update_ms": f"{found.wall * 1e3:.4f}", "gpu_busy_ms": busy}
+        for name, seconds in found.parts.items()
+    ]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomic(path, text.getvalue().encode())

@@ -1,0 +1,1 @@
+"""Sequences: their boundaries, continuity, stored states, recurrent mode, and returns."""

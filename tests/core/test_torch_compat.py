@@ -1,0 +1,372 @@
+"""Each private name of torch and tensordict that recurl uses still behaves as recurl expects."""
+
+import pytest
+import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recurl.core import torch_compat as _torch
+from recurl.modules import Categorical
+
+
+class Modes(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_name_is_tried_here():
+    tried = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert set(_torch.__all__) <= tried
+
+
+def test_is_functorch_active():
+    seen = []
+
+    def note(x):
+        seen.append(_torch.is_functorch_active())
+        return x.sum()
+
+    note(torch.ones(2))
+    torch.vmap(note)(torch.ones(2, 2))
+    torch.func.grad(note)(torch.ones(2))
+    assert seen == [False, True, True]
+
+
+def test_is_forward_mode():
+    seen = []
+
+    def note(x):
+        seen.append(_torch.is_forward_mode())
+        return x.sum()
+
+    note(torch.ones(2))
+    torch.func.jvp(note, (torch.ones(2),), (torch.ones(2),))
+    with torch.no_grad(), forward_ad.dual_level():
+        note(torch.ones(2))
+    assert seen == [False, True, True]
+
+
+def test_is_exporting():
+    class Note(nn.Module):
+        def forward(self, x):
+            return x + 1 if _torch.is_exporting() else x + 2
+
+    assert torch.compile(Note(), backend="eager", fullgraph=True)(torch.zeros(2)).tolist() == [2, 2]
+    for strict in (False, True):
+        assert torch.export.export(Note(), (torch.zeros(2),), strict=strict).module()(torch.zeros(2)).tolist() == [1, 1]
+    assert not _torch.is_exporting()
+
+
+def test_is_known():
+    sizes = []
+
+    def note(x):
+        sizes.append(x.shape)
+        return x + (2 if _torch.is_known(x.shape[0]) else 1)
+
+    assert note(torch.zeros(3)).tolist() == [2, 2, 2]
+    for dynamic, expected in ((False, 2), (True, 1)):
+        torch._dynamo.reset()
+        compiled = torch.compile(note, backend="eager", fullgraph=True, dynamic=dynamic)
+        assert compiled(torch.zeros(3)).tolist() == [expected] * 3
+
+
+def test_are_modes_active():
+    assert not _torch.are_modes_active()
+    with Modes():
+        assert _torch.are_modes_active()
+
+
+def test_foreach_lerp_():
+    to, source = [torch.zeros(2), torch.ones(3)], [torch.ones(2), torch.zeros(3)]
+    expected = [one.lerp(other, 0.01) for one, other in zip(to, source, strict=True)]
+    _torch.foreach_lerp_(to, source, 0.01)
+    assert all(map(torch.equal, to, expected))
+
+
+def test_foreach_copy_():
+    to = [torch.zeros(2), torch.zeros(3)]
+    _torch.foreach_copy_(to, [torch.ones(2), torch.full((3,), 2.0)])
+    assert to[0].tolist() == [1.0] * 2
+    assert to[1].tolist() == [2.0] * 3
+
+
+def test_foreach_copy_on_a_gpu_takes_tensors_of_one_kind():
+    to = [torch.zeros(2), torch.zeros(3, dtype=torch.bool), torch.zeros(2, 3).t(), torch.zeros(4)]
+    of = [torch.ones(2), torch.ones(3, dtype=torch.bool), torch.ones(3, 2), torch.ones(4, dtype=torch.int64)]
+    kinds = list(_torch._of_one_kind(to, of))
+    assert [len(targets) for targets, _ in kinds] == [1, 1, 1, 1]
+    assert [len(targets) for targets, _ in _torch._of_one_kind([to[0], to[1], to[3]], [of[0], of[1], of[2]])] == [2, 1]
+    for targets, sources in kinds:
+        _torch._foreach_copy_(targets, sources)
+    assert all(bool((target == 1).all()) for target in to)
+
+
+def test_scan():
+    def add(carry, x):
+        return carry + x, (carry + x).clone()
+
+    x = torch.arange(4.0)
+    last, sums = _torch.scan(add, torch.zeros(()), x)
+    assert last == 6
+    assert torch.equal(sums, x.cumsum(0))
+
+
+def test_schema_of():
+    schema = _torch.schema_of(torch.ops.aten.add_.Tensor)
+    assert schema.is_mutable
+    assert [argument.name for argument in schema.arguments] == ["self", "other", "alpha"]
+    assert _torch.schema_of(torch.ops.aten.view.default).returns[0].alias_info is not None
+    assert _torch.schema_of(len) is None
+
+
+def test_trace():
+    seen = []
+
+    @torch.compiler.assume_constant_result
+    def read():
+        context = _torch.trace()
+        seen.append((context.fake_mode.shape_env.settings.allow_scalar_outputs, context.__dict__ is not None))
+        return 1
+
+    assert torch.compile(lambda x: x + read(), backend="eager", fullgraph=True)(torch.ones(())) == 2
+    assert seen
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_Dropout(kind):
+    assert isinstance(kind(), _torch.Dropout)
+    assert not isinstance(nn.Linear(1, 1), _torch.Dropout)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_has_hooks(register):
+    module = nn.Linear(1, 1)
+    assert not _torch.has_hooks(module)
+    handle = getattr(module, register)(lambda *_: None)
+    assert _torch.has_hooks(module)
+    handle.remove()
+    assert not _torch.has_hooks(module)
+
+
+def test_hooks_of():
+    module = nn.Linear(1, 1)
+    assert _torch.hooks_of(module) == []
+    handles = [module.register_forward_pre_hook(print), module.register_forward_hook(repr)]
+    assert [hook for _, hook in _torch.hooks_of(module)] == [print, repr]
+    handles[0].remove()
+    assert [hook for _, hook in _torch.hooks_of(module)] == [repr]
+
+
+def test_has_global_hooks():
+    assert not _torch.has_global_hooks()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert _torch.has_global_hooks()
+    finally:
+        handle.remove()
+    assert not _torch.has_global_hooks()
+
+
+def test_tensors_of():
+    module = nn.BatchNorm1d(2)
+    parameters, buffers = _torch.tensors_of(module)
+    other = torch.full((2,), 3.0)
+    parameters["weight"], buffers["running_mean"] = other, other
+    assert module.weight is other
+    assert module.running_mean is other
+
+
+def test_assert_async():
+    _torch.assert_async(torch.tensor(True), "unseen")
+    with pytest.raises(RuntimeError, match="what was wrong"):
+        _torch.assert_async(torch.tensor(False), "what was wrong")
+
+
+def test_edits_of():
+    tensor = torch.zeros(2)
+    before = _torch.edits_of(tensor)
+    tensor.add_(1)
+    tensor[0] = 3
+    assert _torch.edits_of(tensor) == before + 2
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    with pytest.raises(RuntimeError, match="version counter"):
+        _torch.edits_of(inference)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_rnn_kernel(kind):
+    net, x = kind(2, 3), torch.randn(4, 5, 2)
+    states = (torch.zeros(1, 5, 3),) * 2 if kind is nn.LSTM else torch.zeros(1, 5, 3)
+    weights = list(net.parameters())
+    y, *_ = _torch.rnn_kernel(kind.__name__.lower())(x, states, weights, True, 1, 0.0, False, False, False)
+    assert torch.equal(y, net(x)[0])
+
+
+def test_samples():
+    net = TensorDictModule(nn.Linear(1, 2), in_keys=["x"], out_keys=["logits"])
+    draw = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
+    assert _torch.samples(ProbabilisticTensorDictSequential(net, draw))
+
+
+def test_passes_keywords():
+    def module(**options):
+        return TensorDictModule(lambda x, y=None: x, out_keys=["z"], **options)
+
+    assert not _torch.passes_keywords(module(in_keys=["x"]))
+    assert _torch.passes_keywords(module(in_keys={"x": "a"}))
+    assert _torch.passes_keywords(module(in_keys=["x"], method_kwargs={"y": 1}))
+
+
+def test_returns_other_entries():
+    def sequence():
+        return TensorDictSequential(
+            TensorDictModule(nn.Linear(1, 1), in_keys=["x"], out_keys=["y"]),
+            TensorDictModule(nn.Linear(1, 1), in_keys=["y"], out_keys=["z"]),
+        )
+
+    assert not _torch.returns_other_entries(sequence())
+    assert _torch.returns_other_entries(sequence().select_out_keys("z"))
+
+
+def test_foreach_add_():
+    steps = [torch.zeros(()), torch.ones(())]
+    _torch.foreach_add_(steps, [torch.ones(()), torch.ones(())])
+    assert [step.item() for step in steps] == [1, 2]
+
+
+def test_foreach_mul_():
+    values = [torch.ones(2), torch.full((3,), 2.0)]
+    _torch.foreach_mul_(values, torch.tensor(0.5))
+    assert [value.tolist() for value in values] == [[0.5] * 2, [1.0] * 3]
+
+
+def test_foreach_norm():
+    values = [torch.tensor([3.0, 4.0]), torch.ones(4)]
+    assert [norm.item() for norm in _torch.foreach_norm(values)] == [5, 2]
+
+
+def test_fused_adam_():
+    """It takes the step of torch.optim.Adam, or none if ``found_inf`` is 1."""
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
+    own, means, squares, steps = parameter.detach().clone(), torch.zeros(2), torch.zeros(2), torch.zeros(())
+    parameter.grad = torch.tensor([0.5, 0.25])
+    torch.optim.Adam([parameter], lr=0.1, eps=1e-5, fused=True).step()
+    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5}
+    for found_inf in (1.0, 0.0):
+        before = own.clone()
+        steps += 1 - found_inf
+        _torch.fused_adam_(
+            [own],
+            [parameter.grad],
+            [means],
+            [squares],
+            [],
+            [steps],
+            **numbers,
+            amsgrad=False,
+            maximize=False,
+            found_inf=torch.tensor(found_inf),
+        )
+        assert torch.equal(own, before) == (found_inf == 1)
+    assert torch.equal(own, parameter)
+
+
+def test_running_by():
+    seen = []
+
+    def run(operation, arguments, named):
+        seen.append(operation)
+        return operation(*arguments, **named)
+
+    with _torch.running_by(run):
+        assert torch.ones(2).sum().item() == 2
+    aten = torch.ops.aten
+    assert seen == [aten.ones.default, aten.sum.default, aten._local_scalar_dense.default]
+
+
+def test_compiling():
+    assert not torch.compiler.is_compiling()
+    with _torch.compiling():
+        assert torch.compiler.is_compiling()
+    assert not torch.compiler.is_compiling()
+
+
+def test_traced_graph():
+    weight = torch.ones(2, requires_grad=True)
+
+    def slope(x):
+        with torch.enable_grad():
+            return torch.autograd.grad((x * weight).square().sum(), weight)
+
+    graph = _torch.traced_graph(slope, [torch.zeros(2)])
+    assert graph(torch.tensor([1.0, 2.0]))[0].tolist() == [2.0, 8.0]
+    with torch.no_grad():
+        weight.fill_(2.0)
+    assert graph(torch.tensor([1.0, 2.0]))[0].tolist() == [4.0, 16.0]
+
+
+def test_limit_compile_threads(monkeypatch):
+    from torch._inductor import config
+
+    with config.patch(compile_threads=7):
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "7")
+        _torch.limit_compile_threads(2)
+        assert config.compile_threads == 7
+        monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+        _torch.limit_compile_threads(2)
+        assert config.compile_threads == 2
+
+
+def test_start_compilers():
+    from torch._inductor import async_compile, config
+
+    with config.patch(compile_threads=2):
+        _torch.start_compilers()
+        assert async_compile.AsyncCompile._ready_future is not None
+        async_compile.shutdown_compile_workers()
+        async_compile.AsyncCompile.process_pool.cache_clear()
+
+
+def test_inductor_program():
+    weight = torch.ones(2, requires_grad=True)
+    graph = _torch.traced_graph(lambda x, y: (x * weight + torch.tensor([1.0, 2.0]), y), [torch.zeros(2)] * 2)
+    program = _torch.inductor_program(graph, _torch.lift_tensors(graph))
+    x = torch.ones(2)
+    for value in (1.0, 3.0):
+        with torch.no_grad():
+            weight.fill_(value)
+        found, given = program(torch.ones(2), x)
+        assert found.tolist() == [value + 1, value + 2]
+        assert not found.requires_grad
+        assert given is x
+    alone = _torch.traced_graph(lambda: (weight * 2,), [])
+    assert len(_torch.inductor_program(alone, _torch.lift_tensors(alone))()) == 1
+
+
+def test_compiler_error():
+    assert issubclass(_torch.compiler_error(), RuntimeError)
+
+
+def test_lift_tensors():
+    weight = torch.ones(2)
+    graph = _torch.traced_graph(lambda x: (x * weight + torch.tensor([1.0, 2.0]),), [torch.zeros(2)])
+    kept = _torch.lift_tensors(graph)
+    weight.fill_(3.0)
+    assert graph(torch.ones(2), *kept)[0].tolist() == [4.0, 5.0]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from recurl.execution.lowering import Entries, leaves, like, takes_entries, unmarked
+
+
+def step() -> Entries:
+    return Entries.of(TensorDict({"x": torch.arange(2), "next": {"inner": {"y": torch.ones(2, 1)}}}, [2]))
+
+
+def test_entries_answer_as_a_tensordict_does() -> None:
+    entries = step()
+    td = entries.to_tensordict()
+    for key in ("x", "next", ("next", "inner", "y"), ("x",), "none", ("next", "none"), ("next", "inner", "none", "z")):
+        assert (key in entries) == (key in td), key
+        assert (entries.get(key, None) is None) == (td.get(key, None) is None), key
+    assert entries["next", "inner", "y"] is td["next", "inner", "y"]
+    with pytest.raises(KeyError):
+        _ = entries["next", "none"]
+    entries.set(("made", "on", "the way"), torch.zeros(2))
+    assert entries["made", "on"].batch_size == torch.Size([2])
+    assert entries.ndim == td.ndim == 1
+    assert entries.pop("x", None) is td["x"]
+    assert entries.pop("x", None) is None
+
+
+def test_a_copy_has_nested_entries_of_its_own_and_shares_tensors() -> None:
+    entries = step()
+    copy = entries.copy()
+    copy.set(("next", "inner", "z"), torch.zeros(2))
+    assert ("next", "inner", "z") not in entries
+    assert copy["next", "inner", "y"] is entries["next", "inner", "y"]
+    assert "next" not in entries.exclude("next", "other")
+    assert "next" in entries
+
+
+def test_leaves_of_entries_and_tensordict_are_the_same() -> None:
+    assert (
+        dict(leaves(step())).keys() == dict(leaves(step().to_tensordict())).keys() == {("x",), ("next", "inner", "y")}
+    )
+
+
+def test_like_makes_what_was_given() -> None:
+    made = {("a", "b"): torch.zeros(2)}
+    assert isinstance(like(None, made, torch.Size([2]), None), TensorDict)
+    assert isinstance(like(TensorDict({}, [2]), made, torch.Size([2]), None), TensorDict)
+    entries = like(step(), made, torch.Size([2]), torch.device("meta"))
+    assert isinstance(entries, Entries)
+    assert entries["a", "b"].device.type == "meta"
+
+
+class Marked:
+    @takes_entries
+    def act(self) -> None: ...
+
+
+class Overriding(Marked):
+    def act(self) -> None: ...
+
+
+def test_the_mark_is_lost_by_what_overrides_it() -> None:
+    assert unmarked(Marked(), "act") is None
+    assert unmarked(Overriding(), "act") == "Overriding.act needs a TensorDict"
+    replaced = Marked()
+    replaced.act = lambda: None
+    assert unmarked(replaced, "act") == "Marked.act needs a TensorDict"

@@ -1,0 +1,165 @@
+"""Compiled functions of tensors: their results, random draws and refusals."""
+
+import os
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+
+from recurl.core.errors import UnsupportedError
+from recurl.core.quiet import quiet_if_failing
+from recurl.core.torch_compat import traced_graph
+from recurl.execution.traced import InductorFunction
+
+
+def test_numbers_gradients_and_draws():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    own = torch.Generator().manual_seed(7)
+
+    def run(x, y):
+        noise = torch.empty(5).uniform_(-1, 1, generator=own)
+        kept = torch.empty_like(x).exponential_() > torch.rand(5, 1)
+        with torch.enable_grad():
+            loss = ((net(x * kept).squeeze(-1) + noise - y) ** 2).mean()
+            return loss.detach(), noise, kept, *torch.autograd.grad(loss, net.parameters())
+
+    x, y = torch.randn(5, 3), torch.randn(5)
+    states = torch.get_rng_state(), own.get_state()
+    program = InductorFunction(run, [x, y], [own])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(own.get_state(), states[1])
+    for _ in range(2):
+        before = torch.get_rng_state(), own.get_state()
+        expected = run(x, y)
+        after = torch.get_rng_state(), own.get_state()
+        torch.set_rng_state(before[0])
+        own.set_state(before[1])
+        found = program(x, y)
+        assert torch.equal(torch.get_rng_state(), after[0])
+        assert torch.equal(own.get_state(), after[1])
+        for result, wanted in zip(found, expected, strict=True):
+            assert result.dtype == wanted.dtype
+            torch.testing.assert_close(result, wanted)
+        assert torch.equal(found[1], expected[1])
+        assert torch.equal(found[2], expected[2])
+        with torch.no_grad():
+            net[0].weight.mul_(2)  # the next call reads it
+        x, y = x + 1, y * 2
+
+
+def test_constants_are_made_once_unless_they_are_edited():
+    def run(x):
+        count = torch.tensor([1.0, 2.0])
+        count[0].add_(x[0])
+        return x * torch.tensor([2, 3]).to(torch.float32), count
+
+    def given_away(x):
+        bound = torch.tensor([1.0, 2.0])
+        return bound.unsqueeze(0), x * bound
+
+    program = InductorFunction(given_away, [torch.zeros(2)])
+    program(torch.ones(2))[0].zero_()  # results belong to the caller
+    found = program(torch.ones(2))
+    assert [value.tolist() for value in found] == [[[1.0, 2.0]], [1.0, 2.0]]
+
+    graph = traced_graph(run, [torch.zeros(2)])
+    left = [
+        str(node.target) for node in graph.graph.nodes if "lift" in str(node.target) or "_to_copy" in str(node.target)
+    ]
+    assert left == ["aten.lift_fresh_copy.default"]  # the edited constant
+    program = InductorFunction(run, [torch.zeros(2)])
+    for _ in range(2):
+        scaled, count = program(torch.ones(2))
+        assert scaled.tolist() == [2.0, 3.0]
+        assert count.tolist() == [2.0, 2.0]
+
+
+def test_examples_may_be_one_tensor():
+    both = torch.ones(3)
+    program = InductorFunction(lambda a, b: (a + 2 * b, a), [both, both])
+    for one, other in ((0.0, 1.0), (3.0, 0.0)):
+        found = program(torch.full((3,), one), torch.full((3,), other))
+        assert [value.tolist() for value in found] == [[one + 2 * other] * 3, [one] * 3]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x: (torch.multinomial(x, 1),),
+            r"depend on tensors, but aten\.multinomial\.default does: draw them",
+        ),
+        (lambda x: (torch.bernoulli(x),), r"depend on tensors, but aten\.bernoulli\.default does"),
+        (lambda x: (x if x.sum() > 0 else -x,), r"test_traced\.py:\d+ does .*: a tensor is converted to a number"),
+        (lambda x: (x[x > 0],), r"test_traced\.py:\d+ does .*: a mask is used as an index"),
+        (lambda x: (x * x.sum().item(),), r"a tensor is converted to a number or a truth value"),
+    ],
+)
+def test_what_cannot_be_a_program(function, message):
+    before = torch.get_rng_state()
+    with pytest.raises(UnsupportedError, match=message):
+        InductorFunction(function, [torch.rand(3)])
+    torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize(("failures", "said"), [(1, "at most 16 operations per kernel"), (2, "one by one, uncompiled")])
+def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failures, said):
+    """Its output below Python is hidden; results and draws are those of the function."""
+    real, calls = GraphLowering.compile_to_module, []
+
+    def fail_at_first(self):
+        calls.append(config.max_fusion_size)
+        if len(calls) <= failures:
+            os.write(2, b"#loc = loc(unknown)\n" * 100)
+            raise RuntimeError("PassManager::run failed")
+        return real(self)
+
+    net = nn.Linear(3, 4)
+    own = torch.Generator().manual_seed(7)
+
+    def run(x, y):
+        noise = torch.empty(5, 1).uniform_(-1, 1, generator=own)
+        scale = torch.tensor([1.0, 2.0, 3.0])
+        with torch.enable_grad():
+            loss = (net(x * scale) + noise - y.unsqueeze(-1)).square().mean()
+            return loss.detach(), *torch.autograd.grad(loss, net.parameters())
+
+    x, y = torch.randn(5, 3), torch.randn(5)
+    monkeypatch.setattr(GraphLowering, "compile_to_module", fail_at_first)
+    fresh = {"fx_graph_cache": False}  # a cached program isn't compiled again
+    with config.patch(fresh), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        program = InductorFunction(run, [x, y], [own])
+    lines = [str(warning.message) for warning in warned if "compiler failed" in str(warning.message)]
+    assert len(lines) == failures
+    assert all("(RuntimeError: PassManager::run failed)" in line for line in lines)
+    assert said in lines[-1]
+    assert "#loc" not in capfd.readouterr().err
+    assert calls == [64, 16][: len(calls)]
+    for _ in range(2):
+        state = own.get_state()
+        expected = run(x, y)
+        own.set_state(state)
+        torch.testing.assert_close(program(x, y), expected)
+        with torch.no_grad():
+            net.weight.mul_(2)  # the next call reads it
+        x, y = x + 1, y * 2
+
+
+def test_stderr_is_held_back_only_of_what_fails(capfd):
+    with quiet_if_failing():
+        os.write(2, b"from below Python\n")
+    assert capfd.readouterr().err == "from below Python\n"
+
+    def fail():
+        with quiet_if_failing():
+            os.write(2, b"pages\n")
+            raise ValueError("said")
+
+    with pytest.raises(ValueError, match="said"):
+        fail()
+    assert capfd.readouterr().err == ""

@@ -3,10 +3,12 @@
 Public names are imported lazily, on first access.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from recurl._version import __version__ as __version__
+from recurl.core.moved import MovedModules
 
 if TYPE_CHECKING:
     from recurl.collectors import Collector as Collector
@@ -52,6 +54,9 @@ __all__ = [
     "__version__",
     "load",
 ]
+
+if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+    sys.meta_path.insert(0, MovedModules())  # before the finder of the files of a package that moved
 
 
 def __getattr__(name: str) -> Any:

@@ -220,7 +220,8 @@ def load(arguments: Sequence[str]) -> Command:
     if "" not in sys.path and _names_modules(name, {word.partition("=")[0] for word in words}):
         sys.path.append("")  # as python -m recurl does
     try:
-        return cast(Command, importlib.import_module(f"recurl.cli.{name}"))
+        room = "experiments" if name == "bench" else "cli"
+        return cast(Command, importlib.import_module(f"recurl.{room}.{name}"))
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package in _EXTRA:

@@ -37,9 +37,9 @@ def source_commit(file: Path = Path(__file__)) -> str | None:
     Only files are read and Git is not run, so uncommitted changes are not detected.
 
     Args:
-        file: a file of the package, ``ROOT/src/recurl/FILE`` in a checkout.
+        file: a file of the package, ``ROOT/src/recurl/ROOM/FILE`` in a checkout.
     """
-    _, source, root = file.resolve().parents[:3]
+    _, _, source, root = file.resolve().parents[:4]
     if source.name != "src":
         return None
     try:

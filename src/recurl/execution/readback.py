@@ -5,13 +5,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from recurl.core import torch_compat
 from recurl.core.errors import UnsupportedError
 from recurl.core.torch_compat import running_by
 from recurl.execution.source_lines import line_of
@@ -30,7 +30,7 @@ _READS = {
 _MASKED = "a mask is used as an index, so the number of results depends on its values; torch.where keeps the shape"
 _CONVERSIONS = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
 _CONVERTED = "a tensor is converted to NumPy or Python numbers; use functions of torch (in a task, of xp)"
-_OWN = tuple(str(Path(__file__).with_name(name)) for name in ("_torch.py", "readback.py"))
+_OWN = (torch_compat.__file__, __file__)
 
 
 @contextmanager

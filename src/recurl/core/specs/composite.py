@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from tensordict import TensorDict, TensorDictBase
+from typing import TYPE_CHECKING, Any
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.core.keys import NestedKey, normalize_key, path_of
 from recurl.core.specs.base import Device, TensorSpec
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 
 class Composite(TensorSpec):
@@ -109,14 +110,20 @@ class Composite(TensorSpec):
 
     def rand(self) -> TensorDict:
         """Return a TensorDict of random samples."""
+        from tensordict import TensorDict  # noqa: PLC0415 - core is importable with torch alone
+
         return TensorDict({name: spec.rand() for name, spec in self._specs.items()}, self.shape, device=self.device)
 
     def zero(self) -> TensorDict:
         """Return a TensorDict of zeros."""
+        from tensordict import TensorDict  # noqa: PLC0415 - core is importable with torch alone
+
         return TensorDict({name: spec.zero() for name, spec in self._specs.items()}, self.shape, device=self.device)
 
     def is_in(self, value: Any) -> bool:
         """Return whether the TensorDict ``value`` has every entry, each in its domain; other entries are ignored."""
+        from tensordict import TensorDictBase  # noqa: PLC0415 - core is importable with torch alone
+
         if not isinstance(value, TensorDictBase):
             return False
         return all(name in value and spec.is_in(value.get(name)) for name, spec in self._specs.items())

@@ -18,7 +18,7 @@ import pytest
 import torch
 from tests.programs import Programs
 
-from recurl.envs.workers_process import Interpreter
+from recurl.envs.workers import Interpreter
 from recurl.trainers.export import policy_file
 from recurl.trainers.export.verification import verify
 from recurl.trainers.files.durable import write_atomic

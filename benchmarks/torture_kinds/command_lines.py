@@ -8,13 +8,14 @@ from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from recurl.cli import bench, train
+from recurl.cli import train
 from recurl.cli.doctor import Doctor
 from recurl.cli.evaluate import Evaluate
 from recurl.cli.export import Export
 from recurl.cli.main import check_text, error_line, load
 from recurl.cli.play import Play
 from recurl.core.ranges import Field, Range, fields_of, flag
+from recurl.experiments import bench
 from recurl.trainers.algorithms.footprint import check_machine
 
 KINDS: dict[tuple[str, ...], Any] = {

@@ -3,9 +3,9 @@ import os
 import pytest
 import torch
 
-from recurl.core import hardware
+from recurl.core import devices as hardware
+from recurl.core.devices import check_device, check_memory, core_count, total_memory
 from recurl.core.errors import ArgumentError
-from recurl.core.hardware import check_device, check_memory, core_count, total_memory
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu:3", "hpu", "nowhere", "", "cpu:-1", "xla", "cuda:99", "vulkan"])

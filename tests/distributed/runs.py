@@ -21,10 +21,9 @@ from recurl.objectives import ClipPPOLoss, sequences
 from recurl.objectives.value import GAE
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.algorithms.a2c import A2C
-from recurl.trainers.algorithms.a2c_config import A2CConfig
+from recurl.trainers.algorithms.configs import A2CConfig, ImpalaConfig
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.impala import Impala
-from recurl.trainers.algorithms.impala_config import ImpalaConfig
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.networks.agent import collecting

@@ -43,10 +43,9 @@ from recurl.envs import (
     TransformedEnv,
     check_env_specs,
 )
-from recurl.envs.workers import Worker
+from recurl.envs.workers import Interpreter, Worker
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import Entry, SharedTensors
-from recurl.envs.workers_process import Interpreter
 from recurl.modules import GRUModule, set_recurrent_mode
 
 pytestmark = pytest.mark.slow

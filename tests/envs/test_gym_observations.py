@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.specs import Categorical, MultiCategorical, OneHot
 from recurl.envs import GymEnv, GymWrapper, check_env_specs
-from recurl.envs.gym_observations import ObservationReader
+from recurl.envs.gym_spaces import ObservationReader
 from tests.envs.small import CountEnv
 
 spaces = gym.spaces

@@ -10,9 +10,9 @@ import cloudpickle
 import pytest
 
 from recurl.core.errors import WorkerError
+from recurl.envs.parallel import Requests
 from recurl.envs.workers import Task, WorkerGroup
 from recurl.envs.workers_env import Announcement, Plan
-from recurl.envs.workers_requests import Requests
 from recurl.envs.workers_rounds import RoundServer
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 
 from recurl.core.errors import UnsupportedError
-from recurl.core.quiet import quiet_if_failing
+from recurl.core.messages import quiet_if_failing
 from recurl.core.torch_compat import traced_graph
 from recurl.execution.traced import InductorFunction
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from recurl.trainers import RunFolder, Trainer
-from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
+from recurl.trainers.algorithms.configs import OnPolicyConfig
 
 
 def trained(path: Path, kind: Any, env: str, options: dict[str, Any]) -> RunFolder:

@@ -14,7 +14,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from recurl.cli.help import HELP, HELP_ALL, list_help, show_help
 from recurl.core.errors import ArgumentError
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.core.ranges import Field, check_fields, fields_of, flag, whole_number
 from recurl.trainers.env_name import EnvSource
 

@@ -24,7 +24,7 @@ from recurl.core.errors import (
     RemoteTraceback,
     WorkerError,
 )
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 
 _MAX_MESSAGE = 600  # characters
 _EXTRA = ("rich", "matplotlib")

@@ -26,8 +26,8 @@ from recurl.core.errors import ArgumentError, CallbackError, EnvError, NonFinite
 from recurl.core.ranges import Steps
 from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, said_once, speaks, world_size
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
+from recurl.trainers.algorithms.configs import ExecutionConfig
 from recurl.trainers.algorithms.options_file import write_options_file
-from recurl.trainers.algorithms.programs_config import ExecutionConfig
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.networks.description import describe_agent

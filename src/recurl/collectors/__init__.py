@@ -8,7 +8,7 @@ from recurl.collectors.actors.group import Replacement
 from recurl.collectors.collector import Collector
 from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
 from recurl.collectors.overlapped import OverlappedCollector
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
     __getattr__ = absent_names(__name__)

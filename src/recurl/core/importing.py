@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from recurl.core.errors import ArgumentError, MissingDependencyError
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 
 __all__ = ["how_to_install", "load_object", "with_arguments"]
 

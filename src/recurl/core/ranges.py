@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from recurl.core.errors import ArgumentError
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 
 __all__ = [
     "Count",

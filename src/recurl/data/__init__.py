@@ -6,7 +6,7 @@ same name: import the spec explicitly.
 
 from typing import TYPE_CHECKING
 
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 from recurl.core.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
 from recurl.core.specs import Categorical as Categorical
 from recurl.data.minibatches import SequenceMinibatches

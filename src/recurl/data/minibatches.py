@@ -46,8 +46,8 @@ class SequenceMinibatches:
     Raises:
         ArgumentError: the batch has no time dimension, ``slice_len`` or ``num_minibatches`` is not positive, or there
             are fewer sequences than minibatches.
-        UsageError: the tokens of the batch are not consecutive; see :func:`~recurl.sequences.continuity.check_order`. Or
-            sequences would begin where no state is stored; see ``sequence_length`` of ``Collector``.
+        UsageError: the tokens of the batch are not consecutive; see :func:`~recurl.sequences.continuity.check_order`.
+            Or sequences would begin where no state is stored; see ``sequence_length`` of ``Collector``.
 
     Example:
         >>> from tensordict import TensorDict

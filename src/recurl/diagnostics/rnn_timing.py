@@ -13,8 +13,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from recurl.core.devices import check_device, check_memory
 from recurl.core.errors import ArgumentError, RecurlError
-from recurl.core.hardware import check_device, check_memory
 from recurl.core.precision import MODES
 from recurl.core.ranges import Count, check_fields
 from recurl.core.seeding import derive_seed

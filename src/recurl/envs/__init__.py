@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import EnvCreator, SerialEnv
 from recurl.envs.env_specs import EnvSpecs
 from recurl.envs.grouped import GroupedEnv
 from recurl.envs.gym import GymEnv, GymWrapper
-from recurl.envs.gym_actions import ActionReader as ActionReader
-from recurl.envs.gym_masks import MaskReader as MaskReader
-from recurl.envs.gym_observations import ObservationReader as ObservationReader
+from recurl.envs.gym_spaces import ActionReader as ActionReader
+from recurl.envs.gym_spaces import MaskReader as MaskReader
+from recurl.envs.gym_spaces import ObservationReader as ObservationReader
 from recurl.envs.in_place import InPlace as InPlace
 from recurl.envs.parallel import ParallelEnv, parallel_groups
 from recurl.envs.rollout import Act as Act

@@ -349,7 +349,8 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         """Seed the environment (row ``i`` of a batch with ``seed + i``); the seed takes effect at the next full reset.
 
         A Gymnasium environment gets the seed unchanged. A :class:`~recurl.envs.TensorEnv` derives the seed of its
-        single generator (:func:`recurl.core.seeding.derive_seed`), so its draws differ from ``torch.manual_seed(seed)``.
+        single generator (:func:`recurl.core.seeding.derive_seed`), so its draws differ from
+        ``torch.manual_seed(seed)``.
 
         Raises:
             ArgumentError: ``seed`` is negative or not an integer.

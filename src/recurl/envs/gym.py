@@ -18,10 +18,17 @@ from recurl.core.specs import choice_counts
 from recurl.core.torch_compat import edits_of
 from recurl.envs import gym_state, state_trial
 from recurl.envs.base import EnvBase
-from recurl.envs.gym_actions import ActionReader
-from recurl.envs.gym_masks import MaskReader, candidate_paths, find_path, missing_mask_error, value_at, without
-from recurl.envs.gym_observations import ObservationReader
-from recurl.envs.gym_spaces import brief
+from recurl.envs.gym_spaces import (
+    ActionReader,
+    MaskReader,
+    ObservationReader,
+    brief,
+    candidate_paths,
+    find_path,
+    missing_mask_error,
+    value_at,
+    without,
+)
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
 from recurl.envs.in_place import InPlace
@@ -85,7 +92,7 @@ class GymWrapper(EnvBase):
             joined by dots.
         action_mask: name of the mask in the observation (of a ``Dict`` space; a nested key, or parts joined by dots) or
             in ``info``. A mask holds integers or bools, 1 for an allowed choice; see
-            :class:`~recurl.envs.gym_masks.MaskReader`. ``"action_mask"`` need not exist, any other name must. None:
+            :class:`~recurl.envs.gym_spaces.MaskReader`. ``"action_mask"`` need not exist, any other name must. None:
             there is no mask, and an observation of that name is an ordinary one.
         create_env: function that creates another such environment, to test whether its state can be saved
             (:attr:`can_save_state`). None: use Gymnasium, if it created ``env``.

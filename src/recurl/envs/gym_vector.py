@@ -17,9 +17,8 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from recurl.core.errors import ArgumentError, UsageError, WorkerError
-from recurl.envs.gym_ids import check_id, spec_of, with_clear_errors
 from recurl.envs.gym_state import SavedState
-from recurl.envs.gym_wrappers import Wrap, wrapped
+from recurl.envs.gym_wrappers import Wrap, check_id, spec_of, with_clear_errors, wrapped
 
 __all__ = [
     "AsyncVectorEnv",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recurl.core.keys import DONE, DONE_KEYS, REWARD, TERMINATED, TRUNCATED, path_of
-from recurl.envs.gym_observations import ObservationReader
+from recurl.envs.gym_spaces import ObservationReader
 from recurl.transforms.base import Constant, Transform, constants_of
 
 __all__ = ["InPlace"]

@@ -8,14 +8,12 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from recurl.core.devices import numbered
+from recurl.core.devices import check_device, numbered
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
-from recurl.core.hardware import check_device
 from recurl.core.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED
 from recurl.core.seeding import derive_seed
 from recurl.envs.base import EnvBase
-from recurl.envs.gym_actions import ActionReader
-from recurl.envs.gym_observations import ObservationReader
+from recurl.envs.gym_spaces import ActionReader, ObservationReader
 from recurl.envs.gym_vector import native_row
 from recurl.envs.tasks.checks import TRIAL_SEED, check_step
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state

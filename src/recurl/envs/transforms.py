@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 from recurl.envs.transformed import TransformedEnv
 from recurl.transforms import (
     Compose,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from tensordict import TensorDictBase
 
-from recurl.core.absent import absent_names
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import ACTION, COLLECTOR, NEXT, REWARD
+from recurl.core.messages import absent_names
 from recurl.envs.base import EnvBase
 from recurl.envs.mdp import step_mdp
 from recurl.envs.wiring import check_policy_wiring, policy_transforms, unfed_states

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import mmap
 import os
+import select
+import signal
+import socket
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
@@ -16,11 +21,39 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recurl.core.errors import WorkerError
+from recurl.core.errors import UnsupportedError, WorkerError
 from recurl.core.keys import NestedKey
-from recurl.envs.workers_posix import check_posix
 
-__all__ = ["Entry", "SharedTensors", "anonymous_file"]
+__all__ = ["Entry", "SharedTensors", "anonymous_file", "check_posix"]
+
+_NEEDED = {
+    os: ("killpg", "lockf", "pread"),
+    select: ("poll",),
+    signal: ("SIGKILL", "SIGUSR1"),
+    socket: ("SCM_RIGHTS",),
+    faulthandler: ("register",),
+}
+
+
+def check_posix() -> None:
+    """Check that the system has the process groups, locks, and sockets that workers need.
+
+    Raises:
+        UnsupportedError: this is Windows or another system that lacks them.
+
+    Example:
+        >>> check_posix()
+    """
+    lacking = [
+        f"{module.__name__}.{name}" for module, names in _NEEDED.items() for name in names if not hasattr(module, name)
+    ]
+    if lacking:
+        raise UnsupportedError(
+            f"Worker processes need a POSIX system such as Linux or macOS, and {sys.platform} lacks "
+            f"{', '.join(lacking)}: use SerialEnv instead of ParallelEnv, Collector instead of a collector with "
+            "workers, and no --overlap."
+        )
+
 
 _ALIGNMENT = 64
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recurl.core.errors import UnsupportedError
-from recurl.core.quiet import quiet_if_failing
+from recurl.core.messages import quiet_if_failing
 from recurl.core.torch_compat import compiler_error, compiling, inductor_program, lift_tensors, running_by, traced_graph
 from recurl.execution.columns import ColumnLayout, scalarize_loop, take_constants
 from recurl.execution.readback import refuse_read_back
@@ -47,8 +47,8 @@ class InductorFunction:
         generators: random generators that it draws from, besides torch's default ones. None is advanced here.
         rows: for a repeated step, whose last results are the arguments of the next: the size of a dimension that most
             tensors have, with few entries in the other dimensions. On a GPU, such narrow tensors are computed column by
-            column (see :func:`recurl.execution.columns.scalarize_columns`), in fewer kernels. The compiled function then takes
-            and returns their vectors instead of them, and its results must not be changed in place.
+            column (see :func:`recurl.execution.columns.scalarize_columns`), in fewer kernels. The compiled function
+            then takes and returns their vectors instead of them, and its results must not be changed in place.
 
     Attributes:
         entering: layout of each argument that is passed as vectors, None for one that is passed whole.

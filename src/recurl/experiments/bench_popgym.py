@@ -11,8 +11,8 @@ import torch
 
 from recurl.cli.notices import notify, save_traceback
 from recurl.cli.signals import StopOnSignal
+from recurl.core.devices import check_device, core_count
 from recurl.core.errors import ArgumentError
-from recurl.core.hardware import check_device, core_count
 from recurl.core.ranges import Count, Steps
 from recurl.experiments.bench_rnn import device_name
 from recurl.experiments.popgym.jobs import Failed, default_jobs, train_all

@@ -11,9 +11,9 @@ from torch import distributions as d
 from torch.distributions.utils import lazy_property, probs_to_logits
 from torch.nn import functional as F
 
-from recurl.core.absent import absent_names
 from recurl.core.autograd import custom_backward_allowed, double_backward, needs_double_backward
 from recurl.core.errors import ArgumentError
+from recurl.core.messages import absent_names
 from recurl.core.torch_compat import assert_async
 from recurl.modules.tanh_normal import TanhNormal
 

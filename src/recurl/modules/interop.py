@@ -1,8 +1,8 @@
 """Use of recurl's recurrent modules with TorchRL. recurl itself never imports TorchRL.
 
 Most of this works without an adapter. TorchRL's losses and its ``set_recurrent_mode`` also set the mode of recurl's
-modules (see :mod:`recurl.sequences.mode`). Keys, shapes and parameter names are the same, so batches and state dicts are
-interchangeable. Only primers differ: TorchRL's environments accept only TorchRL's primers.
+modules (see :mod:`recurl.sequences.mode`). Keys, shapes and parameter names are the same, so batches and state dicts
+are interchangeable. Only primers differ: TorchRL's environments accept only TorchRL's primers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 from recurl.objectives.a2c import A2CLoss
 from recurl.objectives.common import LossModule
 from recurl.objectives.discrete_sac import DiscreteSACLoss

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.core.absent import without_arguments
 from recurl.core.keys import NestedKey
+from recurl.core.messages import without_arguments
 from recurl.objectives.policy import ActorCritic
 from recurl.objectives.policy_gradient import PolicyGradientLoss, estimated, explained_variance, mask_of
 from recurl.objectives.tensor_keys import TensorKeys

@@ -12,9 +12,9 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from recurl.core.absent import without_arguments
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
+from recurl.core.messages import without_arguments
 from recurl.execution.lowering import modules_in_order, shared_state, why_not_decomposable, why_not_lowered
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, check_writes, entry, masked_mean, per_token, states_of

@@ -9,9 +9,9 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.core.absent import without_arguments
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import NestedKey
+from recurl.core.messages import without_arguments
 from recurl.core.specs import split_choices
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.actor_critic import UnrolledCritic, without_torchrl_arguments

@@ -8,9 +8,9 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.core.absent import without_arguments
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
+from recurl.core.messages import without_arguments
 from recurl.execution.lowering import Network, why_not_lowered
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, entry, masked_mean, per_token, states_of

@@ -10,9 +10,9 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from recurl.core.absent import without_arguments
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import NestedKey
+from recurl.core.messages import without_arguments
 from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences

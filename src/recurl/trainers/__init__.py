@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recurl.trainers.algorithms.a2c import A2C as A2C
-    from recurl.trainers.algorithms.a2c_config import A2CConfig as A2CConfig
+    from recurl.trainers.algorithms.configs import A2CConfig as A2CConfig
+    from recurl.trainers.algorithms.configs import DQNConfig as DQNConfig
+    from recurl.trainers.algorithms.configs import ImpalaConfig as ImpalaConfig
+    from recurl.trainers.algorithms.configs import PPOConfig as PPOConfig
+    from recurl.trainers.algorithms.configs import R2D2Config as R2D2Config
+    from recurl.trainers.algorithms.configs import ReplayConfig as ReplayConfig
+    from recurl.trainers.algorithms.configs import SACConfig as SACConfig
+    from recurl.trainers.algorithms.configs import TD3Config as TD3Config
     from recurl.trainers.algorithms.dqn import DQN as DQN
-    from recurl.trainers.algorithms.dqn_config import DQNConfig as DQNConfig
     from recurl.trainers.algorithms.environment import make_env as make_env
     from recurl.trainers.algorithms.impala import Impala as Impala
-    from recurl.trainers.algorithms.impala_config import ImpalaConfig as ImpalaConfig
     from recurl.trainers.algorithms.learner import Learner as Learner
     from recurl.trainers.algorithms.ppo import PPO as PPO
-    from recurl.trainers.algorithms.ppo_config import PPOConfig as PPOConfig
-    from recurl.trainers.algorithms.r2d2_config import R2D2Config as R2D2Config
     from recurl.trainers.algorithms.replay import ReplayLearner as ReplayLearner
-    from recurl.trainers.algorithms.replay_config import ReplayConfig as ReplayConfig
     from recurl.trainers.algorithms.sac import SAC as SAC
-    from recurl.trainers.algorithms.sac_config import SACConfig as SACConfig
     from recurl.trainers.algorithms.table import ALGORITHMS as ALGORITHMS
     from recurl.trainers.algorithms.table import OPTIONS as OPTIONS
     from recurl.trainers.algorithms.table import Algorithm as Algorithm
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from recurl.trainers.algorithms.table import read_options as read_options
     from recurl.trainers.algorithms.table import register as register
     from recurl.trainers.algorithms.td3 import TD3 as TD3
-    from recurl.trainers.algorithms.td3_config import TD3Config as TD3Config
     from recurl.trainers.config import RunConfig as RunConfig
     from recurl.trainers.env_name import EnvSource as EnvSource
     from recurl.trainers.export.checksum import check_export as check_export
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "A2C": "algorithms.a2c",
-    "A2CConfig": "algorithms.a2c_config",
+    "A2CConfig": "algorithms.configs",
     "ALGORITHMS": "algorithms.table",
     "ActorCritic": "networks.actor_critic",
     "Agent": "networks.agent",
@@ -62,29 +62,29 @@ _MODULES = {
     "Callback": "run.callback",
     "CudaGraphStep": "optim.cuda_graph",
     "DQN": "algorithms.dqn",
-    "DQNConfig": "algorithms.dqn_config",
+    "DQNConfig": "algorithms.configs",
     "EnvSource": "env_name",
     "Evaluation": "run.evaluate",
     "GradientStep": "optim.gradient_step",
     "Impala": "algorithms.impala",
-    "ImpalaConfig": "algorithms.impala_config",
+    "ImpalaConfig": "algorithms.configs",
     "Learner": "algorithms.learner",
     "OPTIONS": "algorithms.table",
     "Outcome": "run.outcome",
     "PPO": "algorithms.ppo",
-    "PPOConfig": "algorithms.ppo_config",
+    "PPOConfig": "algorithms.configs",
     "Policy": "policies.policy",
     "PolicyState": "policies.policy",
     "QNetwork": "networks.q_network",
-    "R2D2Config": "algorithms.r2d2_config",
-    "ReplayConfig": "algorithms.replay_config",
+    "R2D2Config": "algorithms.configs",
+    "ReplayConfig": "algorithms.configs",
     "ReplayLearner": "algorithms.replay",
     "RunConfig": "config",
     "RunFolder": "run.folder",
     "SAC": "algorithms.sac",
-    "SACConfig": "algorithms.sac_config",
+    "SACConfig": "algorithms.configs",
     "TD3": "algorithms.td3",
-    "TD3Config": "algorithms.td3_config",
+    "TD3Config": "algorithms.configs",
     "Trainer": "run.trainer",
     "check_export": "export.checksum",
     "evaluate_policy": "run.evaluate",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import ACTION_MASK
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.core.ranges import (
     Count,
     Fraction,

@@ -50,7 +50,7 @@ def check_names(values: Mapping[str, Any], source: str | Path) -> None:
         >>> check_names({"cell": "lstm", "env": "CartPole-v1"}, "config.json")
         >>> check_names({"cell": "my_file:MyCell"}, "config.json")
         Traceback (most recent call last):
-        recurl.core.errors.ArgumentError: config.json names code: --cell my_file:MyCell would use the module my_file, ...
+        recurl.core.errors.ArgumentError: config.json names code: --cell my_file:MyCell would use ...
     """
     found = names_of_code(values)
     if not found:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 from recurl.transforms.base import Compose, Transform, makes_memory
 from recurl.transforms.init_tracker import InitTracker
 from recurl.transforms.previous import PreviousAction, PreviousReward

@@ -253,7 +253,8 @@ class Transform:
         name = type(self).__name__
         raise UnsupportedError(
             f"{name} works only inside an environment of recurl.envs: use TransformedEnv(env, {name}(...)). TorchRL's "
-            "environments take TorchRL's transforms; prepare policies for them with recurl.modules.interop.for_torchrl(policy)."
+            "environments take TorchRL's transforms; prepare policies for them with "
+            "recurl.modules.interop.for_torchrl(policy)."
         )
 
     def __call__(self, tensordict: TensorDictBase) -> Any:

@@ -28,7 +28,7 @@ from recurl.trainers import (
     TD3Config,
     Trainer,
 )
-from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
+from recurl.trainers.algorithms.configs import OnPolicyConfig
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.slow

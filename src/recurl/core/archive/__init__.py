@@ -18,8 +18,8 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from recurl.core.archive.container import DamageError, Member, check_crc, read_directory, read_member, verify_member
 from recurl.core.archive.pickles import ContentError, read_values
 from recurl.core.archive.values import savable
+from recurl.core.devices import total_memory
 from recurl.core.errors import ArgumentError
-from recurl.core.hardware import total_memory
 from recurl.core.untrusted import open_regular
 
 __all__ = ["ContentError", "DamageError", "damage", "load_archive", "read_archive", "savable", "save_archive"]

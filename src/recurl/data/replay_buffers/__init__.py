@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 from recurl.data.replay_buffers.buffers import ReplayBuffer
 from recurl.data.replay_buffers.recurrent import BurnIn, MidEpisodeBurnIn, ZeroStart, refresh_states, slice_priorities
 from recurl.data.replay_buffers.samplers import (

@@ -135,8 +135,8 @@ class ReplayBuffer:
             ArgumentError: there are more steps than the storage can hold, or their entries differ from the stored ones.
             ArgumentTypeError: the storage can't hold data of this type.
             MissingKeyError: the entry that identifies trajectories is missing.
-            UsageError: the steps are not consecutive; see :func:`~recurl.sequences.continuity.check_order`. Or recurrent
-                states are stored only at some steps; see ``sequence_length`` of ``Collector``.
+            UsageError: the steps are not consecutive; see :func:`~recurl.sequences.continuity.check_order`. Or
+                recurrent states are stored only at some steps; see ``sequence_length`` of ``Collector``.
         """
         if isinstance(data, TensorDictBase):
             refuse(data, "A replay buffer")

@@ -13,10 +13,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurl.core.absent import absent_names
 from recurl.core.archive import load_archive, save_archive
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.core.keys import NestedKey
+from recurl.core.messages import absent_names
 from recurl.core.untrusted import open_regular
 from recurl.data.replay_buffers.folders import flat_tensordict, load_folder, map_tensors, seal_folder, tensor_leaves
 from recurl.data.replay_buffers.next_images import NextImages, next_images_of

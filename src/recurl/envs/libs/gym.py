@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 from recurl.envs.gym import GymEnv, GymWrapper
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name

@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recurl.core.devices import check_device
 from recurl.core.errors import ArgumentError
-from recurl.core.hardware import check_device
 from recurl.core.seeding import derive_seed
 from recurl.envs.tasks.base import TaskVectorEnv
 from recurl.envs.tasks.checks import call_checked, check_step

@@ -44,8 +44,8 @@ def link(module: object) -> Link | str:
     """Return a function of ``Entries`` that writes the same as ``module``, or the reason why there is none.
 
     Supported are ``TensorDictModule``, modules whose ``forward`` is marked with
-    :func:`~recurl.execution.lowering.takes_entries`, :class:`Linkable` modules, and sequences of these. The function is valid
-    until the next edit of the module tree.
+    :func:`~recurl.execution.lowering.takes_entries`, :class:`Linkable` modules, and sequences of these. The function is
+    valid until the next edit of the module tree.
 
     Example:
         >>> import torch

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from recurl.core.errors import ArgumentError, MissingDependencyError
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
 from recurl.envs.tasks.popgym.table import DIFFICULTIES
 from recurl.recurrence import CELLS as KNOWN
-from recurl.trainers.algorithms.ppo_config import PPOConfig
+from recurl.trainers.algorithms.configs import PPOConfig
 from recurl.trainers.config import NO_CELL
 from recurl.trainers.study.grid import check_option_names
 

@@ -9,9 +9,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.core.absent import without_arguments
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import MASK, NestedKey, next_key
+from recurl.core.messages import without_arguments
 from recurl.objectives.common import check_network, entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import Sequences, Unroll
 from recurl.objectives.tensor_keys import KeyedModule

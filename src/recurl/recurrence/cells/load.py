@@ -8,7 +8,7 @@ from typing import Any
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.core.importing import with_arguments
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.core.ranges import shown
 from recurl.recurrence.cells.cell import Cell, cell_of
 from recurl.recurrence.cells.ffm import FFM

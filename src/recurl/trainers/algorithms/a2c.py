@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recurl.objectives import A2CLoss
 from recurl.objectives.value import GAE
-from recurl.trainers.algorithms.a2c_config import A2CConfig
+from recurl.trainers.algorithms.configs import A2CConfig
 from recurl.trainers.algorithms.on_policy import CHECKED, OnPolicy
 
 

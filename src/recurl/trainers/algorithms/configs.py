@@ -1,15 +1,614 @@
-"""Registry of the built-in algorithms' options; importing it doesn't import torch."""
+"""Options of the built-in algorithms; importing them takes no torch."""
 
 from __future__ import annotations
 
-from recurl.trainers.algorithms.a2c_config import A2CConfig
-from recurl.trainers.algorithms.dqn_config import DQNConfig
-from recurl.trainers.algorithms.impala_config import ImpalaConfig
-from recurl.trainers.algorithms.ppo_config import PPOConfig
-from recurl.trainers.algorithms.r2d2_config import R2D2Config
-from recurl.trainers.algorithms.sac_config import SACConfig
-from recurl.trainers.algorithms.td3_config import TD3Config
-from recurl.trainers.config import RunConfig
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+from recurl.core.errors import ArgumentError
+from recurl.core.ranges import (
+    Count,
+    Exponent,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Number,
+    OpenUnit,
+    Positive,
+    PositiveFraction,
+    PositiveOrInf,
+    SmallCount,
+    Steps,
+)
+from recurl.trainers.config import NO_CELL, RunConfig, Schedule
+from recurl.trainers.env_name import is_environment, source_of
+
+_CAPTURABLE = ("fastest", "triton")
+
+_COMPILABLE = ("fastest", "cpu", "triton")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig(RunConfig):
+    """Options for compiled updates and CUDA graphs.
+
+    Raises:
+        ArgumentError: see :class:`RunConfig`; or if ``cuda_graph`` or ``compile`` is not possible.
+    """
+
+    cuda_graph: bool = False
+    """Capture each update as one CUDA graph, and the policy as another (with --vectorization device, the whole
+    rollout). Needs --device cuda, and minibatches of equal size."""
+    compile: bool = False
+    """Compile losses and gradients into fewer, larger kernels with Inductor; with --vectorization device, also the step
+    of policy and environment. Takes some seconds at the start; needs a C++ compiler on the CPU."""
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.compile and not self.is_compilable:
+            raise ArgumentError(
+                f"--compile needs a built-in cell and --backend {' or '.join(_COMPILABLE)}, as other backends read "
+                f"episode lengths on the host, got {self.cell} and {self.backend}."
+            )
+        if not self.cuda_graph:
+            return
+        if not self.device.startswith("cuda"):
+            raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
+        if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
+            raise ArgumentError(
+                f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
+                f"{self.backend}."
+            )
+
+    @property
+    def is_compilable(self) -> bool:
+        """Whether the cell and the backend support ``compile``."""
+        from recurl.recurrence import CELLS, load_cell  # noqa: PLC0415 - imports torch, which --help doesn't need
+
+        known = map(type, CELLS.values())
+        return self.cell == NO_CELL or (self.backend in _COMPILABLE and type(load_cell(self.cell)) in known)
+
+    def on_cpu(self) -> Self:
+        """Return these options for the CPU, with the fastest backend there."""
+        return replace(self, device="cpu", backend="fastest", cuda_graph=False, compile=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig(ExecutionConfig):
+    """Options of an actor-critic that learns from each batch and then discards it.
+
+    Raises:
+        ArgumentError: see :class:`ExecutionConfig`; or if ``store_states="starts"`` is not possible.
+    """
+
+    learning_rate_schedule: Schedule = "linear"
+    """Decay of the learning rate to zero over --total-steps."""
+    shared_trunk: bool = True
+    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own."""
+    scale_rewards: bool = True
+    """Divide rewards by the running standard deviation of the discounted return."""
+    entropy_coeff: NonNegative = 0.0
+    """Initial coefficient of the entropy bonus."""
+    entropy_coeff_schedule: Schedule = "linear"
+    """Decay of the entropy coefficient to zero over --total-steps."""
+    critic_coeff: NonNegative = 0.5
+    """Coefficient of the value loss."""
+    adam_eps: Positive = 1e-5
+    """Epsilon of Adam, the term in the denominator for numerical stability."""
+    store_states: Literal["auto", "all", "starts"] = "auto"
+    """Recurrent states stored in a batch: those of all steps, or only those at the starts of training sequences, which
+    saves memory. auto uses starts on a GPU if rows divide into whole sequences."""
+
+    @property
+    def gradient_steps_per_batch(self) -> int:
+        """Number of gradient steps that share one pass over a batch."""
+        return 1
+
+    @property
+    def sequence_steps(self) -> int:
+        """Length of the training sequences: whole rows."""
+        return self.rollout_steps
+
+    @property
+    def states_every(self) -> int | None:
+        """Interval, in steps, at which a batch stores recurrent states; None to store them at every step."""
+        only_starts = self.store_states == "starts"
+        if self.store_states == "auto":
+            only_starts = self.device != "cpu" and self._starts_obstacle is None
+        return self.sequence_steps if only_starts else None
+
+    @property
+    def _starts_obstacle(self) -> str | None:
+        """What ``store_states="starts"`` lacks to be possible, or None if it is."""
+        if self.rollout_steps % self.sequence_steps:
+            return (
+                f"rows of whole sequences: --sequence-length must divide --rollout-steps, got "
+                f"{self.sequence_steps} for {self.rollout_steps}"
+            )
+        if self.actors:
+            return "a single collecting process, got --collectors"
+        if getattr(self, "overlap", False) and self.device == "cpu":
+            return "a single collecting process, got --overlap on the CPU"
+        return None
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.store_states == "starts" and self._starts_obstacle is not None:
+            raise ArgumentError(f"--store-states starts needs {self._starts_obstacle}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlappedConfig(OnPolicyConfig):
+    """Options of an algorithm that tolerates batches of older policies, so that collection and learning can overlap.
+
+    Raises:
+        ArgumentError: see :class:`OnPolicyConfig`; or if ``overlap`` is not possible.
+    """
+
+    fixed: ClassVar[tuple[str, ...]] = (*OnPolicyConfig.fixed, "overlap")
+
+    overlap: bool = False
+    """Collect in a second process while this one learns (on a GPU, in a second thread; needs --env-workers). Faster on
+    two cores; the policy that collects is one update old."""
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.overlap and is_environment(source_of(self.env)):
+            raise ArgumentError(
+                "--overlap creates the environment in a second process: pass a function, env=lambda: ..."
+            )
+        if self.overlap and self.device != "cpu" and (self.cuda_graph or not self.env_workers):
+            raise ArgumentError(
+                "--overlap on a GPU collects in a second thread: it needs --env-workers, so that the environments "
+                "don't run in the learner's process, and can't be used with --cuda-graph, got "
+                f"{self.env_workers} workers"
+                f"{' and --cuda-graph' if self.cuda_graph else ''}."
+            )
+
+    def on_cpu(self) -> Self:
+        """Return these options for a single process on the CPU."""
+        return replace(super().on_cpu(), overlap=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(OverlappedConfig):
+    """Options of PPO: proximal policy optimization with a recurrent actor-critic.
+
+    Raises:
+        ArgumentError: see :class:`OverlappedConfig`; or if there are more minibatches than sequences.
+
+    Example:
+        >>> config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=8",), cell="gru")
+        >>> config.env_arguments
+        {'k': 8}
+        >>> PPOConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "ppo"
+    epochs: Count = 4
+    """Number of passes over the batch per update."""
+    minibatches: Count = 4
+    """Number of minibatches per epoch, each with one gradient step."""
+    sequence_length: Count = 32
+    """Length of the sequences that rollouts are split into for training; each starts from its stored hidden state."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalized advantage estimation."""
+    clip_epsilon: OpenUnit = 0.2
+    """Initial clipping range of the probability ratio around 1."""
+    clip_epsilon_schedule: Schedule = "constant"
+    """Decay of the clipping range to zero over --total-steps."""
+
+    clip_value: NonNegative = 0.0
+    """Clipping range of values around those computed during collection; 0 disables value clipping."""
+
+    @property
+    def gradient_steps_per_batch(self) -> int:
+        """Number of gradient steps that share one pass over a batch."""
+        return self.minibatches
+
+    @property
+    def sequence_steps(self) -> int:
+        """Length of the training sequences."""
+        return min(self.sequence_length, self.rollout_steps)
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        pieces = -(-self.rollout_steps // self.sequence_length)
+        if self.minibatches > self.num_envs * pieces:
+            raise ArgumentError(
+                f"--minibatches must not exceed the {self.num_envs * pieces} sequences of a batch "
+                f"({self.num_envs} environments x {pieces}), got {self.minibatches}: lower it, raise --num-envs "
+                "or lower --sequence-length."
+            )
+        if self.cuda_graph and (self.rollout_steps % self.sequence_steps or self.num_envs * pieces % self.minibatches):
+            raise ArgumentError(
+                "--cuda-graph needs minibatches of equal size: --sequence-length must divide --rollout-steps, and "
+                f"--minibatches the {self.num_envs * pieces} sequences of a batch; got {self.sequence_length} for "
+                f"{self.rollout_steps}, and {self.minibatches}."
+            )
+
+    @classmethod
+    def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert options of any version, replacing ``anneal`` of version 0.1; see :meth:`RunConfig.complete`."""
+        values = dict(values)
+        if "anneal" in values:
+            schedule = "linear" if values.pop("anneal") else "constant"
+            values = {"learning_rate_schedule": schedule, "entropy_coeff_schedule": schedule, **values}
+        return super().complete(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CConfig(OnPolicyConfig):
+    """Options of A2C: advantage actor-critic with one gradient step per batch.
+
+    Raises:
+        ArgumentError: see :class:`OnPolicyConfig`.
+
+    Example:
+        >>> config = A2CConfig(env="recurl/TMaze-v0", cell="gru")
+        >>> A2CConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "a2c"
+    largest_lag: ClassVar[int | None] = 0
+
+    total_steps: Steps = 300_000
+    """Maximum number of environment steps to train for, summed over all environments."""
+    num_envs: Count = 16
+    """Number of environments stepped in parallel."""
+    rollout_steps: Count = 16
+    """Steps per environment between updates: the length of the training sequences."""
+    learning_rate: Positive = 3e-3
+    """Initial learning rate of Adam."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalized advantage estimation; 1 uses all rewards of a batch."""
+    normalize_advantages: bool = False
+    """Normalize the advantages of each batch to mean 0 and standard deviation 1."""
+    checkpoint_every: Count = 250
+    """Updates between checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpalaConfig(OverlappedConfig):
+    """Options of IMPALA: an actor-critic that learns from batches of older policies, corrected by V-trace.
+
+    Raises:
+        ArgumentError: see :class:`OverlappedConfig`.
+
+    Example:
+        >>> config = ImpalaConfig(env="recurl/TMaze-v0", cell="gru", clip_epsilon=0.2)
+        >>> ImpalaConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "impala"
+    usual_lag: ClassVar[int] = 1
+
+    total_steps: Steps = 300_000
+    """Maximum number of environment steps to train for, summed over all environments."""
+    num_envs: Count = 16
+    """Number of environments stepped in parallel."""
+    rollout_steps: Count = 16
+    """Steps per environment between updates: the length of the training sequences."""
+    learning_rate: Positive = 3e-3
+    """Initial learning rate of Adam."""
+    rho_thresh: Positive = 1.0
+    """Truncation level (rho-bar) of the importance weights of temporal differences and advantages."""
+    c_thresh: Positive = 1.0
+    """Truncation level (c-bar) of the importance weights of the trace."""
+    clip_epsilon: OpenUnit | None = None
+    """Clip the probability ratio to the behavior policy at this distance from 1, as in PPO (APPO), instead of using
+    truncated importance weights."""
+    normalize_advantages: bool = False
+    """Normalize the advantages of each batch to mean 0 and standard deviation 1."""
+    checkpoint_every: Count = 250
+    """Updates between checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(ExecutionConfig):
+    """Options of the algorithms that learn from trajectory slices in a replay buffer.
+
+    Raises:
+        ArgumentError: see :class:`ExecutionConfig`; or if the burn-in is as long as a slice, the buffer is smaller than
+            a batch, or an option isn't supported when slices are sampled on the device.
+    """
+
+    fixed: ClassVar[tuple[str, ...]] = (*ExecutionConfig.fixed, "buffer_size")
+    usual_lag: ClassVar[int] = 1
+
+    learning_rate: Positive = 5e-4
+    """Initial learning rate of Adam."""
+    num_envs: Count = 16
+    """Number of environments stepped in parallel."""
+    rollout_steps: Count = 8
+    """Steps per environment between updates."""
+    head_width: NonNegativeInt = 64
+    """Width of a hidden layer between the recurrent layers and each output; 0 for none (critics of continuous actions
+    always have one)."""
+    max_grad_norm: PositiveOrInf = 10.0
+    """Maximum gradient norm; inf disables clipping."""
+    checkpoint_every: Count = 250
+    """Updates between checkpoints, which include the replay buffer."""
+
+    buffer_size: Count = 100_000
+    """Capacity of the replay buffer in environment steps."""
+    learning_starts: NonNegativeInt = 2_000
+    """Environment steps to collect before learning starts."""
+    gradient_steps: Count = 16
+    """Gradient steps per update."""
+    slices: Count = 32
+    """Number of trajectory slices per gradient step."""
+    slice_length: Count = 32
+    """Maximum length of a slice in steps; a shorter trajectory is used whole."""
+    drawn_by: Literal["step", "trajectory"] = "step"
+    """How slices are sampled. step: sample a step and a slice that contains it. trajectory: sample a trajectory
+    uniformly and a slice within it (with priorities, a slice by its first step), so that the ends of long episodes are
+    rare."""
+    drawn_on: Literal["auto", "host", "device"] = "auto"
+    """Where slices are sampled and priorities are kept: on the host, or on --device, which then never waits for the
+    host but pads shorter slices. auto picks device with --cuda-graph or --compile."""
+    start_state: Literal["stored", "zero"] = "stored"
+    """Hidden state at the start of a slice: the state stored during collection, or zeros."""
+    burn_in: NonNegativeInt | None = 0
+    """Steps at the start of a slice that only warm up its hidden state and aren't trained on (none if the slice starts
+    an episode); the value none means a quarter of the slice."""
+    refresh_states: bool = False
+    """Before training on a slice, write the hidden states of the current networks back to the replay buffer."""
+    scale_rewards: bool = False
+    """Divide rewards by the current running standard deviation of the discounted return when they are sampled."""
+    n_steps: Count = 1
+    """Number of rewards summed before bootstrapping (n-step return)."""
+
+    prioritized: bool = False
+    """Sample slices in proportion to their TD errors instead of uniformly (prioritized replay)."""
+    priority_exponent: Exponent = 0.6
+    """Exponent alpha of the priorities; 0 samples uniformly."""
+    importance_exponent: Exponent = 1.0
+    """Exponent beta of the importance weights; 1 fully corrects for non-uniform sampling."""
+    priority_eta: Fraction = 0.9
+    """Weight eta of the maximum TD error in a slice's priority; the mean TD error has weight 1 - eta."""
+
+    @classmethod
+    def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert options of any version; see :meth:`RunConfig.complete`."""
+        legacy = "priority_eta" in values and "drawn_by" not in values
+        return super().complete({"head_width": 0, "drawn_by": "trajectory", **values} if legacy else values)
+
+    @property
+    def replay_steps(self) -> int:
+        """Capacity of the replay buffer in environment steps."""
+        return self.buffer_size
+
+    @property
+    def burn_in_steps(self) -> int:
+        """Number of burn-in steps at the start of a slice."""
+        return self.slice_length // 4 if self.burn_in is None else self.burn_in
+
+    @property
+    def draws_on_device(self) -> bool:
+        """Whether slices are sampled on the device of the run."""
+        return self.drawn_on == "device" or (self.drawn_on == "auto" and (self.cuda_graph or self.compile))
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if (self.cuda_graph or self.compile) and self.drawn_on == "host":
+            raise ArgumentError(
+                "--cuda-graph and --compile need slices of equal length, which --drawn-on device provides: leave out "
+                "--drawn-on host."
+            )
+        if self.refresh_states and self.draws_on_device:
+            raise ArgumentError(
+                "--refresh-states needs --drawn-on host, without --cuda-graph and --compile: slices overlap, and on a "
+                "device it is undefined which of them a step gets its state from."
+            )
+        if self.burn_in_steps >= self.slice_length:
+            raise ArgumentError(
+                f"--burn-in must be less than --slice-length, got {self.burn_in_steps} and {self.slice_length}: no "
+                "steps would be left to train on."
+            )
+        if self.refresh_states and self.backend in ("auto", "pad"):
+            raise ArgumentError(
+                "--refresh-states needs the hidden state after every step, but --backend pad, which auto may choose, "
+                f"returns it at segment ends only: use fastest or loop, got {self.backend}."
+            )
+        if self.refresh_states and self.start_state != "stored":
+            raise ArgumentError(
+                "--refresh-states stores hidden states for slices to start from: it needs --start-state stored, got "
+                f"{self.start_state}."
+            )
+        if self.buffer_size < self.frames_per_batch:
+            raise ArgumentError(
+                f"--buffer-size must hold one batch of {self.frames_per_batch} steps, got {self.buffer_size}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticsConfig(ReplayConfig):
+    """Options of SAC and TD3.
+
+    Raises:
+        ArgumentError: see :class:`ReplayConfig`.
+    """
+
+    num_envs: Count = 8
+    """Number of environments stepped in parallel."""
+    learning_starts: NonNegativeInt = 1_000
+    """Environment steps before the first update."""
+    gradient_steps: Count = 8
+    """Gradient steps per update."""
+    slices: Count = 16
+    """Number of trajectory slices per gradient step."""
+    n_steps: Count = 3
+    """Number of rewards summed before bootstrapping (n-step return)."""
+    scale_rewards: bool = True
+    """Divide rewards by the current running standard deviation of the discounted return when they are sampled."""
+    shared_trunk: bool = True
+    """Share the encoder and recurrent layers between actor and critics; otherwise each has its own."""
+    critics: SmallCount = 2
+    """Number of critics; the minimum of their values is used."""
+    target_rate: PositiveFraction = 0.01
+    """Soft update coefficient (tau) of the target networks, applied at each gradient step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(ReplayConfig):
+    """Options of DQN: Q-learning with a recurrent network and a replay buffer.
+
+    Raises:
+        ArgumentError: see :class:`ReplayConfig`; or if ``eps_end`` exceeds ``eps_init``.
+
+    Example:
+        >>> config = DQNConfig(env="recurl/TMaze-v0", cell="gru", n_steps=3)
+        >>> DQNConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "dqn"
+
+    learning_rate_schedule: Schedule = "linear"
+    """Decay of the learning rate to zero over --total-steps."""
+    gradient_steps: Count = 8
+    """Gradient steps per update."""
+    burn_in: NonNegativeInt | None = None
+    """Steps at the start of a slice that only warm up its hidden state and aren't trained on (none if the slice starts
+    an episode); by default a quarter of the slice."""
+    n_steps: Count = 10
+    """Maximum number of rewards summed before bootstrapping (n-step return)."""
+    double: bool = True
+    """Double DQN: select actions with the online network and evaluate them with the target network."""
+    value_rescaling: bool = True
+    """Learn values on a compressed scale, for returns of widely different magnitudes."""
+    greedy_returns: bool = True
+    """Cut n-step returns before the first action that is no longer greedy, so that actions of older policies don't
+    lower the value of the state they started from."""
+    target_rate: PositiveFraction = 0.01
+    """Soft update coefficient (tau) of the target network, applied at each gradient step."""
+    target_interval: Count | None = None
+    """Gradient steps between hard updates of the target network, which replace --target-rate."""
+
+    eps_init: Fraction = 1.0
+    """Initial probability of a random action."""
+    eps_end: Fraction = 0.05
+    """Final probability of a random action."""
+    exploration_fraction: Fraction = 0.3
+    """Fraction of the run over which the probability of a random action decays linearly."""
+
+    @classmethod
+    def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert options of any version; see :meth:`RunConfig.complete`."""
+        legacy = "eps_init" in values and "greedy_returns" not in values
+        return super().complete({**values, "greedy_returns": False} if legacy else values)
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.eps_end > self.eps_init:
+            raise ArgumentError(f"--eps-end must not exceed --eps-init, got {self.eps_end} and {self.eps_init}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2D2Config(DQNConfig):
+    """Options of R2D2: DQN with prioritized replay of slices.
+
+    Raises:
+        ArgumentError: see :class:`DQNConfig`.
+
+    Example:
+        >>> config = R2D2Config(env="recurl/TMaze-v0", collectors="ray:2")
+        >>> [round(epsilon, 5) for epsilon in config.epsilons]
+        [0.4, 0.00066]
+    """
+
+    algorithm: ClassVar[str] = "r2d2"
+
+    prioritized: bool = True
+    """Sample slices in proportion to their TD errors instead of uniformly (prioritized replay)."""
+    actor_eps: OpenUnit = 0.4
+    """Exploration probability of the first actor with --collectors, which replaces --eps-init and --eps-end."""
+    actor_eps_exponent: NonNegative = 7.0
+    """Exponent alpha of the exploration probability of actor i of N: --actor-eps ** (1 + alpha * i / (N - 1))."""
+
+    @property
+    def epsilons(self) -> tuple[float, ...] | None:
+        """Exploration probability of each actor, spaced geometrically as in Horgan et al., "Ape-X" (2018)."""
+        if not self.actors:
+            return None
+        last = max(self.actors - 1, 1)
+        return tuple(self.actor_eps ** (1 + self.actor_eps_exponent * i / last) for i in range(self.actors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(CriticsConfig):
+    """Options of SAC: soft actor-critic with recurrent networks and a replay buffer.
+
+    Raises:
+        ArgumentError: see :class:`CriticsConfig`.
+
+    Example:
+        >>> config = SACConfig(env="recurl/MaskedPendulum-v1", cell="gru")
+        >>> SACConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "sac"
+
+    alpha: Positive = 0.01
+    """Initial temperature, the weight of the entropy."""
+    fixed_alpha: bool = False
+    """Keep the temperature fixed instead of learning it."""
+    target_entropy: Number | None = None
+    """Target entropy in nats, with continuous actions scaled to [-1, 1]; by default minus the number of action
+    dimensions, or --target-entropy-fraction of the maximum entropy for discrete actions."""
+    target_entropy_fraction: Fraction = 0.1
+    """Target entropy of discrete actions as a fraction of the entropy of the uniform distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(CriticsConfig):
+    """Options of TD3: a deterministic recurrent actor and twin critics with a replay buffer.
+
+    Raises:
+        ArgumentError: see :class:`CriticsConfig`; or if ``noise_end`` exceeds ``noise_init``.
+
+    Example:
+        >>> config = TD3Config(env="recurl/MaskedPendulum-v1", cell="gru")
+        >>> TD3Config.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "td3"
+
+    policy_delay: Count = 2
+    """Critic updates per update of the actor and the target networks."""
+    policy_noise: NonNegative = 0.2
+    """Standard deviation of the noise added to target actions (target policy smoothing), relative to half the action
+    range."""
+    noise_clip: NonNegative = 0.5
+    """Clipping range of the noise added to target actions, relative to half the action range."""
+    noise_init: NonNegative = 1.0
+    """Initial standard deviation of the exploration noise, relative to half the action range."""
+    noise_end: NonNegative = 0.1
+    """Final standard deviation of the exploration noise."""
+    exploration_fraction: Fraction = 0.1
+    """Fraction of the run over which the exploration noise decays linearly."""
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.noise_end > self.noise_init:
+            raise ArgumentError(
+                f"--noise-end must not exceed --noise-init, got {self.noise_end} and {self.noise_init}."
+            )
+
 
 CONFIGS: dict[str, type[RunConfig]] = {
     config.algorithm: config

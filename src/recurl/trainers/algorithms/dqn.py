@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurl.core.specs import Composite, TensorSpec
 from recurl.objectives import DQNLoss, HardUpdate, SoftUpdate
-from recurl.trainers.algorithms.dqn_config import DQNConfig
+from recurl.trainers.algorithms.configs import DQNConfig
 from recurl.trainers.algorithms.learner import Stateful
 from recurl.trainers.algorithms.replay import ReplayLearner
 from recurl.trainers.networks.q_network import QNetwork

@@ -12,8 +12,8 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 from torch import nn
 
+from recurl.core.devices import check_device
 from recurl.core.errors import ArgumentError, MissingDependencyError, RecurlError, UnsupportedError
-from recurl.core.hardware import check_device
 from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, TensorEnv, parallel_groups
 from recurl.envs.from_function import env_from_function
 from recurl.envs.gym_wrappers import NamedWrapper

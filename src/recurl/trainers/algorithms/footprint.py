@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from recurl.core.hardware import check_device, check_memory, total_memory
+from recurl.core.devices import check_device, check_memory, total_memory
 from recurl.core.keys import is_within
 from recurl.core.specs import Composite
 from recurl.recurrence import Sizes, load_cell

@@ -10,7 +10,7 @@ from torch import Tensor
 from recurl.objectives import A2CLoss, ClipPPOLoss
 from recurl.objectives.policy_gradient import PolicyGradientLoss
 from recurl.objectives.value import VTrace
-from recurl.trainers.algorithms.impala_config import ImpalaConfig
+from recurl.trainers.algorithms.configs import ImpalaConfig
 from recurl.trainers.algorithms.on_policy import CHECKED, OnPolicy
 
 

@@ -25,8 +25,8 @@ from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_vari
 from recurl.objectives.sequences import bootstraps_at_ends_only
 from recurl.objectives.value.estimator import ValueEstimator
 from recurl.sequences.entries import Entries, Step
+from recurl.trainers.algorithms.configs import OnPolicyConfig
 from recurl.trainers.algorithms.learner import Learner, Stateful
-from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep

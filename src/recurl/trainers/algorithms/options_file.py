@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from recurl.core.errors import ArgumentError, MissingDependencyError
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.core.ranges import Field, fields_of
 from recurl.core.untrusted import read_json
 from recurl.trainers.algorithms.table import find_algorithm

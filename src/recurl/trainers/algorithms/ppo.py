@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
+from recurl.trainers.algorithms.configs import PPOConfig
 from recurl.trainers.algorithms.on_policy import CHECKED, OnPolicy, UpdateSchedule
-from recurl.trainers.algorithms.ppo_config import PPOConfig
 
 
 class PPO(OnPolicy[PPOConfig]):

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from recurl.core.specs import Composite, TensorSpec
 from recurl.objectives import DiscreteSACLoss, SACLoss, SoftUpdate
+from recurl.trainers.algorithms.configs import SACConfig
 from recurl.trainers.algorithms.learner import Stateful
 from recurl.trainers.algorithms.replay import ReplayLearner
-from recurl.trainers.algorithms.sac_config import SACConfig
 from recurl.trainers.networks.soft_actor import SoftActor, check_soft_actions
 
 _LOSSES = ("loss_actor", "loss_qvalue")

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from recurl.core.errors import ArgumentError
 from recurl.envs import EnvBase
 from recurl.trainers.algorithms.a2c import A2C
-from recurl.trainers.algorithms.configs import CONFIGS
+from recurl.trainers.algorithms.configs import CONFIGS, PPOConfig
 from recurl.trainers.algorithms.dqn import DQN
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.impala import Impala
 from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.algorithms.ppo import PPO
-from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.algorithms.sac import SAC
 from recurl.trainers.algorithms.td3 import TD3
 from recurl.trainers.config import RunConfig

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from recurl.core.specs import Composite, TensorSpec
 from recurl.objectives import SoftUpdate, TD3Loss
+from recurl.trainers.algorithms.configs import TD3Config
 from recurl.trainers.algorithms.learner import Stateful
 from recurl.trainers.algorithms.replay import ReplayLearner
-from recurl.trainers.algorithms.td3_config import TD3Config
 from recurl.trainers.networks.deterministic_actor import DeterministicActor, check_bounded_actions
 
 

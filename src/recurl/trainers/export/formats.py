@@ -20,7 +20,7 @@ from torch import Tensor
 from recurl.core.archive import damage
 from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.core.keys import IS_INIT, next_key
-from recurl.core.quiet import quiet
+from recurl.core.messages import quiet
 from recurl.execution.compiled import Recorder, function_of, read_function, write_function
 from recurl.execution.lowering import Network
 from recurl.recurrence.cpu.library import missing

@@ -13,7 +13,7 @@ from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, UsageError
-from recurl.core.quiet import quiet
+from recurl.core.messages import quiet
 from recurl.execution.capture import ModuleGuard, recording
 from recurl.sequences.entries import Entries, leaves
 

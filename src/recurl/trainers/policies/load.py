@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.core.keys import ACTION_MASK, dotted
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.envs import ActionReader, ObservationReader
 from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.env_name import EnvSource

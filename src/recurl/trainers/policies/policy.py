@@ -18,7 +18,7 @@ from recurl.core.ranges import checked_seed
 from recurl.core.seeding import derive_seed
 from recurl.core.specs import choice_counts, rows_without_choice
 from recurl.envs import PreviousAction
-from recurl.envs.gym_masks import value_at
+from recurl.envs.gym_spaces import value_at
 from recurl.trainers.policies.compiled_policy import CompiledPolicy
 from recurl.trainers.policies.converter import Batch, Converter
 from recurl.trainers.policies.steps import Entry, Step, Tensors

@@ -16,7 +16,8 @@ class Callback(Protocol):
     """Methods that a run calls during training. Any object with at least one of them is a callback.
 
     Random numbers drawn by a callback don't affect those of the run. The first exception raised by a callback ends the
-    run: the current update is finished, a checkpoint is saved, and a :class:`~recurl.core.errors.CallbackError` is raised.
+    run: the current update is finished, a checkpoint is saved, and a :class:`~recurl.core.errors.CallbackError` is
+    raised.
 
     ``Trainer(..., callbacks=[...])`` takes objects; ``--callback module:Class`` takes classes without required
     arguments.

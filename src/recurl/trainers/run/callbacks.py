@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, CallbackError, StorageError
 from recurl.core.importing import load_object
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.core.seeding import preserved_rng
 from recurl.trainers.run.outcome import Outcome
 

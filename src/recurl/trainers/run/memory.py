@@ -12,7 +12,7 @@ import torch
 
 from recurl.core.errors import ArgumentError
 from recurl.distributed import world_size
-from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
+from recurl.trainers.algorithms.configs import OnPolicyConfig
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
 

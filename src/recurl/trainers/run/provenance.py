@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from recurl.core.hardware import cpu_name
+from recurl.core.devices import cpu_name
 from recurl.core.versions import source_commit, versions
 from recurl.distributed import world_size
 

@@ -9,7 +9,7 @@ from itertools import product
 from typing import NamedTuple
 
 from recurl.core.errors import ArgumentError
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.core.ranges import Field, fields_of, flag
 from recurl.trainers.config import RunConfig
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.absent import absent_names
+from recurl.core.messages import absent_names
 from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler, SamplerWithoutReplacement
 from recurl.data.replay_buffers.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from recurl.data.replay_buffers.samplers.slices import SliceSampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recurl.core.errors import ArgumentError
-from recurl.core.nearest import nearest
+from recurl.core.messages import nearest
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.envs.tasks.popgym.cards import CARDS, KINDS, Kind, entry_at, one_hot, one_hot_space, score, shuffle

@@ -1,20 +1,48 @@
-"""Errors for TorchRL names and arguments that recurl does not provide; the messages suggest replacements."""
+"""Messages: suggestions for misspelled names, advice for names of TorchRL, output of other libraries held back."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import opcode
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from difflib import get_close_matches
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from recurl.core.errors import ArgumentTypeError, MissingAttributeError, MissingNameError
 from recurl.core.torchrl_names import ABSENT
 
-__all__ = ["absent_names", "without_arguments"]
+__all__ = ["absent_names", "nearest", "quiet", "quiet_if_failing", "without_arguments"]
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return ``" Did you mean ...?"`` with the name most similar to ``name``, or ``""`` if none is similar.
+
+    Case is ignored only if there is no close match otherwise.
+
+    Example:
+        >>> nearest("wandbb", ["tensorboard", "wandb"])
+        ' Did you mean wandb?'
+        >>> nearest("colour", ["tensorboard", "wandb"])
+        ''
+        >>> nearest("GRU", ["lstm", "gru"])
+        ' Did you mean gru?'
+    """
+    known = list(names)
+    close = get_close_matches(name, known, 1)
+    if not close:
+        alike = get_close_matches(name.lower(), [one.lower() for one in known], 1)
+        close = [one for one in known if one.lower() in alike]
+    return f" Did you mean {close[0]}?" if close else ""
+
 
 _C = TypeVar("_C", bound=type)
+
 _IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
 
 
@@ -27,7 +55,7 @@ def absent_names(module: str) -> Callable[[str], NoReturn]:
     Example:
         >>> absent_names("recurl.objectives")("TargetNetUpdater")
         Traceback (most recent call last):
-        recurl.core.errors.MissingAttributeError: recurl.objectives has no TargetNetUpdater: write SoftUpdate or HardUpdate.
+        recurl.core.errors.MissingAttributeError: recurl.objectives has no TargetNetUpdater: write SoftUpdate or ...
     """
     advice = ABSENT[module]
 
@@ -71,3 +99,51 @@ def without_arguments(**advice: str) -> Callable[[_C], _C]:
         return decorated
 
     return decorate
+
+
+_STDERR = 2
+
+
+@contextmanager
+def quiet(logger: str, level: int) -> Generator[None]:
+    """Suppress messages of a logger below ``level`` inside the block.
+
+    Example:
+        >>> with quiet("noisy", logging.ERROR):
+        ...     logging.getLogger("noisy").warning("never seen")
+    """
+    log = logging.getLogger(logger)
+    before = log.level
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
+def quiet_if_failing() -> Generator[None]:
+    """Buffer the process's stderr, including that of C++ code, inside the block; discard it if the block raises.
+
+    Compilers may print pages of internal state before they fail, below Python's logging. If the block succeeds, the
+    output is written at its end.
+
+    Example:
+        >>> import sys
+        >>> with quiet_if_failing():
+        ...     print("at the end", file=sys.stderr)
+    """
+    try:
+        before = os.dup(_STDERR)
+    except OSError:  # no stderr
+        yield
+        return
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), _STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(before, _STDERR)
+            os.close(before)
+        held.seek(0)
+        os.write(_STDERR, held.read())

@@ -1,6 +1,7 @@
 // CPU emulation of instructions.cu: a CTA runs in a separate thread, with each of its threads as a fiber. Values that
 // CTAs send each other arrive with a delay and in any order.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -58,12 +59,18 @@ struct Copy {
     const void* from;
 };
 
+struct Fiber {
+    ucontext_t start;
+    jmp_buf place;
+    bool started = false;
+};
+
 struct Program {
     int number = 0;
     u32 block = 0;
     int current = 0;
-    ucontext_t scheduler;
-    std::vector<ucontext_t> fibers = std::vector<ucontext_t>(FIBERS);
+    jmp_buf scheduler;
+    std::vector<Fiber> fibers = std::vector<Fiber>(FIBERS);
     std::vector<char> done = std::vector<char>(FIBERS);
     std::vector<std::unique_ptr<char[]>> stacks;
     Warp warps[FIBERS / LANES];
@@ -85,7 +92,17 @@ std::recursive_mutex memory;
 #define threadIdx Index{(u32)program->current}
 #define blockIdx Index{program->block}
 
-inline void others() { swapcontext(&program->fibers[program->current], &program->scheduler); }
+// Fibers are started as contexts and then switched by jumps, which need no system call.
+__attribute__((noinline)) void others() {
+    if (!_setjmp(program->fibers[program->current].place)) _longjmp(program->scheduler, 1);
+}
+
+__attribute__((noinline)) void resume(Fiber& fiber) {
+    if (_setjmp(program->scheduler)) return;
+    if (fiber.started) _longjmp(fiber.place, 1);
+    fiber.started = true;
+    setcontext(&fiber.start);
+}
 
 inline void join(Meeting& meeting, int number) {
     const int turn = meeting.turn;
@@ -324,16 +341,17 @@ void run_clusters(int clusters, Body body) {
                 mine.random.seed(mine.block);
                 for (int i = 0; i < FIBERS; ++i) {
                     mine.stacks.emplace_back(new char[1 << 17]);
-                    getcontext(&mine.fibers[i]);
-                    mine.fibers[i].uc_stack.ss_sp = mine.stacks[i].get();
-                    mine.fibers[i].uc_stack.ss_size = 1 << 17;
-                    mine.fibers[i].uc_link = &mine.scheduler;
-                    makecontext(&mine.fibers[i], +[] { (*of_fibers)(); program->done[program->current] = 1; }, 0);
+                    ucontext_t& start = mine.fibers[i].start;
+                    getcontext(&start);
+                    start.uc_stack.ss_sp = mine.stacks[i].get();
+                    start.uc_stack.ss_size = 1 << 17;
+                    start.uc_link = nullptr;
+                    makecontext(&start, +[] { (*of_fibers)(); program->done[program->current] = 1; others(); }, 0);
                 }
                 for (int left = FIBERS; left || !mine.under_way.empty();) {
                     for (int i = 0; i < FIBERS; ++i)
                         if (!mine.done[mine.current = i]) {
-                            swapcontext(&mine.scheduler, &mine.fibers[i]);
+                            resume(mine.fibers[i]);
                             left -= mine.done[i];
                         }
                     std::shuffle(mine.under_way.begin(), mine.under_way.end(), mine.random);
@@ -341,6 +359,7 @@ void run_clusters(int clusters, Body body) {
                         deliver(mine.under_way.back());
                         mine.under_way.pop_back();
                     }
+                    if (MEMBERS > 1) std::this_thread::yield();  // the other CTAs' values are needed for progress
                 }
             });
         for (std::thread& thread : threads) thread.join();

@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, and imports take seconds longer without bytecode
 QUICK  := -n 2 -m "not slow and not learning" --timeout 20
-NUMBERS := $(addprefix tests/,recurrence modules objectives compiled lowering collectors)
+ALL    := -n 2 -m "not kernels"
+NUMBERS := $(ALL) $(addprefix tests/,recurrence modules objectives execution collectors)
 
-.PHONY: setup train quick test check instructions practice bench docs wheel matrix tritons clean
+.PHONY: setup train quick test check kernels instructions practice bench docs wheel matrix tritons clean
 
 setup: $(STAMP)
 
@@ -24,18 +25,23 @@ train: setup  ## train a memory policy on masked CartPole and show the result
 quick: setup  ## the core tests, in a few minutes: tests that take 20 s belong to the full suite
 	$(BIN)/pytest $(QUICK) tests
 
-test: setup  ## all tests, including doctests
-	$(BIN)/pytest -n 2
+test: setup  ## all tests, including doctests; of the tests of GPU kernels, the core
+	$(BIN)/pytest $(ALL)
 
-check: setup  ## everything that CI runs: lint, types, layering, tests (which build the documentation)
+check: setup  ## everything that CI runs: lint, types, layering, tests, and those of GPU kernels if these have changed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright & types=$$!; $(BIN)/pytest -n 2; tests=$$?; wait $$types && exit $$tests
+	$(BIN)/pyright & types=$$!; $(BIN)/pytest $(ALL); tests=$$?; wait $$types && exit $$tests
+	$(BIN)/python tools/kernels.py
 
-instructions: setup  ## numerical tests as on older processors: ATen, MKL and oneDNN with SSE4, then AVX2
-	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/pytest -n 2 $(NUMBERS)
-	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 $(NUMBERS)
+kernels: setup  ## the tests of GPU kernels, interpreted, emulated and compiled; no GPU needed; records what passed
+	$(BIN)/python tools/kernels.py --record
+
+instructions: setup  ## numerical tests as on older processors, with SSE4, AVX and AVX2, with one and two threads
+	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 $(BIN)/pytest $(NUMBERS)
+	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=AVX MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX OMP_NUM_THREADS=2 $(BIN)/pytest $(NUMBERS)
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 $(BIN)/pytest $(NUMBERS)
 
 practice: setup  ## tests with environments of other packages, after installing these
 	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt

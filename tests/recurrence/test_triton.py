@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +21,10 @@ from recurl.recurrence.triton.gluon_launch import Grid, grid_for
 from recurl.recurrence.triton.layout import GateLayout
 from tests.programs import Programs
 
+from .kernel_tests import but_first, core_and_rest, opposites, run
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 ERRORS = {
     "ieee": 2e-6,
     "recompute": 2e-6,
@@ -47,6 +44,7 @@ CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in
     "lstm projection recompute": 2e-6,
     "lstm projection saved": 0,
 }
+CORE = "bounds", "turned", "lstm ieee", "gru recompute", "lstm projection"
 # Kind, kernel, cell, hidden size and precision.
 PLAIN_TYPES = [
     "plain,forward,lstm,64,tf32",
@@ -66,16 +64,12 @@ PLAIN_TYPES = [
     "pointwise,pack,gru,300,tf32",
 ]
 SINGLE = [
-    f"single,{direction},{cell},{hidden},{precision}"
-    for direction in ("forward", "backward")
-    for cell in ("lstm", "gru")
-    for hidden, precision in ((20, "tf32"), (64, "ieee"), (80, "tf32"), (96, "ieee"))
+    f"single,{direction},{cell},{size}"
+    for direction, cell, size in opposites(["20,tf32", "64,ieee", "80,tf32", "96,ieee"])
 ]
 RESIDENT = [
-    f"resident,{direction},{cell},{hidden},{precision}"
-    for direction in ("forward", "backward")
-    for cell in ("lstm", "gru")
-    for hidden, precision in ((20, "tf32"), (64, "tf32"), (80, "tf32"), (128, "tf32"), (100, "bf16"), (200, "bf16"))
+    f"resident,{direction},{cell},{size}"
+    for direction, cell, size in opposites(["20,tf32", "64,tf32", "80,tf32", "128,tf32", "100,bf16", "200,bf16"])
 ]
 GROUPS = [
     f"resident,{direction},{cell},{hidden},{precision}"
@@ -99,38 +93,34 @@ COMPILED = {
     "80": (PLAIN_TYPES, 163 * 1024),
     "90": ([*PLAIN_TYPES, *SINGLE, *RESIDENT, *GROUPS, *WIDE, *PRODUCTS], 227 * 1024),
 }
+CORE_COMPILED = {
+    "80": ["plain,forward,lstm,64,tf32", "pointwise,bounds,lstm,64,ieee"],
+    "90": [SINGLE[0], RESIDENT[1]],
+}
 # Bytes, elsewhere none. 128 slots of 32 units: some of the inputs prefetched for the next step are spilled.
 SPILLED = {name: 48 for name in GROUPS if "ieee" in name} | {"wide,backward,gru,1024,tf32": 120}
 
 
-def run(
-    module: str, *arguments: str, start: Callable[..., Any] = subprocess.run, **environment: str
-) -> dict[str, list[str]]:
-    """Return the lines that a module prints, keyed by all words except the last ``numbers``."""
-    command = [sys.executable, "-m", f"tests.recurrence.{module}", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = start(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    return {line.split(":")[0]: line.split(":")[1].split() for line in done.stdout.splitlines()}
+@pytest.mark.parametrize("names", core_and_rest(CORE, CHECKS))
+def test_interpreted_kernels_agree_with_the_reference(names: list[str]) -> None:
+    found = run("triton_interpreted", *names, TRITON_INTERPRET="1")
+    assert [*found] == names
+    assert {name: error for name, (error,) in found.items() if not float(error) <= CHECKS[name]} == {}
 
 
-def test_interpreted_kernels_agree_with_the_reference() -> None:
-    """A single test, because pytest's processes would each compute the results for their share."""
-    found = run("triton_interpreted", TRITON_INTERPRET="1")
-    assert found.keys() == CHECKS.keys()
-    assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
-
-
+@pytest.mark.kernels
 def test_prepared_launches_start_what_triton_starts(programs: Programs) -> None:
     found = run("triton_prepared", start=programs.run, TRITON_INTERPRET="0")
     assert found == {"launches": ["0"], "streams": ["0"]}
 
 
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.kernels)], ids=["core", "rest"])
 @pytest.mark.parametrize("capability", COMPILED)
-def test_compiled_kernels_hardly_spill_and_fit(capability: str, programs: Programs) -> None:
+def test_compiled_kernels_hardly_spill_and_fit(capability: str, part: int, programs: Programs) -> None:
     cases, limit = COMPILED[capability]
+    cases = [name for name in cases if (name not in CORE_COMPILED[capability]) == part]
     found = run("triton_offline", capability, *cases, start=programs.run, TRITON_INTERPRET="0")
-    assert found.keys() == set(cases)
+    assert [*found] == cases
     for name, (_, spilled, shared) in found.items():
         assert int(spilled) <= SPILLED.get(name, 0), name
         assert int(shared) <= limit, name
@@ -141,15 +131,19 @@ CLUSTERED = 66, 30, 15  # clusters of two, four and eight CTAs on an H200
 
 
 @pytest.mark.parametrize(
-    ("hidden", "precision"),
-    [
-        *[(size, precision) for size in (160, 251, 320, 512) for precision in ("tf32", "bf16")],
-        *[(112, "tf32"), (128, "tf32"), *((size, "ieee") for size in (96, 128, 160, 256, 384))],
-    ],
+    ("direction", "cell", "size"),
+    but_first(
+        opposites(
+            [
+                *[(size, precision) for size in (160, 251, 320, 512) for precision in ("tf32", "bf16")],
+                *[(112, "tf32"), (128, "tf32"), *((size, "ieee") for size in (96, 128, 160, 256, 384))],
+            ]
+        )
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, hidden: int, precision: str) -> None:
+def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, size: tuple[int, str]) -> None:
+    hidden, precision = size
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, 300 if hidden <= 128 else 200, CLUSTERED)
     assert chosen is not None
@@ -169,11 +163,13 @@ def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, hid
     assert "warning" not in log
 
 
-@pytest.mark.parametrize("precision", ["tf32", "ieee"])
-@pytest.mark.parametrize("hidden", [16, 33, 64, 72, 96])
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str, hidden: int, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("direction", "cell", "size"),
+    but_first(opposites(itertools.product((16, 33, 64, 72, 96), ("tf32", "ieee")))),
+    ids=str,
+)
+def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str, size: tuple[int, str]) -> None:
+    hidden, precision = size
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, 264, CLUSTERED)
     assert chosen is not None
     config = chosen.forward

@@ -9,7 +9,7 @@ from recurl.recurrence.triton import step as step_module
 from recurl.recurrence.triton.step_config import pays, tile_for_step
 from tests.programs import Programs
 
-from .test_triton import run
+from .kernel_tests import core_and_rest, run
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +27,7 @@ ERRORS = {
     "module": 2e-6,
 }
 CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in ERRORS.items()} | {"served": 0}
+CORE = "lstm one bias", "gru one bias", "gru operator", "lstm isolation"
 # Cell, hidden size, rows and precision.
 COMPILED = {
     "80": (["step,gru,100,1,ieee"], 163 * 1024),
@@ -45,14 +46,16 @@ COMPILED = {
 SPILLED = 48  # bytes
 
 
-def test_interpreted_steps_agree_with_the_reference() -> None:
-    """A single test, because pytest's processes would each compute the results for their share."""
-    found = run("triton_step_interpreted", TRITON_INTERPRET="1")
-    assert found.keys() == CHECKS.keys()
-    assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
+@pytest.mark.parametrize("names", core_and_rest(CORE, CHECKS))
+def test_interpreted_steps_agree_with_the_reference(names: list[str]) -> None:
+    found = run("triton_step_interpreted", *names, TRITON_INTERPRET="1")
+    assert [*found] == names
+    assert {name: error for name, (error,) in found.items() if not float(error) <= CHECKS[name]} == {}
 
 
-@pytest.mark.parametrize("capability", COMPILED)
+@pytest.mark.parametrize(
+    "capability", ["80", *(pytest.param(name, marks=pytest.mark.kernels) for name in ("89", "90"))]
+)
 def test_compiled_steps_hardly_spill_and_fit(capability: str, programs: Programs) -> None:
     cases, limit = COMPILED[capability]
     found = run("triton_offline", capability, *cases, start=programs.run, TRITON_INTERPRET="0")

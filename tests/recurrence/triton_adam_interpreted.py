@@ -1,10 +1,11 @@
-# ruff: noqa: T201 - a script that prints
 """Run the Adam kernels in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
 Prints one line per check: ``name: error``. Needs a separate process, like the other kernels.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from recurl.trainers.optim import gradient_step
 from recurl.trainers.optim.gradient_step import GradientStep
 
 from .interpreter import allow_bounds, patch_once
+from .kernel_tests import print_checks
 
 allow_bounds()
 patch_once()
@@ -52,20 +54,23 @@ def train(shapes, max_norm: float, *, by_kernels: bool, monkeypatch) -> list[tor
     return [*parameters, *kept, *norms]
 
 
-def main() -> None:
-    adam._DEVICES, adam._SUMS = ("cpu",), 16
+def error(shapes, max_norm: float) -> float:
+    """Return the largest relative difference between what the kernels and torch compute."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for name, shapes in SHAPES.items():
-            for max_norm in (0.5, float("inf")):
-                expected = train(shapes, max_norm, by_kernels=False, monkeypatch=monkeypatch)
-                found = train(shapes, max_norm, by_kernels=True, monkeypatch=monkeypatch)
-                worst = 0.0
-                for one, other in zip(found, expected, strict=True):
-                    assert torch.equal(one.isnan(), other.isnan())
-                    error = (one - other).nan_to_num().norm() / other.nan_to_num().norm().clamp_min(1e-30)
-                    worst = max(worst, error.item())
-                print(f"{name} {max_norm}: {worst:.2e}")
+        expected = train(shapes, max_norm, by_kernels=False, monkeypatch=monkeypatch)
+        found = train(shapes, max_norm, by_kernels=True, monkeypatch=monkeypatch)
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.isnan(), other.isnan())
+        difference = (one - other).nan_to_num().norm() / other.nan_to_num().norm().clamp_min(1e-30)
+        worst = max(worst, difference.item())
+    return worst
 
+
+CHECKS = {
+    f"{name} {most}": partial(error, shapes, most) for name, shapes in SHAPES.items() for most in (0.5, float("inf"))
+}
 
 if __name__ == "__main__":
-    main()
+    adam._DEVICES, adam._SUMS = ("cpu",), 16
+    print_checks(CHECKS)

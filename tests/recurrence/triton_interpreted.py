@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a script that prints
 """Run the plain Triton kernels in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
 Prints one line per check: ``name: error``. Needs a separate process, because whether a kernel is compiled or
@@ -7,6 +6,8 @@ interpreted is decided when it is defined.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import torch
@@ -18,6 +19,7 @@ from recurl.recurrence.triton.layout import GateLayout
 
 from .contract import Case, relative_error
 from .interpreter import allow_bounds, patch_once
+from .kernel_tests import print_checks
 from .test_isolation import WHERE, strangers_reached
 
 allow_bounds()
@@ -191,25 +193,32 @@ def isolation_error(cell: str) -> int:
     return len(strangers_reached(BACKEND, options, WHERE, float("nan")))
 
 
-def main() -> None:
-    ieee, tf32 = Options(), Options(precision="tf32")
-    print("bounds:", bounds_error())
-    print("arranged:", arranged_error())
-    print("packed:", packed_differs())
-    print("turned:", turned_differs())
-    for cell in ("lstm", "gru"):
-        print(f"{cell} ieee:", worst_error(cell, ieee, poison=True, shape=(2, 9)))
-        print(f"{cell} recompute:", worst_error(cell, Options(recompute=True), bias=False, shape=(2, 9)))
-        print(f"{cell} tf32:", worst_error(cell, tf32, shape=(2, 9)))
-        print(f"{cell} tf32x3:", worst_error(cell, Options(precision="tf32x3"), pattern="every", shape=(7,)))
-        print(f"{cell} layers:", worst_error(cell, ieee, layers=2, directions=2, pattern="alternating", shape=(2, 5)))
-        print(f"{cell} group:", group_error(cell))
-        print(f"{cell} saved:", saved_differs(cell, 0))
-        print(f"{cell} isolation:", isolation_error(cell))
-    print("lstm projection:", worst_error("lstm", ieee, projection=3, shape=(2, 7)))
-    print("lstm projection recompute:", worst_error("lstm", Options(recompute=True), projection=3, shape=(2, 5)))
-    print("lstm projection saved:", saved_differs("lstm", 3))
+def checks_of(cell: str) -> dict[str, Callable[[], float]]:
+    error = partial(worst_error, cell)
+    checks = {
+        "ieee": partial(error, Options(), poison=True, shape=(2, 9)),
+        "recompute": partial(error, Options(recompute=True), bias=False, shape=(2, 9)),
+        "tf32": partial(error, Options(precision="tf32"), shape=(2, 9)),
+        "tf32x3": partial(error, Options(precision="tf32x3"), pattern="every", shape=(7,)),
+        "layers": partial(error, Options(), layers=2, directions=2, pattern="alternating", shape=(2, 5)),
+        "group": partial(group_error, cell),
+        "saved": partial(saved_differs, cell, 0),
+        "isolation": partial(isolation_error, cell),
+    }
+    return {f"{cell} {name}": check for name, check in checks.items()}
 
+
+CHECKS = {
+    "bounds": bounds_error,
+    "arranged": arranged_error,
+    "packed": packed_differs,
+    "turned": turned_differs,
+    **checks_of("lstm"),
+    **checks_of("gru"),
+    "lstm projection": partial(worst_error, "lstm", Options(), projection=3, shape=(2, 7)),
+    "lstm projection recompute": partial(worst_error, "lstm", Options(recompute=True), projection=3, shape=(2, 5)),
+    "lstm projection saved": partial(saved_differs, "lstm", 3),
+}
 
 if __name__ == "__main__":
-    main()
+    print_checks(CHECKS)

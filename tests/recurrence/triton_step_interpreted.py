@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a script that prints
 """Run the step kernel in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
 Prints one line per check: ``name: error``. Needs a separate process, like the other kernels.
@@ -8,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from recurl.recurrence.triton.step_config import StepTile
 
 from .contract import Case, relative_error
 from .interpreter import allow_bfloat16_products, allow_bounds, patch_once
+from .kernel_tests import print_checks
 
 allow_bounds()
 patch_once()
@@ -224,24 +226,24 @@ def isolation_differs(cell: str) -> int:
     return sum(not torch.equal(a[others], b[others]) for a, b in zip([sick, *after], clean, strict=True))
 
 
-def main() -> None:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(stack, "can_step_on", lambda x: True)
-    for cell in ("lstm", "gru"):
-        for precision in PRECISIONS:
-            print(f"{cell} {precision}:", agreement(cell, Options(precision=precision)))
-        print(f"{cell} bf16:", agreement(cell, Options(), torch.bfloat16))
-        print(f"{cell} bf16 products:", agreement(cell, Options(compute_dtype=torch.bfloat16)))
-        print(f"{cell} one bias:", one_bias(cell))
-        print(f"{cell} layout:", differs_by_layout(cell))
-        print(f"{cell} tile:", differs_by_tile(cell))
-        print(f"{cell} operator:", operator_differs(cell))
-        print(f"{cell} isolation:", isolation_differs(cell))
-    print("lstm module:", module_error(LSTMModule))
-    print("gru module:", module_error(GRUModule))
-    print("served:", served_wrongly())
-    patch.undo()
+def checks_of(cell: str) -> dict[str, Callable[[], float]]:
+    checks = {
+        **{name: partial(agreement, cell, Options(precision=name)) for name in PRECISIONS},
+        "bf16": partial(agreement, cell, Options(), torch.bfloat16),
+        "bf16 products": partial(agreement, cell, Options(compute_dtype=torch.bfloat16)),
+        "one bias": partial(one_bias, cell),
+        "layout": partial(differs_by_layout, cell),
+        "tile": partial(differs_by_tile, cell),
+        "operator": partial(operator_differs, cell),
+        "isolation": partial(isolation_differs, cell),
+        "module": partial(module_error, {"lstm": LSTMModule, "gru": GRUModule}[cell]),
+    }
+    return {f"{cell} {name}": check for name, check in checks.items()}
 
+
+CHECKS = {**checks_of("lstm"), **checks_of("gru"), "served": served_wrongly}
 
 if __name__ == "__main__":
-    main()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stack, "can_step_on", lambda x: True)
+        print_checks(CHECKS)

@@ -9,14 +9,24 @@ from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import chunk_for
 from tests.programs import Programs
 
-from ..test_triton import run
+from ..kernel_tests import core_and_rest, run
 
 pytestmark = pytest.mark.slow
 
-FORMS = ("varying", "constant")
-LIMITS = {"float64": 1e-12, "complex128": 1e-12, "float32": 2e-7, "complex64": 2e-7, "bfloat16": 8e-3}
-CHECKS = {f"{name} {form}": limit for name, limit in LIMITS.items() for form in FORMS}
-CHECKS |= {"isolation": 0, "wanted": 0, "strides": 2e-7, "long": 1e-6, "needless": 0}
+CHECKS = {
+    "float64 constant": 1e-12,
+    "complex128 varying": 1e-12,
+    "float32 varying": 2e-7,
+    "float32 constant": 2e-7,
+    "complex64 constant": 2e-7,
+    "bfloat16 varying": 8e-3,  # strides: complex64 that varies
+    "isolation": 0,
+    "wanted": 0,
+    "strides": 2e-7,
+    "long": 1e-6,
+    "needless": 0,
+}
+CORE = "float32 varying", "complex64 constant", "needless"
 COMPILED = {  # bytes spilled by each
     "forward,float32,varying,256": 0,
     "backward,float32,varying,256": 16,
@@ -29,16 +39,18 @@ COMPILED = {  # bytes spilled by each
 }
 
 
-def test_interpreted_kernels_are_exact() -> None:
-    found = run("linear.triton_interpreted", TRITON_INTERPRET="1")
-    assert found.keys() == CHECKS.keys()
-    assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
+@pytest.mark.parametrize("names", core_and_rest(CORE, CHECKS))
+def test_interpreted_kernels_are_exact(names: list[str]) -> None:
+    found = run("linear.triton_interpreted", *names, TRITON_INTERPRET="1")
+    assert [*found] == names
+    assert {name: error for name, (error,) in found.items() if not float(error) <= CHECKS[name]} == {}
 
 
-def test_compiled_kernels_spill_no_more_than_known_and_exchange_little(programs: Programs) -> None:
+@pytest.mark.parametrize("cases", core_and_rest(["forward,float32,constant,256"], COMPILED))
+def test_compiled_kernels_spill_no_more_than_known_and_exchange_little(cases: list[str], programs: Programs) -> None:
     """Hundreds of barriers would show that the compiler moves a thread's values to other threads."""
-    found = run("linear.triton_offline", "90", *COMPILED, start=programs.run, TRITON_INTERPRET="0")
-    assert found.keys() == COMPILED.keys()
+    found = run("linear.triton_offline", "90", *cases, start=programs.run, TRITON_INTERPRET="0")
+    assert [*found] == cases
     for name, (_, spilled, shared, barriers) in found.items():
         assert int(spilled) <= COMPILED[name], name
         assert int(shared) <= 4 * 1024, name

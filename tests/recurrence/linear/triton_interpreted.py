@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a script that prints
 """Run the linear recurrence kernels in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
 Prints one line per check: ``name: error``.
@@ -7,6 +6,7 @@ Prints one line per check: ``name: error``.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import Chunk
 
 from ..interpreter import allow_bounds, patch_once
+from ..kernel_tests import print_checks
 from .problems import Problem, exact, problem, worst_error
 
 allow_bounds()
@@ -28,10 +29,12 @@ READ_AGAIN = (torch.float32, torch.complex64)  # dtypes whose forward passes rea
 KERNELS = TritonLinear(lambda direction, width, dtype: Chunk(8, 2, 8, keep=dtype not in READ_AGAIN, group=2))
 
 
-def solve(case: Problem, needs: tuple[bool, bool, bool] = (True, True, True)) -> tuple[torch.Tensor, ...]:
+def solve(
+    case: Problem, needs: tuple[bool, bool, bool] = (True, True, True), kernels: TritonLinear = KERNELS
+) -> tuple[torch.Tensor, ...]:
     inputs = Inputs(*case.tensors, case.boundaries)
-    h = KERNELS.forward(inputs)
-    return h, *KERNELS.backward(inputs, h, case.grad, needs)
+    h = kernels.forward(inputs)
+    return h, *kernels.backward(inputs, h, case.grad, needs)
 
 
 def error(case: Problem) -> float:
@@ -87,8 +90,7 @@ def long() -> float:
     """Compare a recurrence over many chunks with a decay near one and without any start."""
     case = problem((1000,), (2,), torch.float32, rate=0.0, decay=(1 - 1e-5, 1 - 1e-6))
     wide = replace(case.to(torch.float64), boundaries=case.boundaries)
-    KERNELS.chunk_for = lambda *_: Chunk(16, 16, 4, group=2)
-    return worst_error(solve(case), exact(wide))
+    return worst_error(solve(case, kernels=TritonLinear(lambda *_: Chunk(16, 16, 4, group=2))), exact(wide))
 
 
 @triton.jit
@@ -112,20 +114,23 @@ def needless() -> float:
     return (found - torch.tensor([7.0, 31.0])).abs().max().item()
 
 
-def main() -> None:
-    for name in NAMES:
-        dtype = getattr(torch, name)
-        for constant in (False, True):
-            cases = [problem((3, 17), (3,), dtype, constant, 0.05)]
-            if dtype.is_complex == (dtype.itemsize == 16):
-                cases += [problem((40,), (9,), dtype, constant, 0.0), problem((12,), (2,), dtype, constant, 0.5)]
-            print(f"{name} {'constant' if constant else 'varying'}:", max(map(error, cases)))
-    print("isolation:", isolation(torch.float32) + isolation(torch.float64))
-    print("wanted:", wanted())
-    print("strides:", strides())
-    print("long:", long())
-    print("needless:", needless())
+def errors(name: str, constant: bool) -> float:
+    dtype = getattr(torch, name)
+    cases = [problem((3, 17), (3,), dtype, constant, 0.05)]
+    if dtype.is_complex == (dtype.itemsize == 16):
+        cases += [problem((40,), (9,), dtype, constant, 0.0), problem((12,), (2,), dtype, constant, 0.5)]
+    return max(map(error, cases))
 
+
+CHECKS = {
+    **{f"{name} varying": partial(errors, name, False) for name in NAMES},
+    **{f"{name} constant": partial(errors, name, True) for name in NAMES},
+    "isolation": lambda: isolation(torch.float32) + isolation(torch.float64),
+    "wanted": wanted,
+    "strides": strides,
+    "long": long,
+    "needless": needless,
+}
 
 if __name__ == "__main__":
-    main()
+    print_checks(CHECKS)

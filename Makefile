@@ -38,10 +38,15 @@ check: setup  ## everything that CI runs: lint, types, layering, tests, and thos
 kernels: setup  ## the tests of GPU kernels, interpreted, emulated and compiled; no GPU needed; records what passed
 	$(BIN)/python tools/kernels.py --record
 
+# Inductor's cache ignores ATEN_CPU_CAPABILITY, so every run has its own.
+INDUCTOR := TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/inductor
 instructions: setup  ## numerical tests as on older processors, with SSE4, AVX and AVX2, with one and two threads
-	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 $(BIN)/pytest $(NUMBERS)
-	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=AVX MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX OMP_NUM_THREADS=2 $(BIN)/pytest $(NUMBERS)
-	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 $(BIN)/pytest $(NUMBERS)
+	$(INDUCTOR)-sse ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 \
+		$(BIN)/pytest $(NUMBERS)
+	$(INDUCTOR)-avx ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=AVX MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX \
+		OMP_NUM_THREADS=2 $(BIN)/pytest $(NUMBERS)
+	$(INDUCTOR)-avx2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
+		OMP_NUM_THREADS=2 $(BIN)/pytest $(NUMBERS)
 
 practice: setup  ## tests with environments of other packages, after installing these
 	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt

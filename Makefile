@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, and imports take seconds longer without bytecode
 QUICK  := -n 2 -m "not slow and not learning" --timeout 20
-NUMBERS := $(addprefix tests/,recurrence modules objectives compiled lowering collectors)
+NUMBERS := $(addprefix tests/,recurrence modules objectives execution sequences collectors)
 
 .PHONY: setup train quick test check instructions practice bench docs wheel matrix tritons clean
 

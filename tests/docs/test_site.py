@@ -1,7 +1,6 @@
-"""The documentation site: every code block runs, every command is valid, nothing is drawn or listed that isn't there.
+"""The documentation site: code blocks run, commands are valid, pages, API entries and figures exist.
 
-The python blocks of a page run one after the other, as a reader would type them; a ``text`` block right below one is
-what it prints.
+The python blocks of a page run in order, in one namespace; a ``text`` block right below one is its output.
 """
 
 from __future__ import annotations

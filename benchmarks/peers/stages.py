@@ -1,8 +1,8 @@
 """Sampling profiler that attributes the CPU time of a training run to stages.
 
 A timer interrupts the process half a millisecond of wall time after the previous sample. The CPU time used since then
-is attributed to the stage of the interrupted code. The paths of the files on the stack determine a stage, so that nothing
-is patched and functions can move within a package. The time of the sampler itself is excluded.
+is attributed to the stage of the interrupted code. The paths of the files on the stack determine the stage, so that
+nothing is patched and functions can move within a package. The time of the sampler itself is excluded.
 """
 
 from __future__ import annotations

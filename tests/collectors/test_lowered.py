@@ -198,7 +198,7 @@ def test_a_collector_says_what_keeps_its_policy_from_one_call() -> None:
     env = cartpole()
     assert Collector(env, separate_trunks(env), frames_per_batch=3).why_not_compiled() is None
     values = Collector(env, recurrent(GRUModule, actor=False)(env), frames_per_batch=3)
-    assert values.why_not_compiled() == "EGreedyModule has no form in C++"
+    assert values.why_not_compiled() == "EGreedyModule has no C++ implementation"
     assert Collector(env, None, frames_per_batch=3).why_not_compiled() == "there is no policy"
     function = Collector(env, lambda td: td, frames_per_batch=3)
     assert function.why_not_compiled() == function.why_not_lowered() is not None

@@ -174,7 +174,7 @@ def test_the_best_action_by_its_value(action_space: str) -> None:
         assert_close(found, expected, TOLERANCE[torch.float32])
     masked = QValueActor(values, action_space=action_space, action_mask_key="action_mask")
     found, expected, network = both(masked, entries)
-    assert network.why_not_compiled(entries) == "QValueModule with a mask has no form in C++"
+    assert network.why_not_compiled(entries) == "QValueModule with a mask has no C++ implementation"
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 

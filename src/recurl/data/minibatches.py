@@ -87,8 +87,8 @@ class SequenceMinibatches:
         if ranks > 1 and (len(self._starts) % num_minibatches or length % (slice_len or length)):
             raise ArgumentError(
                 f"With {ranks} ranks, all minibatches must have the same size: num_minibatches must divide the "
-                f"sequences of each rank, and slice_len its rows; got {num_minibatches} for {len(self._starts)} sequences, "
-                f"and {slice_len or length} for rows of {length} tokens."
+                f"sequences of each rank, and slice_len its rows; got {num_minibatches} for {len(self._starts)} "
+                f"sequences, and {slice_len or length} for rows of {length} tokens."
             )
         check_order(batch)
         check_sequences(batch, slice_len or length)

@@ -1,6 +1,6 @@
-"""The table of likely mistakes, ``mistakes.toml``, as the page docs/mistakes.md.
+"""Generator of docs/mistakes.md from the table of likely mistakes, ``mistakes.toml``.
 
-``python -m tests.docs.mistakes`` writes the page anew; test_mistakes.py makes every mistake, and compares the page.
+``python -m tests.docs.mistakes`` rewrites the page; test_mistakes.py makes every mistake and compares the page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every mistake of the table raises what the table, and so the documentation, says."""
+"""Every mistake in the table raises the message in the table, and thus in the documentation."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ def test_there_are_enough_and_each_is_one_of_recurls_own() -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    assert PAGE.read_text() == page(), "write it anew: python -m tests.docs.mistakes"
+    assert PAGE.read_text() == page(), "regenerate it: python -m tests.docs.mistakes"

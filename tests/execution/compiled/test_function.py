@@ -126,7 +126,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         function_of(Network([actor]), entries(given), READS, WRITES)
 
 
-def test_what_no_builder_takes_is_not_written(tmp_path: Path) -> None:
+def test_arguments_that_a_builder_rejects_are_not_written(tmp_path: Path) -> None:
     recorder = Recorder(torch.float32)
     recorder.calls.append(("linear", (np.zeros(1),), {}))
     with pytest.raises(TypeError, match="ndarray is not an argument of a ProgramBuilder"):

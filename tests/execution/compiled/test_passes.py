@@ -101,7 +101,7 @@ NETS: dict[str, Callable[[], list[list[Any]]]] = {
     "layer norm first": lambda: [[Mod(nn.LayerNorm(OBS), ["observation"], ["out"])]],
     "rms norm": lambda: net(nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, 2)),
     "observations": lambda: [[Mod(nn.Sequential(_norm(), nn.Linear(OBS, 2)), ["observation"], ["out"])]],
-    "normalised between": lambda: net(_norm(HIDDEN), nn.Linear(HIDDEN, 2)),
+    "normalized between": lambda: net(_norm(HIDDEN), nn.Linear(HIDDEN, 2)),
     "MLP": lambda: [[Mod(MLP(OBS, 3, num_cells=[8, 20]), ["observation"], ["out"])]],
     "frozen": lambda: _frozen(net(nn.Tanh(), nn.Linear(HIDDEN, 2))),
     "tied": lambda: net(nn.Tanh(), *([nn.Linear(HIDDEN, HIDDEN)] * 2)),
@@ -209,7 +209,7 @@ def test_threads_change_nothing() -> None:
     assert all(a is b or torch.equal(a, b) for a, b in zip(*found, strict=True))  # type: ignore[arg-type]
 
 
-def test_what_does_not_fit() -> None:
+def test_entries_that_do_not_fit() -> None:
     compiled = CompiledPass(net(), batch(), ["out"])
     for other in (batch(torch.float64), batch(shape=(0,))):
         assert not compiled.fits(other)
@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[Callable[[], list[list[Any]]], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_has_no_form_is_named(kind: str) -> None:
+def test_unsupported_modules_are_named(kind: str) -> None:
     make, message = REFUSED[kind]
     with pytest.raises(NotCompiled, match=message):
         CompiledPass(make(), batch(), ["out"])

@@ -226,7 +226,7 @@ class Watch:
             return None
         behind = min((seen.beat.progress for seen in running.values()), default=0)
         slow = [rank for rank, seen in running.items() if seen.beat.progress == behind]
-        if slow and all(now - running[rank].moved > self._timeout for rank in slow):
+        if slow and all(now - running[rank].progress_time > self._timeout for rank in slow):
             subject = "no rank" if len(slow) == len(running) > 1 else f"rank {', '.join(map(str, slow))}"
             status = "made progress" if subject == "no rank" else "made no progress"
             return f"{subject} has {status} for {self._timeout:g} s (--rank-timeout)."

@@ -105,7 +105,7 @@ def modules_in_order(module: TensorDictModuleBase, *, ignore_global_hooks: bool 
 
     Args:
         module: a module or a sequence.
-        ignore_global_hooks: flatten sequences even under global module hooks, which then don't see the sequences themselves.
+        ignore_global_hooks: flatten sequences even under global module hooks, which then don't see the sequences.
     """
     if not isinstance(module, TensorDictSequential) or (hooked(module) is not None and not ignore_global_hooks):
         return [module]

@@ -261,7 +261,9 @@ class ReplayBuffer:
         outside |= positions % stored.capacity >= stored.filled
         if outside.any():
             empty = positions[outside][:5].tolist()
-            raise ArgumentError(f"Positions must hold steps, but {empty} are empty: the buffer has {len(self)} steps.")
+            raise ArgumentError(
+                f"Positions must hold steps, but nothing is stored at {empty}: the buffer has {len(self)} steps."
+            )
         return positions
 
     def _current(self, index: Tensor, write_step: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -113,7 +113,7 @@ class _Own(nn.Linear):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"head": _Own(HIDDEN, 3)}, "_Own has no form in C"),
+        ({"head": _Own(HIDDEN, 3)}, "_Own has no C++ implementation"),
         ({"backend": "loop"}, "uses another backend"),
     ],
 )

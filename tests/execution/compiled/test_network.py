@@ -284,9 +284,9 @@ def q_values(memory: nn.Module) -> nn.Module:
 
 
 LEFT: list[tuple[Callable[[], nn.Module], str]] = [
-    (lambda: q_values(gru()), "EGreedyModule has no form in C\\+\\+"),
-    (lambda: Seq(encoder(), gru(), head(4, nn.GELU())), "GELU has no form in C\\+\\+"),
-    (lambda: Seq(encoder(), gru(), Mod(Own(HIDDEN, 2), ["memory"], ["out"])), "Own has no form in C\\+\\+"),
+    (lambda: q_values(gru()), "EGreedyModule has no C\\+\\+ implementation"),
+    (lambda: Seq(encoder(), gru(), head(4, nn.GELU())), "GELU has no C\\+\\+ implementation"),
+    (lambda: Seq(encoder(), gru(), Mod(Own(HIDDEN, 2), ["memory"], ["out"])), "Own has no C\\+\\+ implementation"),
     (lambda: Seq(encoder(), gru(), Mod(lambda x: x + 1, ["memory"], ["out"])), "function is not a plain module"),
     (lambda: Seq(encoder(), gru(num_layers=2, dropout=0.5), head(2)), "GRUModule uses dropout"),
     (lambda: Seq(encoder(), gru(), head(2, nn.Dropout(0.5))), "Dropout in training draws"),

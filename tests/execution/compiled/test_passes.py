@@ -228,9 +228,9 @@ def test_hooks_of_parameters_are_not_passed_over() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], list[list[Any]]], str]] = {
-    "own module": (lambda: net(nn.Softmax(-1)), "has no form in C"),
+    "own module": (lambda: net(nn.Softmax(-1)), "has no C\\+\\+ implementation"),
     "dropout": (lambda: net(nn.Dropout(0.5)), "draws random numbers"),
-    "convolution": (lambda: net(nn.Unflatten(-1, (1, HIDDEN))), "has no form in C"),
+    "convolution": (lambda: net(nn.Unflatten(-1, (1, HIDDEN))), "has no C\\+\\+ implementation"),
     "another backend": (lambda: [memory("gru", recurrent_backend="loop")], "uses another backend"),
     "unwritten": (lambda: [[Mod(nn.Linear(OBS, 2), ["observation"], ["other"])]], "all wanted entries"),
 }
@@ -251,7 +251,7 @@ class _Doubled(nn.Module):
 def test_computed_weights_are_refused() -> None:
     branches = net()
     parametrize.register_parametrization(branches[0][0].module[0], "weight", _Doubled())
-    with pytest.raises(NotCompiled, match=r"is not a parameter|not a plain module|has no form"):
+    with pytest.raises(NotCompiled, match=r"is not a parameter|not a plain module|has no C\+\+ implementation"):
         CompiledPass(branches, batch(), ["out"])
 
 

@@ -238,6 +238,6 @@ def test_extra_state_of_a_policy() -> None:
         SharedWeights.of(Extra())
 
 
-def test_ids_of_collectors_in_this_process_stay_apart() -> None:
+def test_ids_of_collectors_in_this_process_differ() -> None:
     ids = Collector(env_of(2), frames_per_batch=4).collect()["collector", "traj_ids"]
     assert (ids < BLOCK).all()

@@ -290,7 +290,7 @@ def test_evaluations_have_seeds_of_their_own(vectorization, seeds, tmp_path):
     assert_distinct([*seeds, *(seed for seed in played if seed not in seeds)])
 
 
-def test_a_run_over_other_ranks_goes_on_with_other_seeds(seeds, monkeypatch):
+def test_a_run_resumed_on_other_ranks_has_other_seeds(seeds, monkeypatch):
     config, kind = ALGORITHMS["ppo"]
     made = kind(config(**SMALL, env="recurl/RepeatPrevious-v0"))
     made.collect()

@@ -1,4 +1,4 @@
-"""The table of likely mistakes, ``mistakes.toml``, as the page docs/mistakes.md.
+"""Generator of docs/mistakes.md from the table of likely mistakes, ``mistakes.toml``.
 
 ``python -m tests.docs.mistakes`` writes the page; test_mistakes.py makes every mistake, and compares the page.
 """

@@ -1,4 +1,4 @@
-"""Every mistake of the table raises what the table, and so the documentation, says."""
+"""Every mistake in the table raises the message in the table, and thus in the documentation."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_environments_must_be_alike():
         SerialEnv(2, [EnvCreator(GymEnv, {"env_name": name}) for name in names])
 
 
-def test_creator_goes_anywhere():
+def test_creator_is_picklable():
     length = 3
     create = pickle.loads(pickle.dumps(EnvCreator(lambda **kwargs: GymEnv("CartPole-v1", **kwargs), {"num_envs": 2})))
     assert create().batch_size == (2,)

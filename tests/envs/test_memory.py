@@ -241,7 +241,7 @@ class Marked(Buffered):
         return self.given
 
 
-def test_what_is_marked_is_not_copied():
+def test_marked_results_are_not_copied():
     env = Marked("new")
     root = env.reset()
     assert root["place"] is env.given["place"]

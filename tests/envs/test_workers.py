@@ -263,7 +263,7 @@ def ends_after_a_fork(channel, _):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_dies_while_a_fork_of_it_lives():
+def test_a_worker_that_dies_while_its_fork_is_alive():
     """The fork keeps the connection open, but the parent doesn't wait for it, and it exits too."""
     group = WorkerGroup([Task(ends_after_a_fork, (None,))], timeout=None)
     group.ask(0, b"go")

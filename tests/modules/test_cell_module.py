@@ -235,6 +235,6 @@ class Misnamed(MinGRU):
         (torch.nn.GRU, {}, ArgumentTypeError, "A cell must be a subclass of recurl.recurrence.Cell"),
     ],
 )
-def test_what_is_refused(cell: type, options: dict, error: type[Exception], message: str) -> None:
+def test_invalid_arguments(cell: type, options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         CellModule(cell, 3, 5, in_key="x", out_key="y", **options)

@@ -40,7 +40,7 @@ def test_trains_resumes_evaluates_and_exports(algorithm, cell, file, tmp_path):
     assert json.loads((tmp_path / "run" / f"{file}.json").read_text())["cell"] == cell
 
 
-def test_a_cell_keeps_its_own_initialisation(tmp_path):
+def test_a_cell_keeps_its_own_initialization(tmp_path):
     """The trainers initialize LSTM and GRU with orthogonal matrices and zero biases."""
     folder = RunFolder(tmp_path / "run")
     assert main(["train", "ppo", *SMALL, "--cell", CELL, "--total-steps", "64", "--run-dir", str(folder.path)]) == 0

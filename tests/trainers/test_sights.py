@@ -112,7 +112,7 @@ def trained(path, options, stop=False):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_bit_for_bit(finished):
+def test_a_resumed_run_continues_bit_for_bit(finished):
     states = [load_checkpoint(latest_checkpoint(folder.checkpoints)) for folder in finished]
     agents = [state["algorithm"]["agent"] for state in states]
     assert agents[0].keys() == agents[1].keys()

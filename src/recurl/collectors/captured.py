@@ -291,8 +291,8 @@ def capture_graph(
         if "captur" not in str(error):
             raise
         raise UsageError(
-            f"The {what} can't be captured as a CUDA graph, as {_line(error)}: nothing may wait for the GPU "
-            "(.item(), .cpu(), if on a tensor, a mask as an index), nor make tensors from Python numbers; or "
+            f"The {what} can't be captured as a CUDA graph, as {_line(error)}: don't wait for the GPU "
+            "(.item(), .cpu(), `if` on a tensor, indexing by a mask) or create tensors from Python numbers; or "
             "collect with cuda_graph=False."
         ) from error
 

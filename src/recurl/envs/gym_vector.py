@@ -250,7 +250,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
     """Version of Gymnasium's ``AsyncVectorEnv`` that raises if one of its processes hangs.
 
     Raises:
-        WorkerError: (at a reset or step) an environment hasn't replied for a minute. All processes are killed.
+        WorkerError: (at a reset or step) an environment hasn't replied for a minute. All processes were killed.
 
     Example:
         >>> AsyncVectorEnv.__mro__[1]
@@ -276,7 +276,9 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
             process.kill()  # a stopped process ignores other signals
         self._state = AsyncState.DEFAULT
         self.close(terminate=True)
-        raise WorkerError(f"Environment {named} hangs: no answer for {_TIMEOUT_SECONDS:g} s. All processes are killed.")
+        raise WorkerError(
+            f"Environment {named} hangs: no answer for {_TIMEOUT_SECONDS:g} s. All processes were killed."
+        )
 
 
 class SameStepVectorEnv(gym.vector.VectorWrapper):

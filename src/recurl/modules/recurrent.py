@@ -136,7 +136,7 @@ class RecurrentModule(TensorDictModuleBase):
             or (net.dropout and net.training)
         ):
             raise NotCompiled(
-                f"{type(self).__name__} uses dropout, is bidirectional or python_based, or in another mode"
+                f"{type(self).__name__} uses dropout, is bidirectional or python_based, or is in another mode"
             )
         x = program.numbers(program.read(self.in_keys[0]), net.input_size)
         is_init = program.read(IS_INIT)

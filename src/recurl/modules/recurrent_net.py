@@ -137,7 +137,9 @@ class RecurrentNet(nn.Module):
     def set_python_based(self, value: bool) -> None:
         """Choose between plain torch operations and torch.nn's kernels."""
         if self.bidirectional:
-            raise UnsupportedError("A bidirectional network has no python_based form, so there is nothing to switch.")
+            raise UnsupportedError(
+                "python_based can't be set on a bidirectional network, which has no implementation in Python."
+            )
         self.python_based = value
 
     def layer_weights(self) -> list[list[Weights]]:

@@ -1,9 +1,9 @@
 """Scan over time that ``torch.compile`` can trace: torch's scan operator with hand-written derivatives.
 
 A flat stream of N tokens is cut into chunks of equal size, which are processed in parallel. Each chunk handles the
-segments that *start* in it, up to their ends. The scan is therefore about as long as one chunk plus the longest
-segment, whatever N is; the chunk size and the number of steps are read on the host. At segment starts, the stored state
-is loaded inside the scan.
+segments that *start* in it, up to their ends. The length of the scan is therefore about that of one chunk plus the
+longest segment, independent of N. Reading the chunk size and the number of steps synchronizes with the device. At
+segment starts, the stored state is loaded inside the scan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScanKernels:
         return None
 
     def unsupported(self, support: Support) -> str | None:
-        """Refuse export, since the length of the scan depends on the data."""
+        """Return why export is unsupported, or None otherwise."""
         return "its length depends on the data; to export use 'loop' or 'auto'" if is_exporting() else None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:

@@ -133,7 +133,7 @@ class Trajectories:
             batch.set(key, value.to(batch.device or "cpu"))
 
     def reserve(self, count: int) -> list[Tensor]:
-        """Return the trajectories in the form that :func:`next_trajectories` advances, with ids reserved for ``count`` steps."""
+        """Return the trajectories as arguments of :func:`next_trajectories`, with ids reserved for ``count`` steps."""
         rows = self._batch_size.numel()
         first = TRAJECTORY_IDS.claim(count * rows)
         new = torch.arange(first, first + rows, device=self._device).reshape(self._batch_size)

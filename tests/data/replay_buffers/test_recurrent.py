@@ -76,7 +76,7 @@ def test_burn_in_under_another_policy():
     assert torch.equal(buffer[index]["is_init"], rest["collector", "stored", "is_init"])
 
 
-def test_burn_in_runs_what_leads_to_the_states_only():
+def test_burn_in_runs_only_the_modules_that_compute_the_states():
     policy = make_policy()
     buffer = filled(policy, SliceSampler(slice_len=8))
     policy[1].module.register_forward_hook(lambda *_: pytest.fail("the head ran"))

@@ -37,7 +37,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_run_goes_on_exactly_and_survives_an_actor(ray_cluster, tmp_path: Path) -> None:
+def test_a_run_resumes_exactly_and_survives_an_actor(ray_cluster, tmp_path: Path) -> None:
     config = ImpalaConfig(env=ENV, total_steps=5 * 32, checkpoint_every=3, **SIZE)
     trainer = trainer_of(config, tmp_path / "whole")
     trainer.run()

@@ -87,5 +87,7 @@ def test_refusals(runs, monkeypatch, tmp_path):
 
 def test_an_observation_that_is_no_box(tmp_path):
     run = trained(tmp_path / "run", PPOConfig, "Taxi-v4", {"cell": "gru", "action_mask": "none"})
-    with pytest.raises(UnsupportedError, match=r"A compiled policy reads one Box, .* of Discrete\(500\): use predict"):
+    with pytest.raises(
+        UnsupportedError, match=r"A compiled policy must read a single Box, .* of Discrete\(500\): use predict"
+    ):
         recurl.load(run).compiled()

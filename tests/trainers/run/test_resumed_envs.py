@@ -119,7 +119,7 @@ def test_and_in_other_processes(options, tmp_path):
     assert_resumes_bit_for_bit(small(env="CartPole-v1", **options), tmp_path)
 
 
-def test_why_a_state_is_not_saved_is_said_when_a_run_is_resumed(tmp_path):
+def test_resuming_reports_why_a_state_was_not_saved(tmp_path):
     config = small(env=Forgetful)
     train(config, tmp_path, stop_after=3)
     said = " ".join(train(config, tmp_path, resume=True).split())

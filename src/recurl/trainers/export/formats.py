@@ -74,8 +74,8 @@ def _without_pickles() -> Generator[None]:
         yield
     except UnpicklingError as error:
         raise ArgumentError(
-            "An exported policy must contain a program and tensors, this one contains objects that would run code: "
-            "export the run again."
+            "An exported policy must contain a program and tensors only, but this one contains objects that would "
+            "run code: export the run again."
         ) from error
     finally:
         if before is None:

@@ -1,5 +1,8 @@
 """Each private name of torch and tensordict that recurl uses still behaves as recurl expects."""
 
+import threading
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tensordict.nn import (
@@ -301,11 +304,76 @@ def test_running_by():
     assert seen == [aten.ones.default, aten.sum.default, aten._local_scalar_dense.default]
 
 
+def test_is_compiling():
+    def note(x):
+        return x + 1 if _torch.is_compiling() else x + 2
+
+    assert note(torch.zeros(2)).tolist() == [2, 2]
+    assert torch.compile(note, backend="eager", fullgraph=True)(torch.zeros(2)).tolist() == [1, 1]
+
+    class Note(nn.Module):
+        def forward(self, x):
+            return note(x)
+
+    for strict in (False, True):
+        assert torch.export.export(Note(), (torch.zeros(2),), strict=strict).module()(torch.zeros(2)).tolist() == [1, 1]
+    assert not _torch.is_compiling()
+
+
 def test_compiling():
-    assert not torch.compiler.is_compiling()
+    assert not _torch.is_compiling()
     with _torch.compiling():
-        assert torch.compiler.is_compiling()
-    assert not torch.compiler.is_compiling()
+        assert _torch.is_compiling()
+        assert not torch.compiler.is_compiling()
+        with _torch.compiling():
+            assert _torch.is_compiling()
+        assert _torch.is_compiling()
+    assert not _torch.is_compiling()
+    with pytest.raises(ValueError, match="inside"), _torch.compiling():
+        raise ValueError("inside")
+    assert not _torch.is_compiling()
+
+
+def test_compiling_concerns_one_thread():
+    seen = []
+    entered, noted = threading.Event(), threading.Event()
+
+    def traced(x):
+        entered.set()
+        assert noted.wait(60)
+        seen.append(_torch.is_compiling())
+        return (x + 1,)
+
+    def note():
+        assert entered.wait(60)
+        seen.append(_torch.is_compiling())
+        noted.set()
+
+    thread = threading.Thread(target=note)
+    thread.start()
+    with _torch.compiling():
+        _torch.traced_graph(traced, [torch.zeros(2)])
+    thread.join()
+    assert seen == [False, True]
+
+
+def test_backward_passes_see_compiling():
+    seen = []
+
+    class Note(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(_torch.is_compiling())
+            return grad
+
+    for context in (_torch.compiling(), nullcontext()):
+        with context:
+            Note.apply(torch.zeros(2, requires_grad=True)).sum().backward()
+    assert seen == [True, False]
 
 
 def test_traced_graph():

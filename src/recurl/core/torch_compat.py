@@ -9,6 +9,7 @@ import importlib
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from operator import attrgetter
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ __all__ = [
     "has_hooks",
     "hooks_of",
     "inductor_program",
+    "is_compiling",
     "is_exporting",
     "is_forward_mode",
     "is_functorch_active",
@@ -143,7 +145,7 @@ def is_known(size: int) -> bool:
 
     Fallback: False while compiling.
     """
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         return not isinstance(size, torch.SymInt)
     return has_static_value(size)
 
@@ -248,19 +250,34 @@ def running_by(run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Ab
     return _Replacing(run)
 
 
+_compiling: ContextVar[bool] = ContextVar("recurl compiles", default=False)
+
+
+def is_compiling() -> bool:
+    """Return whether this call is traced: by ``torch.compile``, ``torch.export``, or inside :func:`compiling`.
+
+    Dynamo folds ``torch.compiler.is_compiling()`` to True, so that it never reads the context variable.
+
+    Example:
+        >>> with compiling():
+        ...     is_compiling(), torch.compiler.is_compiling()
+        (True, False)
+    """
+    return torch.compiler.is_compiling() or _compiling.get()
+
+
 @contextmanager
 def compiling() -> Generator[None]:
-    """Make ``torch.compiler.is_compiling()`` true inside the block, so that kernels are called as operators.
+    """Make :func:`is_compiling` true inside the block, in this thread only, so that kernels are called as operators.
 
-    Fallback: a flag in recurl, read along with ``is_compiling()``.
+    Backward passes run in this thread too, also on a GPU, so that they see it.
     """
-    compiler = cast(Any, torch.compiler)
-    before = compiler._is_compiling_flag
-    compiler._is_compiling_flag = True
+    token = _compiling.set(True)
     try:
-        yield
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
     finally:
-        compiler._is_compiling_flag = before
+        _compiling.reset(token)
 
 
 def start_compilers() -> None:

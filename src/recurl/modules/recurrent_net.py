@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.core.torch_compat import is_compiling
 from recurl.recurrence import (
     BACKENDS,
     DEFAULT_OPTIONS,
@@ -142,7 +143,7 @@ class RecurrentNet(nn.Module):
 
     def layer_weights(self) -> list[list[Weights]]:
         """Return the parameters by layer, then by direction."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._collect_weights()
         names, tensors = tuple(self._parameters), tuple(self._parameters.values())
         known_names, known, weights = self._cache
@@ -197,7 +198,7 @@ class RecurrentNet(nn.Module):
 
     def support(self, options: Options) -> Support:
         """Return the requirements of this network on a backend."""
-        weight, compiling = self.weight, torch.compiler.is_compiling()
+        weight, compiling = self.weight, is_compiling()
         return Support(self.cell, weight.device, weight.dtype, self.hidden_size, self.proj_size, options, compiling)
 
     def run(
@@ -217,7 +218,7 @@ class RecurrentNet(nn.Module):
 
     def _backend(self, name: str, options: Options) -> Backend:
         """Return the backend for sequences, selected again only if something that the choice depends on changed."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return BACKENDS.choose(name, self.support(options))
         weight = self.weight
         request = (BACKENDS.version, name, options, weight.dtype, weight.device)

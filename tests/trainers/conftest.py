@@ -13,22 +13,15 @@ def record_step(run, device, *generators):
     Optimizers change their tensors in place, so that a capture can't run the step without its effects.
     """
     result = run()
-    ran = [True]
-
-    @torch.no_grad()
-    def write():
-        for memory, value in zip(tree_leaves(result), tree_leaves(run_again()), strict=True):
-            memory.copy_(value)
-
-    def run_again():
-        with torch.enable_grad():
-            return run()
+    executed = [True]
 
     def replay():
-        if ran:
-            ran.clear()
-        else:
-            write()
+        if executed:
+            executed.clear()
+            return
+        for memory, value in zip(tree_leaves(result), tree_leaves(run()), strict=True):
+            if isinstance(memory, torch.Tensor):
+                memory.detach().copy_(value)
 
     return replay, result
 

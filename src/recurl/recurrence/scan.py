@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.core.torch_compat import is_compiling, is_exporting, scan, trace
+from recurl.core.torch_compat import check, is_compiling, is_exporting, scan, trace
 from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
 from recurl.recurrence.kernel_backend import AutogradBackend
@@ -277,7 +277,6 @@ def _read(value: Tensor, most: int) -> int:
         value = value.clamp(min=-_count_reads())
     number = int(value.item())
     if is_compiling():
-        check = cast(Any, torch)._check  # public API despite its name
         check(number >= 1)
         check(number <= most)
     return number

@@ -14,7 +14,6 @@ compiled code recurl's blocks take precedence over TorchRL's, whose mode is shar
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import sys
@@ -29,6 +28,7 @@ from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type  # in tensordict.nn only since 0.15
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.python_compat import running_loop
 from recurl.core.torch_compat import is_compiling
 
 __all__ = [
@@ -92,7 +92,7 @@ def _enter_torchrl(mode: bool | None) -> Any:
 
 
 def _current() -> _Stack:
-    if is_compiling() or asyncio._get_running_loop() is None:
+    if is_compiling() or running_loop() is None:
         return _thread.modes.stack
     return _task_stack.get()
 

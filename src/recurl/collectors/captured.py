@@ -16,7 +16,7 @@ from recurl.core.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.core.torch_compat import foreach_copy_, has_global_hooks
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
-from recurl.execution.capture import ModuleGuard, recording
+from recurl.execution.capture import ModuleGuard, record
 from recurl.execution.columns import ColumnLayout, join_columns, split_columns
 from recurl.execution.source_lines import line_of
 from recurl.execution.traced import InductorFunction
@@ -286,7 +286,7 @@ def capture_graph(
         UsageError: the steps wait for the GPU.
     """
     try:
-        return record(steps, generator)
+        return record(steps, generator.device, generator)
     except RuntimeError as error:
         if "captur" not in str(error):
             raise
@@ -295,15 +295,6 @@ def capture_graph(
             "(.item(), .cpu(), `if` on a tensor, indexing by a mask) or create tensors from Python numbers; or "
             "collect with cuda_graph=False."
         ) from error
-
-
-def record(steps: Callable[[], list[_Tensors]], generator: Generator) -> tuple[Callable[[], None], list[_Tensors]]:
-    """Capture a CUDA graph of ``steps``; return its replay function and its result, which replays overwrite."""
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
-    with recording(), torch.cuda.graph(graph):
-        result = steps()
-    return graph.replay, result
 
 
 def _like(root: Step, keys: list[_Key], tensors: _Tensors) -> Step:

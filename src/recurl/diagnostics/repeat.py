@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from recurl.core.keys import ACTION, NestedKey, is_action
-from recurl.core.torch_compat import Dropout
+from recurl.core.torch_compat import DROPOUTS
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import keys_of, leaf_modules, submodules
 from recurl.diagnostics.preserve import evaluating
@@ -78,7 +78,7 @@ def _noise(policy: Any, data: TensorDictBase, mode: bool) -> tuple[list[NestedKe
 
 
 def _dropout_differs(call: Call, twin: Call) -> bool:
-    return isinstance(call.module, Dropout) and ex.differ(call.outputs[0], twin.outputs[0])
+    return isinstance(call.module, DROPOUTS) and ex.differ(call.outputs[0], twin.outputs[0])
 
 
 def _depending_on_action(policy: Any, calls: list[Call]) -> set[NestedKey]:

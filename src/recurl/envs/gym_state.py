@@ -11,6 +11,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from recurl.core.errors import ArgumentError, UnfitStateError
+from recurl.envs.gymnasium_compat import set_elapsed_steps
 from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
 from recurl.envs.state_plain import MAX_BYTES
 
@@ -90,7 +91,7 @@ def _restore_legacy(env: Any, state: dict[str, Any]) -> None:
         raise ArgumentError(f"The state is from a different environment than {env}.")
     env.unwrapped.set_state(_to_arrays(state["env"]))
     for limit, elapsed in zip(_limits(env), state["elapsed"], strict=True):
-        limit._elapsed_steps = elapsed
+        set_elapsed_steps(limit, elapsed)
 
 
 def _limits(env: Any) -> list[Any]:

@@ -1,7 +1,6 @@
 """Off-policy learners with slices sampled on the device: same as on the host, compiled, captured, without waits."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -46,16 +45,6 @@ def updates(options, count=5, **changes):
 def check_same(rows, others, **tolerance):
     for row, other in zip(rows, others, strict=True):
         assert other == pytest.approx(row, nan_ok=True, **tolerance)
-
-
-@pytest.fixture
-def anywhere(monkeypatch):
-    """Let a graph be created without a GPU, where CudaGraphModule warns and calls the function eagerly."""
-    monkeypatch.setattr("recurl.trainers.optim.cuda_graph.check_devices", lambda module: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*without CUDA device available", UserWarning)
-        yield
 
 
 EXACT = [  # losses that draw no random numbers

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey, normalize_key
-from recurl.core.torch_compat import returns_other_entries
 from recurl.execution.compiled.compilation import Compilable, Compilation, NotCompiled, defines_both, unsupported
 from recurl.execution.compiled.in_memory import StepsInMemory
 from recurl.execution.compiled.layers import LAYERS
@@ -20,6 +19,7 @@ from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.step import can_step
 from recurl.sequences.entries import Entries
 from recurl.sequences.mode import set_recurrent_mode
+from recurl.sequences.tensordict_compat import returns_other_entries
 
 __all__ = ["CompiledNetwork", "add_module", "write_all"]
 

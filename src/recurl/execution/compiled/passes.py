@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from recurl.core.autograd import custom_backward_allowed
 from recurl.core.keys import NestedKey
-from recurl.core.torch_compat import are_modes_active
+from recurl.core.torch_compat import are_modes_active, has_tensor_hooks
 from recurl.execution.compiled.compilation import Compilation, NotCompiled
 from recurl.execution.compiled.layers import LAYERS
 from recurl.execution.compiled.network import add_module
@@ -122,8 +122,7 @@ class CompiledPass:
                 return False
             if value.shape[:lead] != entries.batch_size or value.shape[lead:] != shape:
                 return False
-        hooked = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType] - torch offers no other way
-        return entries.batch_size.numel() > 0 and not any(hooked)
+        return entries.batch_size.numel() > 0 and not any(map(has_tensor_hooks, self.parameters))
 
     def inputs(self, entries: Entries) -> list[Tensor]:
         """Return the input tensors from ``entries``, and record the runs of recurrent modules."""

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch import distributions as d
 
 from recurl.core.keys import NestedKey, normalize_key
-from recurl.core.torch_compat import has_hooks, returns_other_entries
+from recurl.core.torch_compat import has_hooks
 from recurl.execution.lowering.module import Links, children_in_order, hooked, links_of
 from recurl.sequences.entries import Entries, Step, unmarked
+from recurl.sequences.tensordict_compat import returns_other_entries
 
 __all__ = [
     "Network",

@@ -18,7 +18,7 @@ import recurl
 from recurl.collectors import MultiSyncCollector
 from recurl.collectors.actors.supply import Recipe
 from recurl.core.seeding import derive_seed, env_seed, rng_state, seed_everything, set_rng_state
-from recurl.diagnostics.preserve import Kept
+from recurl.diagnostics.preserve import Snapshot
 from recurl.envs import TensorEnv
 from recurl.envs.from_function import env_from_function
 from recurl.envs.tasks import Bandit
@@ -107,7 +107,7 @@ def test_generators_of_an_experiment_have_streams_of_their_own():
     policy = torch.nn.Module()
     own = [torch.Generator(), torch.Generator(), np.random.default_rng(), random.Random(), np.random.RandomState()]
     policy.own = own
-    kept = Kept(policy)
+    kept = Snapshot(policy)
     kept.seed(0)
     drawn = [torch.rand(4), *(torch.rand(4, generator=each) for each in own[:2])]
     assert len({tuple(values.tolist()) for values in drawn}) == 3

@@ -119,7 +119,7 @@ class TestCollector:
     def test_without_for_torchrl_the_error_names_it(self) -> None:
         env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker())
         module = recurrent(RECURL, "memory")
-        with pytest.raises(RuntimeError, match=r"recurl\.interop\.for_torchrl") as caught:  # noqa: PT012 - both
+        with pytest.raises(RuntimeError, match=r"recurl\.modules\.interop\.for_torchrl") as caught:  # noqa: PT012 - both
             env = env.append_transform(module.make_tensordict_primer())
             env.reset()
         assert "recurl.envs" in str(caught.value)

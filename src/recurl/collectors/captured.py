@@ -21,7 +21,7 @@ from recurl.execution.columns import ColumnLayout, join_columns, split_columns
 from recurl.execution.source_lines import line_of
 from recurl.execution.traced import InductorFunction
 from recurl.sequences.entries import Entries, Step, leaves
-from recurl.sequences.trajectories import Trajectories, advance
+from recurl.sequences.trajectories import Trajectories, next_trajectories
 
 __all__ = ["CaptureOptions", "CapturedSteps", "capture_graph", "tensor_env", "why_not_captured"]
 
@@ -191,7 +191,7 @@ class CapturedSteps:
             if self._compiled:  # a compiled step takes tensors with the strides of those it was compiled for
                 before = tensors[-_NUMBERED:]
                 found[TRAJ_IDS], found[TRAJ_STEPS], _ = before
-                numbered = advance(before, found[NEXT, DONE].squeeze(-1))
+                numbered = next_trajectories(before, found[NEXT, DONE].squeeze(-1))
                 current = [*(tensor.contiguous() for tensor in current), *numbered]
             states = {} if self._starts is None else self._starts.take(found)
             self._written, self._states = list(found), list(states)

@@ -82,7 +82,7 @@ def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_the_program(programs
 
 
 @pytest.mark.parametrize(
-    ("address", "complaint"),
+    ("address", "error_line"),
     [
         ("nonsense", "The address of a Ray cluster is HOST:PORT, or auto, got 'nonsense'"),
         ("silent", "No Ray cluster answers at 127.0.0.1:{port} within 10 s"),

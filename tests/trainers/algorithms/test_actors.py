@@ -109,7 +109,7 @@ def test_the_command(ray_cluster, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "error_line"),
     [
         ({"collectors": "8"}, r"--collectors takes ray:N, such as ray:8 for eight actors, got '8'"),
         ({"collectors": "ray:3"}, r"must divide --num-envs, got 3 and 8: use 1, 2, 4, 8"),

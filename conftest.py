@@ -6,12 +6,14 @@ import gc
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.programs import Programs
+
+from recurl.envs.workers import Interpreter
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,7 +29,7 @@ def _seed():
     torch.set_num_threads(1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def descriptors() -> Callable[[], int]:
     """Count the open files of this process."""
 
@@ -36,6 +38,38 @@ def descriptors() -> Callable[[], int]:
         return len(os.listdir("/proc/self/fd"))
 
     return count
+
+
+class _Shared(Interpreter):
+    """An interpreter that outlives the groups of workers that it serves."""
+
+    def end(self) -> None:
+        """Leave the interpreter to the next group."""
+
+
+@pytest.fixture(scope="session")
+def _interpreters() -> Generator[list[_Shared]]:
+    started: list[_Shared] = []
+    yield started
+    for interpreter in started:
+        Interpreter.end(interpreter)
+
+
+@pytest.fixture
+def shared_interpreter(monkeypatch: pytest.MonkeyPatch, _interpreters: list[_Shared]) -> None:
+    """Fork the workers of all groups from one interpreter, as its imports take seconds.
+
+    Replaces the start and the end of an interpreter per group. tests/envs/test_workers.py and the tests of workers
+    without this fixture start one per group.
+    """
+
+    def running(modules: Collection[str] = ()) -> _Shared:
+        if not _interpreters or _interpreters[-1].returncode is not None:
+            _interpreters.append(_Shared({*modules, "recurl.collectors.multi", "recurl.envs.parallel"}))
+        return _interpreters[-1]
+
+    running()  # before a test counts open files
+    monkeypatch.setattr("recurl.envs.workers.Interpreter", running)
 
 
 @pytest.fixture

@@ -1,4 +1,3 @@
-
 from recurl.trainers.report.figure import Line, draw_returns
 from recurl.trainers.report.plots import plot_learning_curve
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -14,6 +15,7 @@ import torch
 from tests.programs import Programs
 
 from recurl.envs.workers import Interpreter
+from recurl.trainers.export.verification import verify
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,6 +80,16 @@ def programs() -> Generator[Programs]:
     programs = Programs()
     yield programs
     programs.end()
+
+
+@pytest.fixture
+def brief_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify exported policies with 100 steps.
+
+    Replaces 1000 steps, which take seconds. The fixture ``files`` of tests/trainers/export/test_policy_file.py and
+    tests/cli/test_main.py verify with 1000.
+    """
+    monkeypatch.setattr("recurl.trainers.export.policy_file.verify", functools.partial(verify, steps=100))
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ def test_counted_frames_equal_executed_actions(monkeypatch):
             assert executed == rows.flatten().tolist()
 
 
+@pytest.mark.slow
 def test_async_frames_equal_executed_actions():
     """With real spawned processes."""
     with GymEnv("CartPole-v1", num_envs=2, vectorization_mode="async") as env:

@@ -54,6 +54,7 @@ def test_any_boundaries(isa, starts, width, constant, imaginary):
     assert worst_error(solve(case, CpuLinear(isa)), exact(case)) <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("constant", "rate"), [(False, 0.0), (True, 1e-4), (False, 0.02)])
 def test_same_bits_for_any_number_of_threads(constant, rate, restore_threads):
     """Large enough for several threads: one, few or many segments, odd channel counts, and rows larger than a page."""

@@ -105,6 +105,7 @@ def arguments(description, rows):
 @pytest.mark.parametrize(
     ("case", "kind"), [*((case, "onnx") for case in CASES), ("ppo-gru-continuous", "torch"), ("dqn-none", "torch")]
 )
+@pytest.mark.usefixtures("brief_verification")
 def test_exported_policies_fit_their_description(tmp_path, case, kind):
     path = export_run(trained(tmp_path, *CASES[case]), kind)
     description = about(path)

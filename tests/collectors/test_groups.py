@@ -54,6 +54,7 @@ def collected(collector: Collector, batches: int = 3) -> list[TensorDictBase]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_group_beside_another_gives_what_it_gives_alone() -> None:
     policy, batches = make_policy(), {}
     kinds = {"both": (in_workers, 7), "first": (create, 7), "second": (create, 9)}
@@ -148,6 +149,7 @@ def test_random_actions_at_the_beginning() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_collection_goes_on_exactly() -> None:
     policy = make_policy()
     torch.manual_seed(1)

@@ -73,10 +73,9 @@ def test_all_of_it_in_order(tmp_path):
     ("logger", "options"),
     [
         ("tensorboard", {"kind": PPOConfig}),
-        ("wandb", {"kind": PPOConfig}),
         ("wandb", {"kind": R2D2Config}),
         ("tensorboard", {"overlap": True}),
-        ("wandb", {"env": "CartPole-v1", "env_kwargs": ()}),
+        ("tensorboard", {"env": "CartPole-v1", "env_kwargs": ()}),
         ("tensorboard", {"vectorization": "device", "previous_reward": True}),
     ],
 )

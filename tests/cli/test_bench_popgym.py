@@ -150,7 +150,6 @@ def test_an_unforeseen_error_leaves_its_traceback(tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("new_interpreters")
 def test_a_signal_stops_all_jobs_and_keeps_finished_results(tmp_path, capsys, monkeypatch):
     arguments = [*SMALL, "--cells", "none", "--tasks", "MineSweeper", "--out", str(tmp_path), "--jobs", "2"]
     usual = Results.add

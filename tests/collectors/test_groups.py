@@ -54,6 +54,7 @@ def collected(collector: Collector, batches: int = 3) -> list[TensorDictBase]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_group_collects_the_same_alone_and_with_another() -> None:
     policy, batches = make_policy(), {}
     kinds = {"both": (in_workers, 7), "first": (create, 7), "second": (create, 9)}
@@ -150,6 +151,7 @@ def test_random_actions_at_the_beginning() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_collection_resumes_exactly() -> None:
     policy = make_policy()
     torch.manual_seed(1)

@@ -20,7 +20,7 @@ from recurl.envs import EnvBase, GymEnv
 from recurl.modules import GRUModule, set_recurrent_mode
 from tests.collectors.test_background import Buffer, add, replays
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_interpreter")]
 
 # Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -16,7 +16,7 @@ from recurl.core.keys import TRAJ_IDS
 from recurl.envs import EnvBase, GymEnv
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_interpreter")]
 
 # Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -217,6 +217,7 @@ PROCESSES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", PROCESSES)
+@pytest.mark.usefixtures("shared_interpreter")
 def test_no_two_processes_of_a_run_have_the_same_seed(how, seeds, monkeypatch):
     config, kind = ALGORITHMS["ppo"]
     found = []
@@ -235,6 +236,7 @@ def test_no_two_processes_of_a_run_have_the_same_seed(how, seeds, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_no_two_workers_of_a_collector_have_the_same_seed(seeds):
     create = partial(env_from_function, Revealing, 2)
     seed_everything(SEED)

@@ -39,6 +39,7 @@ def check_transitions(batch, limit=2.4, angle=0.2095):
     assert not batch["done"].any()
 
 
+@pytest.mark.usefixtures("forked_environments")
 def test_cartpole_has_no_dead_step(cartpole):
     check_env_specs(cartpole)
     batch = cartpole.rollout(60, break_when_any_done=False)
@@ -72,8 +73,10 @@ def test_counted_frames_equal_executed_actions(monkeypatch):
             assert executed == rows.flatten().tolist()
 
 
+@pytest.mark.slow
 def test_async_frames_equal_executed_actions():
-    with GymEnv("CartPole-v1", **MODES["async"]) as env:
+    """With real spawned processes."""
+    with GymEnv("CartPole-v1", num_envs=2, vectorization_mode="async") as env:
         batch = env.rollout(40, break_when_any_done=False)
         check_transitions(batch)
         done = batch["next", "done"].squeeze(-1)
@@ -95,6 +98,7 @@ def test_truncated_and_terminated_are_separate(mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("forked_environments")
 def test_the_same_seed_gives_the_same_run(mode):
     runs = []
     for seed in (5, 5, 6):

@@ -116,6 +116,7 @@ def test_collected_batches(how, kind):
     same(batches[:, :7], expected())
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_batched_environments():
     makers = [lambda: Buffered("numpy"), lambda: Buffered("torch")]
     for env in (

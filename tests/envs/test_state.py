@@ -368,6 +368,8 @@ def test_a_trial_needs_other_environments():
     env.step(env.rand_action(env.reset()))  # it has not been closed
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_one_worker_of_each_kind_makes_the_trial(tmp_path):
     def make(name):
         def create():
@@ -390,6 +392,8 @@ def test_one_worker_of_each_kind_makes_the_trial(tmp_path):
         env.set_state({"envs": []})
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_trial_may_take_longer_than_a_step():
     with ParallelEnv(1, lambda: GymWrapper(Slow(), create_env=Slow), timeout=0.3) as env:
         assert env.can_save_state  # two seconds of steps

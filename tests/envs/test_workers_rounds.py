@@ -67,7 +67,7 @@ def started(timeout, descriptors):
 
 
 @pytest.fixture
-def requests(descriptors):
+def requests(shared_interpreter, descriptors):
     yield from started(3.0, descriptors)
 
 

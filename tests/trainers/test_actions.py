@@ -193,6 +193,7 @@ def test_a_resumed_run_is_the_whole_run(tmp_path, config):
     ids=["nested", "multi", "unbounded", "masked-ppo", "masked-dqn", "multi-sac", "matrix"],
 )
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_verification")
 def test_exports(tmp_path, config, kind, action):
     path = export_run(run(config, tmp_path), kind)  # which compares it with the policy
     about = json.loads(path.with_name(path.name + ".json").read_text())

@@ -28,6 +28,7 @@ def test_are_of_the_first_version(folder):
     assert "skipped" not in folder.metrics.read_text()
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_runs_are_resumed(folder):
     before = folder.metrics.read_text().splitlines()
     out = io.StringIO()

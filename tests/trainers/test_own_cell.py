@@ -28,6 +28,7 @@ SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2"]
         ("r2d2", "rglru(conv_width=3)", "policy.onnx"),
     ],
 )
+@pytest.mark.usefixtures("brief_verification")
 def test_trains_resumes_evaluates_and_exports(algorithm, cell, file, tmp_path):
     run, path = str(tmp_path / "run"), tmp_path / "run" / "config.json"
     assert main(["train", algorithm, *SMALL, "--cell", cell, "--total-steps", "128", "--run-dir", run]) == 0

@@ -82,7 +82,7 @@ def updates_until_replaced(trainer: Trainer) -> list[dict[str, float]]:
     return rows
 
 
-@pytest.mark.parametrize(("kind", "actors"), [(PPOConfig, 1), (R2D2Config, 2), (SACConfig, 1)])
+@pytest.mark.parametrize(("kind", "actors"), [(PPOConfig, 1), (R2D2Config, 2)])
 def test_algorithms_learn_from_actors(ray_cluster, tmp_path: Path, kind: type, actors: int) -> None:
     own = {PPOConfig: {"sequence_length": 4, "minibatches": 2}}.get(kind, {"learning_starts": 32, "gradient_steps": 1})
     config = kind(env=ENV, total_steps=3 * 32, **{**SIZE, **own, "collectors": f"ray:{actors}"})

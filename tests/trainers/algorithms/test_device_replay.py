@@ -88,10 +88,8 @@ def test_a_captured_update_is_the_update(anywhere, kind, options):
     assert learner._graphs == {}  # closed
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [ALL[3], pytest.param(*ALL[0], marks=pytest.mark.slow), pytest.param(*ALL[6], marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "options"), [ALL[0], ALL[3], ALL[6]])
 def test_a_compiled_update_is_the_update(kind, options):
     _, plain = updates(config(kind, **options))
     _, rows = updates(config(kind, **options, compile=True))

@@ -144,6 +144,7 @@ def test_ways_to_step_together():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_workers_collect_the_same_as_one_process():
     options = {"env": "recurl/TMaze-v0", "num_envs": 4, "previous_action": True, "previous_reward": True}
     batches, weights = [], None
@@ -213,6 +214,7 @@ def test_only_tasks_can_be_stepped_on_the_device():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_async_environments_are_those_of_one_process_in_workers():
     config = PPOConfig(env="CartPole-v1")
     with make_env(replace(config, vectorization="async"), 3) as env, make_env(config, 3) as same:
@@ -235,6 +237,7 @@ def test_a_single_environment_needs_no_process():
             assert type(env) is GymEnv
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_async_environments_that_cannot_be_made():
     config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=0",), vectorization="async")
     with pytest.raises(ArgumentError, match=r"^--env recurl/RepeatPrevious-v0 k=0 can't be used: k must be"):

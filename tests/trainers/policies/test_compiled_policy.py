@@ -38,6 +38,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.usefixtures("brief_verification")
 def test_it_acts_as_predict_does(name, runs):
     run = runs(name)
     policy, file = recurl.load(run), recurl.load(export_run(run, "compiled"))

@@ -73,13 +73,13 @@ def test_all_of_it_in_order(tmp_path):
     ("logger", "options"),
     [
         ("tensorboard", {"kind": PPOConfig}),
-        ("wandb", {"kind": PPOConfig}),
         ("wandb", {"kind": R2D2Config}),
         ("tensorboard", {"overlap": True}),
-        ("wandb", {"env": "CartPole-v1", "env_kwargs": ()}),
+        ("tensorboard", {"env": "CartPole-v1", "env_kwargs": ()}),
         ("tensorboard", {"vectorization": "device", "previous_reward": True}),
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, logger, options):
     if logger == "wandb":
         monkeypatch.setenv("WANDB_MODE", "offline")

@@ -51,6 +51,7 @@ def train(config, folder, *, resume=False, updates=3):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_stopped_run_resumes_bit_for_bit(kind, tmp_path):
     algorithm, options = KINDS[kind]
     config = algorithm(**{"env": make, **SMALL, **PAST, **options})

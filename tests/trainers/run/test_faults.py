@@ -91,6 +91,7 @@ def is_good(folder):
         ("sac", "reward", "nan"),
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_bad_number_stops_the_run_before_it_is_learned_from(tmp_path, kind, where, number):
     # Step 40 of environment 1 is the last of the fifth batch; its observation is read one step later.
     options = config(kind, env_kwargs=(f"where={where}", f"number={number}", "steps=40"))
@@ -132,6 +133,7 @@ def test_continuous_actions(tmp_path):
         ("r2d2", "observation"),
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_bad_batch_can_be_skipped(tmp_path, kind, where):
     options = config(kind, env_kwargs=(f"where={where}", "steps=37-42"), on_nonfinite="skip")
     folder, outcome = run(tmp_path, options)

@@ -115,6 +115,7 @@ def test_so_it_is_with_an_environment_of_ones_own(tmp_path):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_and_in_other_processes(options, tmp_path):
     assert_resumes_bit_for_bit(small(env="CartPole-v1", **options), tmp_path)
 
@@ -170,6 +171,7 @@ class Fleeing(OwnEnv):
         (Fleeing, None, r"can't be restored: The state has the method flee", "the checkpoint has no matching state"),
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_state_that_is_lost_after_the_trial_costs_no_training(tmp_path, env, saving, restoring, why, workers):
     config = small(env=env, env_workers=workers)
     with pytest.warns(UserWarning, match=saving) if saving else nullcontext():

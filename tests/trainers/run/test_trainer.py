@@ -153,6 +153,7 @@ def test_a_missing_package_is_reported_before_the_run(tmp_path, monkeypatch, pac
         {"kind": R2D2Config, "env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "start_state": "zero"},
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path, options):
     options = config(**options)
     whole, _ = train(options, tmp_path / "whole")

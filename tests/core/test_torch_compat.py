@@ -204,6 +204,13 @@ def test_children_of():
     assert children["1"] is net[1]
 
 
+def test_parameters_of():
+    net = nn.Linear(1, 1)
+    parameters = _torch.parameters_of(net)
+    net.extra = nn.Parameter(torch.zeros(1))
+    assert list(parameters) == ["weight", "bias", "extra"]
+
+
 def test_has_tensor_hooks():
     for register in ("register_hook", "register_post_accumulate_grad_hook"):
         weight = nn.Parameter(torch.zeros(1))

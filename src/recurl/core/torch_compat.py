@@ -53,6 +53,7 @@ __all__ = [
     "is_known",
     "lift_tensors",
     "limit_compile_threads",
+    "parameters_of",
     "rnn_kernel",
     "running_by",
     "scan",
@@ -233,18 +234,27 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
 
 
 @_reads("_modules")
-def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+def children_of(module: Any) -> dict[str, nn.Module | None]:
     """Return the live dict of the children of ``module``. Replacement: ``torch.nn.Module.named_children``."""
-    return cast(Any, module)._modules
+    return module._modules
+
+
+@_reads("_parameters")
+def parameters_of(module: Any) -> dict[str, nn.Parameter | None]:
+    """Return the live dict of the parameters of ``module``, without those of its submodules.
+
+    Replacement: ``named_parameters(recurse=False)``.
+    """
+    return module._parameters
 
 
 @_reads("_parameters", "_buffers")
-def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+def tensors_of(module: Any) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
     """Return the live dicts of the parameters and of the buffers of ``module``, without those of its submodules.
 
     Used to swap tensors in and out. Replacement: ``torch.func.functional_call``.
     """
-    return cast(Any, module)._parameters, cast(Any, module)._buffers
+    return module._parameters, module._buffers
 
 
 def rnn_kernel(name: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -302,6 +312,7 @@ def running_by(run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Ab
 
 
 _compiling: ContextVar[bool] = ContextVar("recurl compiles", default=False)
+_torch_compiles, _recurl_compiles = torch.compiler.is_compiling, _compiling.get  # bound, for fast calls
 
 
 def is_compiling() -> bool:
@@ -314,7 +325,7 @@ def is_compiling() -> bool:
         ...     is_compiling(), torch.compiler.is_compiling()
         (True, False)
     """
-    return torch.compiler.is_compiling() or _compiling.get()
+    return _torch_compiles() or _recurl_compiles()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FunctionType, MethodType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -143,7 +143,8 @@ _streams = _Streams()
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the stream of a GPU on which functions of this thread run before and while they are captured."""
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index = cast(int | None, device.index)
+    index = torch.cuda.current_device() if index is None else index
     if index not in _streams.by_index:
         _streams.by_index[index] = torch.cuda.Stream(torch.device("cuda", index))
     return _streams.by_index[index]

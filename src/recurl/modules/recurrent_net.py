@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from recurl.core.torch_compat import is_compiling, tensors_of
+from recurl.core.torch_compat import is_compiling, parameters_of
 from recurl.recurrence import (
     BACKENDS,
     DEFAULT_OPTIONS,
@@ -81,7 +81,7 @@ class RecurrentNet(nn.Module):
                 for name, shape in self._shapes(layer).items():
                     empty = torch.empty(shape, device=device, dtype=dtype)
                     self.register_parameter(f"{name}_{suffix}", nn.Parameter(empty))
-        self._names = tuple(tensors_of(self)[0])
+        self._names = tuple(parameters_of(self))
         self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] = ((), (), [])
         remember(self.cell)
         self.reset_parameters()
@@ -147,7 +147,7 @@ class RecurrentNet(nn.Module):
         """Return the parameters by layer, then by direction."""
         if is_compiling():
             return self._collect_weights()
-        parameters = tensors_of(self)[0]
+        parameters = parameters_of(self)
         names, tensors = tuple(parameters), tuple(parameters.values())
         known_names, known, weights = self._cache
         if names == known_names and all(map(operator.is_, tensors, known)):

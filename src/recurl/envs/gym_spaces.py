@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import ACTION, OBSERVATION, NestedKey, dotted, is_within, normalize_key
@@ -38,8 +39,6 @@ __all__ = [
     "value_at",
     "without",
 ]
-
-spaces = gym.spaces
 
 
 def brief(value: object) -> str:
@@ -76,8 +75,6 @@ def numpy_dtype(space: gym.Space[Any]) -> np.dtype[Any]:
 
 
 _MAX_FLOAT_BYTES = 4
-
-spaces = gym.spaces
 
 _SMALL_BATCH = 32
 
@@ -233,8 +230,6 @@ class ActionReader:
         got = sorted(map(str, cast("Mapping[Any, Any]", action).keys())) if hasattr(action, "keys") else repr(action)
         raise ArgumentError(f"The action {self._key!r} must be a tensor that fits {self.spec}, got entries {got}.")
 
-
-spaces = gym.spaces
 
 _MAX_ONE_HOT = 512  # largest Discrete space encoded as one-hot; larger ones are read as an index
 
@@ -463,9 +458,6 @@ def _zero_based(found: np.ndarray[Any, Any], start: Any, limits: Any) -> np.ndar
     if (out < 0).any() or (out >= limits).any():
         raise ValueError(f"outside [{start}, {start + limits})")
     return out
-
-
-spaces = gym.spaces
 
 
 class MaskReader:

@@ -213,7 +213,7 @@ def test_a_module_that_counts_its_calls_is_recorded_once(monkeypatch):
             self.calls += 1
             return super().forward(x)
 
-    def record(steps, generator):
+    def record(steps, device, generator):
         count.append(1)
         return lambda: None, steps()
 
@@ -300,7 +300,7 @@ def test_uncapturable_policies_and_environments(monkeypatch):
 
 
 def test_a_step_that_waits_is_named(monkeypatch):
-    def refuse(steps, generator):
+    def refuse(steps, device, generator):
         try:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         finally:

@@ -97,7 +97,7 @@ def test_a_policy_that_returns_something_else(recorded):
 
 
 def test_a_policy_that_waits_is_named(monkeypatch):
-    def refuse(steps, generator):
+    def refuse(steps, device, generator):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     monkeypatch.setattr(captured, "record", refuse)

@@ -23,6 +23,8 @@ def test_is_import_statement(monkeypatch):
     module = ModuleType("asked")
 
     def find(name: str) -> int:
+        if name.startswith("__"):
+            raise AttributeError(name)
         seen.append(is_import_statement(inspect.currentframe().f_back))
         return 1
 

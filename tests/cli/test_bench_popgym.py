@@ -88,6 +88,7 @@ def scores(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_several_jobs_give_the_same_rows(tmp_path, capsys):
     arguments = [*SMALL, "--cells", "gru", "none", "--tasks", "MineSweeperEasy", "RepeatFirstEasy"]
     assert main([*arguments, "--out", str(tmp_path / "one"), "--jobs", "1"]) == 0
@@ -115,6 +116,7 @@ class Trouble:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_job_that_dies_or_fails_is_named_and_the_others_continue(tmp_path, capsys):
     arguments = [*SMALL, TROUBLE, "--cells", "none", "--out", str(tmp_path), "--jobs", "2", "--tasks"]
     assert main([*arguments, "MineSweeper", "RepeatFirstEasy"]) == 1

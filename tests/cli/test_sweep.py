@@ -130,6 +130,7 @@ def test_the_runs_of_a_sweep_that_is_killed_stop_with_a_checkpoint(tmp_path):
     assert list((folder / "seed=0" / "checkpoints").glob("*.pt"))
 
 
+@pytest.mark.usefixtures("jobs_are_forks")
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path, capsys):
     folder, run = tmp_path / "sweep", RunFolder(tmp_path / "sweep" / "seed=0")
     assert sweep(folder) == 0

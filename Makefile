@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, and imports take seconds longer without bytecode
 QUICK  := -n 2 -m "not slow and not learning" --timeout 20
-NUMBERS := $(addprefix tests/,recurrence modules objectives compiled lowering collectors)
+NUMBERS := $(addprefix tests/,recurrence modules objectives execution sequences collectors)
 
 .PHONY: setup train quick test check instructions practice bench docs wheel matrix tritons clean
 
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurren
 train: setup  ## train a memory policy on masked CartPole and show the result
 	$(BIN)/recurl train ppo --env recurl/MaskedCartPole-v1 --cell lstm --run-dir runs/masked-cartpole --stop-return 495 --overwrite
 
-quick: setup  ## the core tests, in a few minutes: tests that take 20 s belong to the full suite
+quick: setup  ## the core tests, in two minutes: tests that take 20 s belong to the full suite
 	$(BIN)/pytest $(QUICK) tests
 
 test: setup  ## all tests, including doctests

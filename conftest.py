@@ -5,24 +5,17 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import multiprocessing
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Generator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from tests.programs import Programs
 
 from recurl.envs.workers import Interpreter
-from recurl.trainers.export import policy_file
 from recurl.trainers.export.verification import verify
-from recurl.trainers.files.durable import write_atomic
-from recurl.trainers.report import plots
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,103 +31,50 @@ def _seed():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _drawn_once() -> Generator:
-    """Plot the learning curve only for a module's first run, as plotting takes a third of a small run's time."""
-    pictures, draw = dict[str, bytes](), plots.draw_returns
-
-    def draw_once(path: Path, *arguments: Any, **options: Any) -> None:
-        if path.suffix not in pictures:
-            draw(path, *arguments, **options)
-            pictures[path.suffix] = path.read_bytes()
-        write_atomic(path, pictures[path.suffix])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw_returns", draw_once)
-        yield
-
-
-_MOST_IDLE = 2
-
-
-@pytest.fixture(autouse=True)
-def _verified_briefly() -> Generator:
-    """Verify exported policies with 100 steps, as a thousand take seconds; fixtures of modules take precedence."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy_file, "verify", functools.partial(verify, steps=100))
-        yield
-
-
-class _Turn:
-    """A persistent interpreter, in exclusive use by one group of workers."""
-
-    def __init__(self, interpreter: Interpreter, turns: set[_Turn]) -> None:
-        self._interpreter, self._turns = interpreter, turns
-        turns.add(self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._interpreter, name)
-
-    def end(self) -> None:
-        """Release the interpreter to the next group."""
-        self._turns.discard(self)
-
-
-class _Lasting:
-    """Persistent interpreters by their arguments, and the groups that are using them."""
-
-    def __init__(self) -> None:
-        self.interpreters = dict[str, Interpreter]()
-        self.turns = set[_Turn]()
-
-    def begin(self, modules: Collection[str]) -> _Turn:
-        variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-        outputs = [os.fstat(number).st_ino for number in (1, 2)]
-        given = repr((sorted(modules), sys.path, variables, outputs))
-        interpreter = self.interpreters.pop(given, None)
-        if interpreter is None or interpreter.returncode is not None:
-            interpreter = Interpreter(modules)
-        self.interpreters[given] = interpreter  # the last of them
-        taken = {turn.pid for turn in self.turns}
-        for old in [key for key, each in self.interpreters.items() if each.pid not in taken][:-_MOST_IDLE]:
-            self.interpreters.pop(old).end()
-        return _Turn(interpreter, self.turns)
-
-
 @pytest.fixture(scope="session")
-def _lasting() -> Generator[_Lasting]:
-    lasting = _Lasting()
-    yield lasting
-    for interpreter in lasting.interpreters.values():
-        interpreter.end()
-
-
-@pytest.fixture(autouse=True)
-def _lasting_interpreters(request: pytest.FixtureRequest, _lasting: _Lasting) -> Generator:
-    """Let groups of workers that would start the same interpreter fork from one, as its imports take seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        if "new_interpreters" not in request.fixturenames:
-            patch.setattr("recurl.envs.workers.Interpreter", _lasting.begin)
-        yield
-
-
-@pytest.fixture
-def new_interpreters() -> None:
-    """Start an interpreter for each group of workers. For tests of the start and end of workers."""
-
-
-@pytest.fixture(scope="session")
-def descriptors(_lasting: _Lasting) -> Callable[[], int]:
-    """Count the open files of this process. A persistent interpreter counts while a group is using it."""
+def descriptors() -> Callable[[], int]:
+    """Count the open files of this process."""
 
     def count() -> int:
         gc.collect()
-        return len(os.listdir("/proc/self/fd")) - len(_lasting.interpreters) + len(_lasting.turns)
+        return len(os.listdir("/proc/self/fd"))
 
     return count
 
 
+class _Shared(Interpreter):
+    """An interpreter that outlives the groups of workers that it serves."""
+
+    def end(self) -> None:
+        """Leave the interpreter to the next group."""
+
+
 @pytest.fixture(scope="session")
+def _interpreters() -> Generator[list[_Shared]]:
+    started: list[_Shared] = []
+    yield started
+    for interpreter in started:
+        Interpreter.end(interpreter)
+
+
+@pytest.fixture
+def shared_interpreter(monkeypatch: pytest.MonkeyPatch, _interpreters: list[_Shared]) -> None:
+    """Fork the workers of all groups from one interpreter, as its imports take seconds.
+
+    Replaces the start and the end of an interpreter per group. tests/envs/test_workers.py and the tests of workers
+    without this fixture start one per group.
+    """
+
+    def running(modules: Collection[str] = ()) -> _Shared:
+        if not _interpreters or _interpreters[-1].returncode is not None:
+            _interpreters.append(_Shared({*modules, "recurl.collectors.multi", "recurl.envs.parallel"}))
+        return _interpreters[-1]
+
+    running()  # before a test counts open files
+    monkeypatch.setattr("recurl.envs.workers.Interpreter", running)
+
+
+@pytest.fixture
 def programs() -> Generator[Programs]:
     """Launcher of programs that start immediately; see tests/programs.py."""
     programs = Programs()
@@ -143,15 +83,30 @@ def programs() -> Generator[Programs]:
 
 
 @pytest.fixture
+def brief_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify exported policies with 100 steps.
+
+    Replaces 1000 steps, which take seconds. The fixture ``files`` of tests/trainers/export/test_policy_file.py and
+    tests/cli/test_main.py verify with 1000.
+    """
+    monkeypatch.setattr("recurl.trainers.export.policy_file.verify", functools.partial(verify, steps=100))
+
+
+@pytest.fixture
 def forked_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start Gymnasium's processes immediately, as forks of a persistent one. Spawning them is tested elsewhere."""
-    multiprocessing.set_forkserver_preload(["recurl.envs"])
+    """Start Gymnasium's processes immediately, as forks of the interpreter of tests/programs.py.
+
+    Replaces the start method. tests/envs/test_gym.py spawns them.
+    """
     monkeypatch.setattr("recurl.envs.gym_vector._CONTEXT", "forkserver")
 
 
 @pytest.fixture
 def jobs_are_forks(monkeypatch: pytest.MonkeyPatch, programs: Programs) -> None:
-    """Start the runs of sweeps in this process immediately; sweeps run as commands start interpreters."""
+    """Start the runs of sweeps in this process immediately.
+
+    Replaces the start of interpreters, which sweeps that are commands do in tests/cli/test_sweep.py.
+    """
     names = SimpleNamespace(Popen=programs.Popen, PIPE=subprocess.PIPE)
     monkeypatch.setattr("recurl.trainers.study.sweep.subprocess", names)
 

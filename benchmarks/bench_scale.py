@@ -181,8 +181,8 @@ class Table:
         numbers = ("steps_per_s", "efficiency", "cpu_ms_per_step", "overhead_ms_per_batch")
         row = {**self._about, "what": what, "actors": actors}
         row |= {name: round(found[name], 3) if name in found else "" for name in numbers}
-        told = [f"{name} {row[name]}" for name in numbers if name in found]
-        print(f"{what:20} {actors:3} actors  {', '.join(told)}", flush=True)
+        texts = [f"{name} {row[name]}" for name in numbers if name in found]
+        print(f"{what:20} {actors:3} actors  {', '.join(texts)}", flush=True)
         if self._file is not None:
             append(self._file, row)
 

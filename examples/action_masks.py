@@ -16,10 +16,10 @@ from recurl.trainers import PPOConfig, RunFolder, Trainer, evaluate_run
 
 
 class Keys(gymnasium.Env):
-    """Press a key of the color shown one step ago. Two of 16 keys are legal, one per color, others at every step.
+    """Press a key of the color shown one step ago. Two of 16 keys are legal, one per color.
 
-    Only the mask shows which. Any other key ends the episode. The best return is 1, without memory 0.5, and at most
-    0.01 for a policy that ignores the mask.
+    The legal keys change at every step, and only the mask shows them. Any other key ends the episode. The best return
+    is 1, without memory 0.5, and at most 0.01 for a policy that ignores the mask.
     """
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)

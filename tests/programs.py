@@ -1,24 +1,24 @@
-"""Programs started as forks of one interpreter that has already imported their modules, which takes seconds.
+"""Commands started in forks of one interpreter that has already imported their modules, which takes seconds.
 
-For tests of a program's behavior. Tests of its imports or environment variables start a new interpreter.
+A fork replaces the start of ``sys.executable`` and nothing else. Tests of imports, environment variables that are read
+at the start, and the installed command start a new interpreter.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
-import json
+import ctypes
+import multiprocessing
 import os
 import runpy
-import select
-import socket
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+import threading
+import types
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import IO, Any
 
 _IMPORTED = (
     "recurl.cli.doctor",
@@ -31,28 +31,26 @@ _IMPORTED = (
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.summary.writer.record_writer",
 )
-_MOST_BYTES = 1 << 17
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(list(_IMPORTED))  # one server for all tests of a process; it starts when first used
 
 
 class Programs:
-    """Interpreter that forks into programs."""
+    """Launcher of programs, with the interface of ``subprocess``."""
 
     def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        boot = f"from tests.programs import serve; serve({theirs.fileno()})()"
-        options = {"pass_fds": (theirs.fileno(),), "stdin": subprocess.DEVNULL, "process_group": 0}
-        with theirs:
-            root = Path(__file__).parents[1]
-            self._process = subprocess.Popen([sys.executable, "-c", boot], cwd=root, **options)
+        self._started = list[Program]()
 
     def Popen(self, command: Sequence[object], **options: Any) -> Program:
-        """Like ``subprocess.Popen`` for a command that begins with ``sys.executable`` and -c, -m or a script."""
-        return Program(self, list(map(str, command)), **options)
+        """Start a command that begins with ``sys.executable`` and -c, -m or a script."""
+        self._started.append(Program([str(word) for word in command], **options))
+        return self._started[-1]
 
     def run(
         self, command: Sequence[object], *, capture_output: bool = False, check: bool = False, **options: Any
     ) -> subprocess.CompletedProcess:
-        """As ``subprocess.run``."""
+        """Run a command to its end, as ``subprocess.run``."""
         pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) if capture_output else {}
         with self.Popen(command, **pipes, **options) as program:
             out, err = program.communicate()
@@ -61,98 +59,144 @@ class Programs:
             done.check_returncode()
         return done
 
-    def fork(self, command: list[str], cwd: Any, env: Any, descriptors: list[int]) -> int:
-        """Start a program and return its process id. The last descriptor gets its wait status."""
-        wanted = {"command": command[1:], "cwd": os.path.abspath(cwd or "."), "env": dict(env or os.environ)}
-        socket.send_fds(self._control, [json.dumps(wanted).encode()], descriptors)
-        return int(self._control.recv(_MOST_BYTES))
-
     def end(self) -> None:
-        """End the interpreter; running programs continue."""
-        self._control.close()
-        self._process.wait()
+        """Kill the programs that still run."""
+        for program in self._started:
+            program.kill()
+            program.wait()
 
 
-class Program(subprocess.Popen):
-    """A program that the interpreter has started and waits for."""
+class Program:
+    """A running command, with the interface of ``subprocess.Popen``."""
 
-    def __init__(self, programs: Programs, command: list[str], **options: Any) -> None:
-        self._programs = programs
-        super().__init__(command, **options)
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        stdin: int | IO | None = None,
+        stdout: int | IO | None = None,
+        stderr: int | IO | None = None,
+        text: bool = False,
+        cwd: os.PathLike | str | None = None,
+        env: dict[str, str] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        self.args = command
+        (in_, self.stdin), (out, self.stdout), (err, self.stderr) = (
+            _file(number, given, text) for number, given in enumerate((stdin, stdout, stderr))
+        )
+        variables, folder = dict(os.environ if env is None else env), os.path.abspath(cwd or ".")
+        arguments = command[1:], folder, variables, (in_, out, err), start_new_session
+        self._process = CONTEXT.Process(target=_run, args=arguments)
+        self._process.start()
+        for file in (in_, out, err):
+            file.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
 
-    def _execute_child(self, args, executable, before, close, passed, cwd, env, info, flags, shell, *rest) -> None:
-        pipes = rest[:6]
-        self._status, status = os.pipe()
-        given = [0 if pipes[0] < 0 else pipes[0], 1 if pipes[3] < 0 else pipes[3], 2 if pipes[5] < 0 else pipes[5]]
-        self.pid = self._programs.fork(args, cwd, env, [*given, status])
-        self._child_created = True
-        os.close(status)
-        self._close_pipe_fds(*pipes)
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
 
-    def _try_wait(self, flags: int) -> tuple[int, int]:
-        if flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
-            return 0, 0
-        status = int(os.read(self._status, 16))
-        os.close(self._status)
-        return self.pid, status
+    def poll(self) -> int | None:
+        return self._process.exitcode
 
-    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
         if self.returncode is None:
-            pid, status = self._try_wait(os.WNOHANG)
-            if pid:
-                self._handle_exitstatus(status)
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return self.returncode
 
+    def communicate(self, given: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+        texts = dict[int, Any]()
+        readers = [
+            threading.Thread(target=lambda number=number, file=file: texts.update({number: file.read()}), daemon=True)
+            for number, file in enumerate((self.stdout, self.stderr))
+            if file is not None
+        ]
+        for reader in readers:
+            reader.start()
+        if self.stdin is not None:
+            if given is not None:
+                self.stdin.write(given)
+            self.stdin.close()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        self._close()
+        return texts.get(0), texts.get(1)
 
-def serve(control: int) -> Callable[[], None]:
-    """Fork into programs; return, in each of them, the function that runs it."""
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    gc.freeze()
-    del sys.path[0]  # the current folder
-    connection = socket.socket(fileno=control)
-    while True:
-        data, descriptors, *_ = socket.recv_fds(connection, _MOST_BYTES, 4)
-        _forget_those_that_ended()
-        if not data:
-            os._exit(0)
-        if not os.fork():
-            break
-        for descriptor in descriptors:
-            os.close(descriptor)
-    pid = os.fork()
-    if pid:
-        for descriptor in descriptors[:3]:
-            os.close(descriptor)
-        connection.send(str(pid).encode())
-        connection.close()
-        os.write(descriptors[3], str(os.waitpid(pid, 0)[1]).encode())
-        os._exit(0)
-    connection.close()
-    for number, descriptor in enumerate(descriptors[:3]):
-        os.dup2(descriptor, number)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    wanted = json.loads(data)
-    os.chdir(wanted["cwd"])
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _close(self) -> None:
+        for file in (self.stdin, self.stdout, self.stderr):
+            if file is not None:
+                file.close()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self.wait()
+
+
+def _file(number: int, given: int | IO | None, text: bool) -> tuple[Connection, IO | None]:
+    """Return the program's end of a standard stream, and this process's where it is a pipe."""
+    if given == subprocess.PIPE:
+        ends = os.pipe()
+        theirs, ours = ends if number == 0 else ends[::-1]
+        file = os.fdopen(ours, ("w" if number == 0 else "r") + ("" if text else "b"), -1 if text or number else 0)
+        return Connection(theirs), file
+    if given == subprocess.DEVNULL:
+        return Connection(os.open(os.devnull, os.O_RDWR)), None
+    own = number if given is None else given if isinstance(given, int) else given.fileno()
+    return Connection(os.dup(own)), None
+
+
+def _run(
+    command: list[str], folder: str, environment: dict[str, str], files: tuple[Connection, ...], new_session: bool
+) -> None:
+    """Run a command line, and end the process as an interpreter ends."""
+    if new_session:
+        os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file.fileno(), number)
+        file.close()
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has closed it
+    os.chdir(folder)
     os.environ.clear()
-    os.environ.update(wanted["env"])
+    os.environ.update(environment)
     tempfile.tempdir = None  # the environment may differ
-    return lambda: _run(*wanted["command"])
+    code = 1
+    try:
+        _execute(*command)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:  # noqa: BLE001 - printed, as by the interpreter
+        sys.excepthook(*sys.exc_info())
+    ctypes.pythonapi.Py_Exit(code)  # with exit handlers, which multiprocessing skips before Python 3.13
 
 
-def _forget_those_that_ended() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def _run(first: str, *rest: str) -> None:
-    """Run a command line without its interpreter."""
+def _execute(first: str, *rest: str) -> None:
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path.insert(0, "")
-        exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
     elif first == "-m":
         sys.argv = ["-m", *rest[1:]]
         sys.path.insert(0, os.getcwd())

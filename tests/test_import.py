@@ -71,7 +71,7 @@ def test_imports_nothing_heavy(runs: list[dict[str, Any]], package: str) -> None
     assert not any(name.endswith(("launch", "kernels")) for name in report["triton"])  # these import Triton
 
 
-def test_what_chooses_kernels_is_imported(runs: list[dict[str, Any]]) -> None:
+def test_kernel_selection_is_imported(runs: list[dict[str, Any]]) -> None:
     known = {"recurl.recurrence.triton.backend", "recurl.recurrence.triton.linear"}
     assert known <= set(runs[0]["reports"]["recurl.recurrence"]["triton"])
 

@@ -157,7 +157,7 @@ def function(*arguments, **options):
     CALLS.append((arguments, options))
 
 
-def test_what_is_called():
+def test_calls_of_named_code():
     """Only cells, wrappers, callbacks and registered environments and algorithms are called."""
     here = f"{__name__}:function"
     for options in ({"cell": here}, {"cell": f"{here}(a=1)"}, {"wrapper": (here,)}, {"wrapper": (f"{here}(a=1)",)}):
@@ -371,7 +371,7 @@ def test_buffers_are_mapped_privately(tmp_path):
         "export RUN --out OUT.onnx",
     ],
 )
-def test_what_is_written(stranger, kind, command):
+def test_written_paths(stranger, kind, command):
     """Files that recurl writes, in a run folder or where the user specifies, never go through a link and never replace
     a FIFO or a device.
     """

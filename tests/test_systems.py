@@ -82,7 +82,7 @@ def test_without_posix_runs_train_and_workers_are_refused(tmp_path: Path) -> Non
     assert all(text.startswith(lacking) and text.strip().endswith(advice) for text in programs)
 
 
-def test_on_posix_without_what_linux_adds_workers_work(tmp_path: Path) -> None:
+def test_workers_work_on_posix_without_linux_features(tmp_path: Path) -> None:
     assert run(MACOS + STEP, tmp_path).strip() == "torch.Size([2, 3])"
 
 

@@ -63,7 +63,7 @@ def wheel(archives: Path) -> Path:
     return wheel
 
 
-def test_the_source_archive_holds_what_is_built_from(archives: Path, source: Path) -> None:
+def test_the_source_archive_holds_all_build_inputs(archives: Path, source: Path) -> None:
     (archive,) = archives.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
@@ -122,8 +122,8 @@ def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_the_installed_recurl(fresh_python: Path, tmp_path: Path) -> None:
-    told = run(fresh_python, "-W", "error", "-c", "import recurl; print(recurl.__file__)", cwd=tmp_path)
-    assert Path(told.strip()).is_relative_to(fresh_python.parents[1])
+    path = run(fresh_python, "-W", "error", "-c", "import recurl; print(recurl.__file__)", cwd=tmp_path)
+    assert Path(path.strip()).is_relative_to(fresh_python.parents[1])
     assert run(fresh_python.with_name("recurl"), "--version", cwd=tmp_path).strip() == recurl.__version__
     if platform.machine() in ("x86_64", "aarch64"):
         assert "cpu         yes" in run(fresh_python.with_name("recurl"), "doctor", cwd=tmp_path)

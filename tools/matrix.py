@@ -147,10 +147,10 @@ def selection(wanted: Combination, options: list[str]) -> list[str]:
 def try_out(wanted: Combination, cuda: bool, options: list[str]) -> str:
     """Run the core tests; return the versions they ran with, and the excluded tests."""
     python = install(wanted, cuda)
-    told = (
+    code = (
         "import torch, tensordict, platform as p; print(p.python_version(), torch.__version__, tensordict.__version__)"
     )
-    versions = "Python {}, torch {}, tensordict {}".format(*run(python, "-W", "ignore", "-c", told).split())
+    versions = "Python {}, torch {}, tensordict {}".format(*run(python, "-W", "ignore", "-c", code).split())
     print(f"\n== {wanted.name}: {versions}", flush=True)
     run(python, "-m", "pytest", *selection(wanted, options), *tests_of(wanted), quiet=False)
     return f"{versions}; without tests marked {wanted.without}" if wanted.without else versions

@@ -1,9 +1,9 @@
-"""What every peer is run with: the same options, environments and clock.
+"""Shared options, environments and timing of all peers.
 
-A peer warms up and says what it is in one line of JSON; then it does and times what standard input asks for, such as
-``collect 2048`` or ``train 8192`` (environment steps), in a line of JSON each, until there is no more.
+A peer warms up and prints one line of JSON that describes it. It then reads commands from standard input, such as
+``collect 2048`` or ``train 8192`` (environment steps), and prints the times of each as a line of JSON.
 
-Needs gymnasium and NumPy alone, of any version that a peer may ask for, since each peer has its own interpreter.
+Imports only gymnasium and NumPy, in any version: each peer has its own interpreter and its own requirements.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ SOLVED, WINDOW = 475.0, 20
 EPISODE_STEPS = {"cartpole": 500, "pendulum": 200}
 FRAMES = "recurl-bench/Frames-v0"
 TASKS = (*EPISODE_STEPS, "r2d2", "frames")
-"""Masked CartPole and Pendulum by PPO; masked CartPole by R2D2, which recurl alone has; images by PPO."""
+"""Masked CartPole and Pendulum with PPO; masked CartPole with R2D2 (recurl only); images with PPO."""
 
 
 class System(Protocol):
-    """A library at work: collects batches and learns from them."""
+    """Interface of a peer: collects batches and learns from them."""
 
     versions: dict[str, str]
-    """Versions of what it is made of."""
+    """Versions of the packages it uses."""
     parameters: int
-    """Numbers that are learnt."""
+    """Number of learned parameters."""
 
     def collect(self) -> int:
         """Collect one batch; return its environment steps."""
         ...
 
     def learn(self) -> None:
-        """Learn from the batch collected last."""
+        """Learn from the most recent batch."""
         ...
 
     def finished(self) -> list[float]:
@@ -49,25 +49,25 @@ class System(Protocol):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the options that every peer takes."""
+    """Return the argument parser shared by all peers."""
     options = argparse.ArgumentParser()
     options.add_argument("--task", choices=TASKS, default="cartpole")
-    options.add_argument("--variant", default="default", help="another way to use the same library")
+    options.add_argument("--variant", default="default", help="variant of the setup, if the peer has several")
     options.add_argument("--num-envs", type=int, default=8)
-    options.add_argument("--rollout-steps", type=int, default=128, help="steps of each environment in a batch")
+    options.add_argument("--rollout-steps", type=int, default=128, help="steps per environment in a batch")
     options.add_argument("--hidden-size", type=int, default=64)
     options.add_argument("--epochs", type=int, default=4)
     options.add_argument("--minibatches", type=int, default=4)
     options.add_argument("--learning-rate", type=float, default=1e-3)
-    options.add_argument("--warmup", type=int, default=2048, help="environment steps before")
+    options.add_argument("--warmup", type=int, default=2048, help="environment steps before timing")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--solve", type=int, default=0, help="train until solved, at most so many steps")
+    options.add_argument("--solve", type=int, default=0, help="train until solved, for at most this number of steps")
     return options
 
 
 class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Hides the velocities, scales the rewards, counts the episode's steps, and notes the return of every episode."""
+    """Hides the velocities, scales the rewards, enforces the time limit, and records the return of every episode."""
 
     def __init__(self, task: str, finished: list[float], reward_scale: float = 1.0) -> None:
         super().__init__({"cartpole": CartPoleEnv, "pendulum": PendulumEnv}[task]())
@@ -79,13 +79,13 @@ class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._steps, self._return = 0, 0.0
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         observation, info = self.env.reset(**options)
         self._steps, self._return = 0, 0.0
         return observation[self._seen], info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play one step."""
+        """Take one step."""
         observation, reward, terminated, _, info = self.env.step(action)
         self._steps += 1
         self._return += float(reward)
@@ -96,14 +96,14 @@ class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Frames(gymnasium.Env[Any, Any]):
-    """Four grey frames of 84x84 with a square that moves, cheap to make; the reward is for moving it to the right."""
+    """Four gray frames of 84x84 with a moving square, cheap to render; moving it to the right is rewarded."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     action_space = gymnasium.spaces.Discrete(4)
     _SIDE, _LIMIT, _MOVES = 8, 200, ((-4, 0), (4, 0), (0, -4), (0, 4))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._steps, self._place = 0, self.np_random.integers(0, 84 - self._SIDE, 2)
         self._frames = np.zeros((4, 84, 84), np.uint8)
@@ -111,7 +111,7 @@ class Frames(gymnasium.Env[Any, Any]):
         return self._frames, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play one step."""
+        """Take one step."""
         self._steps += 1
         self._place = (self._place + self._MOVES[int(action)]).clip(0, 84 - self._SIDE)
         self._draw()
@@ -128,9 +128,9 @@ gymnasium.register(FRAMES, Frames)
 
 
 class Environments:
-    """Makes the environments of a run, and knows their finished episodes.
+    """Factory of a run's environments that collects their episode returns.
 
-    Rewards of learning runs are scaled down: with raw ones and a shared trunk plain PPO doesn't solve masked CartPole.
+    Runs until solved use scaled rewards: with raw rewards and a shared trunk, plain PPO doesn't solve masked CartPole.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -138,7 +138,7 @@ class Environments:
         self._finished: list[float] = []
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """Return one environment."""
+        """Create one environment."""
         if self._task == "frames":
             return Frames()
         return Masked(self._task, self._finished, self._scale)
@@ -150,8 +150,8 @@ class Environments:
 
 
 def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], System]) -> None:
-    """Warm up, then measure what standard input asks for; or train until solved."""
-    np.random.seed(options.seed)  # noqa: NPY002 - the generator that peers draw from
+    """Warm up and time the commands from standard input; with ``--solve``, train until solved instead."""
+    np.random.seed(options.seed)  # noqa: NPY002 - the generator that peers use
     system = make(options)
     if options.solve:
         say(_solve(system, options) | about(system.parameters, system.versions))
@@ -172,7 +172,7 @@ def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], System
 
 
 def about(parameters: int, versions: dict[str, str]) -> dict[str, Any]:
-    """What a peer says of itself."""
+    """Description of a peer: parameter count and versions."""
     return {"parameters": parameters, "versions": {"gymnasium": gymnasium.__version__, **versions}}
 
 
@@ -182,19 +182,19 @@ def say(found: dict[str, Any]) -> None:
 
 
 def next_order() -> tuple[str, int] | None:
-    """Wait for ``collect STEPS`` or ``train STEPS``; None at the end."""
+    """Wait for ``collect STEPS`` or ``train STEPS``; None at the end of the input."""
     line = sys.stdin.readline().split()
     return (line[0], int(line[1])) if line else None
 
 
 class Stopwatch:
-    """CPU seconds of this process (all threads) and wall seconds since it was made."""
+    """CPU time of this process (all threads) and wall-clock time since creation."""
 
     def __init__(self) -> None:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
 
     def read(self, steps: int) -> dict[str, float]:
-        """Return the times of ``steps`` environment steps."""
+        """Return the elapsed times, labeled with the number of environment steps."""
         return {
             "steps": steps,
             "cpu_s": time.process_time() - self._cpu,

@@ -1,6 +1,6 @@
-"""SB3-Contrib's RecurrentPPO on the environments of bench_host_envs.py, each in a process of its own (SubprocVecEnv).
+"""SB3-Contrib's RecurrentPPO on the environments of bench_host_envs.py, each in a separate process (SubprocVecEnv).
 
-Whole updates on a CPU, acting and learning included. Prints frames per second. Usage, on a quiet machine::
+Times whole updates on a CPU, acting and learning included, and prints frames per second. Usage, on an idle machine::
 
     python benchmarks/peers/host_envs_sb3.py --num-envs 8 --steps 32
     python benchmarks/bench_host_envs.py --device cpu --workers 2 --num-envs 8 --steps 32 --only workers
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--updates", type=int, default=10, help="updates that are timed")
+    parser.add_argument("--updates", type=int, default=10, help="number of timed updates")
     options = parser.parse_args()
     torch.set_num_threads(1)
     env = SubprocVecEnv([make] * options.num_envs, start_method="spawn")

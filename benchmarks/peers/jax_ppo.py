@@ -1,6 +1,6 @@
-"""All-JAX recurrent PPO on masked CartPole, in PureJaxRL's structure: one compiled update, environments included.
+"""Recurrent PPO on masked CartPole in pure JAX, structured like PureJaxRL: one compiled update, environments included.
 
-JAX alone. Arguments: environments, steps, width of the LSTM, epochs, minibatches, updates, unrolling of the scans.
+Needs only JAX. Positional arguments: environments, steps, LSTM width, epochs, minibatches, updates, scan unroll factor.
 Prints the median rate of whole updates and of collection alone, and the learning curve.
 """
 
@@ -21,7 +21,7 @@ def begin(key: Any, count: Any) -> Any:
 
 
 def advance(key: Any, state: Any, clock: Any, action: Any) -> Any:
-    """CartPole's step; rows that end begin anew."""
+    """Step CartPole and reset the rows whose episode ended."""
     x, x_dot, theta, theta_dot = state.T
     force = jnp.where(action == 1, 10.0, -10.0)
     cos, sin = jnp.cos(theta), jnp.sin(theta)
@@ -56,7 +56,7 @@ def parameters(key: Any) -> Any:
 
 
 def run(params: Any, states: Any, observations: Any, resets: Any) -> Any:
-    """Sequences [T, N, 2] through the network: last states, logits, values."""
+    """Apply the network to sequences [T, N, 2]; return last states, logits and values."""
     encoded = jnp.tanh(observations @ params["encoder"] + params["encoder_bias"])
     projected = encoded @ params["w_ih"] + params["bias"]
 
@@ -95,7 +95,7 @@ def loss(params: Any, states: Any, batch: Any) -> Any:
 
 
 def adam(learner: Any, gradient: Any) -> Any:
-    """Clip the gradient's norm to 0.5 and step."""
+    """Clip the gradient norm to 0.5 and take an Adam step."""
     params, mean, square, count = learner
     norm = jnp.sqrt(sum((part**2).sum() for part in jax.tree.leaves(gradient)))
     gradient = jax.tree.map(lambda part: part * jnp.minimum(1.0, 0.5 / (norm + 1e-6)), gradient)

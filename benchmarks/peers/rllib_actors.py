@@ -1,6 +1,6 @@
-"""RLlib's PPO with an LSTM on environments that sleep, for bench_scale.py; prints a line of JSON per number of actors.
+"""RLlib's PPO with an LSTM on sleeping environments, for bench_scale.py; prints a line of JSON per number of actors.
 
-RLlib asks for another gymnasium than recurl, so it has an interpreter of its own::
+RLlib requires a different gymnasium version from recurl's, so it needs a separate interpreter::
 
     python3 -m venv ~/rllib && ~/rllib/bin/pip install torch==2.13.0 'ray[rllib]==2.60.0'
     python benchmarks/bench_scale.py --rllib ~/rllib/bin/python

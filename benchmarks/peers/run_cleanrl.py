@@ -1,4 +1,4 @@
-"""One file in the structure of CleanRL's ppo_atari_lstm (own code): nn.LSTM step by step, minibatches of whole rows."""
+"""Reimplementation of CleanRL's ppo_atari_lstm: nn.LSTM step by step, minibatches of whole rows."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from torch.distributions import Categorical, Normal
 GAMMA, LAMBDA, CLIP = 0.99, 0.95, 0.2
 
 
-def initialised(layer: nn.Linear, gain: float) -> nn.Linear:
+def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Agent(nn.Module):
-    """Encoder, LSTM, two heads."""
+    """Encoder, LSTM, and two heads."""
 
     def __init__(self, observations: int, actions: int, continuous: bool, size: int) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(initialised(nn.Linear(observations, size), math.sqrt(2)), nn.Tanh())
+        self.encoder = nn.Sequential(orthogonal(nn.Linear(observations, size), math.sqrt(2)), nn.Tanh())
         self.lstm = nn.LSTM(size, size)
         for name, parameter in self.lstm.named_parameters():
             if "bias" in name:
                 nn.init.zeros_(parameter)
             else:
                 nn.init.orthogonal_(parameter)
-        self.actor, self.critic = initialised(nn.Linear(size, actions), 0.01), initialised(nn.Linear(size, 1), 1.0)
+        self.actor, self.critic = orthogonal(nn.Linear(size, actions), 0.01), orthogonal(nn.Linear(size, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions)) if continuous else None
 
     def memory(self, x: Tensor, state: tuple[Tensor, Tensor], done: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -55,7 +55,7 @@ def summed(values: Tensor) -> Tensor:
 
 
 class CleanRL:
-    """Collects ``[T, N]`` and learns."""
+    """Collects batches of shape ``[T, N]`` and learns from minibatches of whole rows."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
@@ -118,7 +118,7 @@ class CleanRL:
         rows = self.options.num_envs
         tokens, order = np.arange(len(dones)).reshape(-1, rows), np.arange(rows)
         for _ in range(self.options.epochs):
-            np.random.shuffle(order)  # noqa: NPY002 - as there
+            np.random.shuffle(order)  # noqa: NPY002 - as in CleanRL
             for part in np.split(order, self.options.minibatches):
                 at = tokens[:, part].ravel()
                 state = (self.first_state[0][:, part], self.first_state[1][:, part])

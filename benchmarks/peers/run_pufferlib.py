@@ -1,6 +1,6 @@
-"""PufferLib 3.0's own trainer with its LSTMWrapper, its gymnasium emulation and its Serial vectorisation.
+"""PufferLib 3.0's trainer with its LSTMWrapper, gymnasium emulation and Serial vectorization.
 
-Its dashboard, which is redrawn by the clock, is off. Its hidden states aren't reset where an episode ends.
+The dashboard, which is redrawn on a timer, is off. PufferLib doesn't reset hidden states where an episode ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from typing import Any
 
 warnings.filterwarnings("ignore")
-# It takes a CUDA compiler on the path for a built CUDA kernel.
+# PufferLib takes an nvcc on the PATH as a sign that its CUDA kernel was built.
 os.environ["PATH"] = os.pathsep.join(
     folder for folder in os.environ["PATH"].split(os.pathsep) if not os.path.exists(os.path.join(folder, "nvcc"))
 )
@@ -59,7 +59,7 @@ class Puffer:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything that its configuration file holds, with the numbers that all peers have."""
+    """All options of PufferLib's configuration file, with the values shared by all peers."""
     batch = options.num_envs * options.rollout_steps
     minibatch = batch // options.minibatches
     return {
@@ -102,7 +102,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     run(parser().parse_args(), Puffer)
     sys.stdout.flush()
-    os._exit(0)  # a thread of its own watches the machine for ever
+    os._exit(0)  # PufferLib's monitoring thread never ends
 
 
 if __name__ == "__main__":

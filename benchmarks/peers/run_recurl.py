@@ -1,4 +1,4 @@
-"""recurl as ``recurl train`` runs it, with the logging, the TensorBoard events and the checkpoints of a run."""
+"""recurl as ``recurl train`` runs it, including metrics, TensorBoard events and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ENVS = {
     "frames": f"harness:{FRAMES}",
 }
 NATURE = {"encoder": "nature", "encoder_width": 512}
-"""Nature DQN's network, as Stable-Baselines3 has it."""
+"""Nature DQN's network, as in Stable-Baselines3."""
 
 
 def main() -> None:
     options = parser()
-    options.add_argument("--profile", type=int, default=0, help="sample so many steps of training, stage by stage")
-    options.add_argument("--top", type=int, default=0, help="lines of code to show for each stage of a profile")
+    options.add_argument("--profile", type=int, default=0, help="profile this number of training steps by stage")
+    options.add_argument("--top", type=int, default=0, help="hottest lines of code to print per stage of the profile")
     chosen = options.parse_args()
     if chosen.solve:
         say(solve(chosen) | described(configure(chosen)))
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def configure(options: argparse.Namespace, **changes: Any) -> RunConfig:
-    """The run's options: those of the trainers, where peers don't fix them."""
+    """Return the options of a run: recurl's defaults except where all peers share a value."""
     common: dict[str, Any] = {"env": ENVS[options.task], "hidden_size": options.hidden_size, "seed": options.seed}
     common |= {"total_steps": 10**8, "threads": options.threads}
     common["num_envs"] = options.num_envs
@@ -58,7 +58,7 @@ def make(config: RunConfig) -> PPO | DQN:
 
 
 def described(config: RunConfig) -> dict[str, Any]:
-    """What recurl says of itself."""
+    """Description of recurl as a peer."""
     learner = make(config)
     learner.close()
     parameters = sum(parameter.numel() for parameter in learner.agent.parameters())
@@ -68,7 +68,10 @@ def described(config: RunConfig) -> dict[str, Any]:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Time what is asked for: collection by a learner of its own, training inside a run that waits in between."""
+    """Time the commands from standard input.
+
+    Collection uses a separate learner. Training happens inside a run that blocks between commands.
+    """
     config = configure(options)
     collector = make(config)
     while collector.env_steps < options.warmup:
@@ -124,7 +127,7 @@ def solve(options: argparse.Namespace) -> dict[str, float | bool]:
 
 
 def profile(options: argparse.Namespace) -> None:
-    """Print the CPU time of every stage of training."""
+    """Print the CPU time per stage of training."""
     config, sampler = configure(options), StageSampler()
     updates = 0
     first = -(-options.warmup // config.frames_per_batch)

@@ -1,4 +1,4 @@
-"""SB3-Contrib's RecurrentPPO: what its ``learn`` does, split into collection and update."""
+"""SB3-Contrib's RecurrentPPO, with its ``learn`` split into collection and update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Encoder(BaseFeaturesExtractor):
-    """One hidden layer, as all peers have."""
+    """One hidden layer, as in all peers."""
 
     def __init__(self, observation_space: object, features_dim: int) -> None:
         super().__init__(observation_space, features_dim)
@@ -26,7 +26,7 @@ class Encoder(BaseFeaturesExtractor):
 
 
 class SB3:
-    """RecurrentPPO; the variant ``default`` has its default, an LSTM for the critic too, ``shared`` one for both."""
+    """RecurrentPPO. Variant ``default`` has separate LSTMs for actor and critic; ``shared`` has one for both."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)

@@ -1,7 +1,7 @@
-"""TorchRL's Collector, LSTMModule, GAE and ClipPPOLoss, wired as its documents say.
+"""TorchRL's Collector, LSTMModule, GAE and ClipPPOLoss, wired as in its documentation.
 
-The variant ``default`` steps a SerialEnv and estimates advantages anew in every epoch, as its examples do; ``best`` has
-the fastest settings found: one vectorised gymnasium environment, advantages once for each batch.
+The variant ``default`` steps a SerialEnv and recomputes advantages in every epoch, as TorchRL's examples do. ``best``
+uses the fastest settings found: one vectorized gymnasium environment, and advantages once per batch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def make_networks(env: TransformedEnv, size: int) -> tuple[ProbabilisticActor, T
 
 
 class TorchRL:
-    """Collects ``[N, T]`` and learns from minibatches of whole rows."""
+    """Collects batches of shape ``[N, T]`` and learns from minibatches of whole rows."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
@@ -96,7 +96,7 @@ class TorchRL:
             actor,
             critic,
             clip_epsilon=0.2,
-            # A squashed normal has no closed entropy: sampling it would be all that the bonus of weight 0 does.
+            # A squashed normal has no closed-form entropy: a bonus of weight 0 would only cost samples.
             entropy_bonus=options.task == "cartpole",
             entropy_coeff=0.0,
             critic_coeff=0.5,
@@ -135,7 +135,7 @@ class TorchRL:
     def step(self, minibatch: tensordict.TensorDictBase) -> None:
         with set_recurrent_mode(True):
             losses = self.loss(minibatch)
-        sum(losses[name] for name in losses.keys() if name.startswith("loss_")).backward()  # noqa: SIM118 - a batch iterates over itself
+        sum(losses[name] for name in losses.keys() if name.startswith("loss_")).backward()  # noqa: SIM118 - iterating over a TensorDict yields rows, not keys
         nn.utils.clip_grad_norm_(self.loss.parameters(), 0.5)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""An environment whose steps take time and no CPU, for whoever collects with actors; gymnasium and NumPy alone."""
+"""Environment whose steps take time but no CPU, for benchmarks of actors. Needs only gymnasium and NumPy."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import gymnasium as gym
 import numpy as np
 
 ROWS = 8
-STEPS = 40  # of a vector, in a batch of one actor: a second of sleep
+STEPS = 40  # vector steps in a batch of one actor: one second of sleep
 SECONDS = 0.025
 
 
 class Sleeping(gym.vector.VectorEnv[Any, Any, Any]):
-    """Observes zeros; a step of all rows sleeps once. Episodes never end.
+    """Vector environment that sleeps once per step of all rows. Observations are zeros; episodes never end.
 
     Args:
         rows: number of environments.
         seconds: duration of a step.
-        autoreset_mode: what it says of itself, to those who ask.
+        autoreset_mode: value of ``metadata["autoreset_mode"]``.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Sleeping(gym.vector.VectorEnv[Any, Any, Any]):
         self._seconds = seconds
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin."""
+        """Return the first observations."""
         return np.zeros((self.num_envs, 4), np.float32), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Sleep."""
+        """Sleep, then return zeros and a reward of one per row."""
         time.sleep(self._seconds)
         never = np.zeros(self.num_envs, bool)
         return np.zeros((self.num_envs, 4), np.float32), np.ones(self.num_envs), never, never, {}

@@ -1,8 +1,8 @@
-"""Where a training run spends its CPU time: samples of the Python stack, each put down to one stage.
+"""Sampling profiler that attributes the CPU time of a training run to stages.
 
-A timer interrupts the program half a millisecond of wall time after the last sample; the CPU time that the process used
-since then belongs to the stage of the code that runs. Stages are told by the package that a frame's file lies in, so
-nothing is patched, and nothing needs to be kept up to date when functions move. The sampler's own time is left out.
+A timer interrupts the process half a millisecond of wall time after the previous sample. The CPU time used since then
+is attributed to the stage of the interrupted code. The paths of the files on the stack determine the stage, so that
+nothing is patched and functions can move within a package. The time of the sampler itself is excluded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 INTERVAL = 0.0005
-"""Seconds between two samples."""
+"""Seconds between samples."""
 
 
 class _Rule(NamedTuple):
@@ -23,23 +23,23 @@ class _Rule(NamedTuple):
     path: str
     stage: str
     within: tuple[str, ...] = ()
-    """Only inside these stages (of a frame further out); empty: everywhere."""
+    """Apply only within these stages (of an outer frame); empty: everywhere."""
     last: bool = False
-    """Whatever is called from there belongs to it too."""
+    """Attribute everything called from these frames to the stage too."""
 
 
 COLLECTION, POLICY, FORWARD, LOSS, ADVANTAGE = "collection rest", "policy step", "forward", "loss", "advantage"
 STAGES = (
     *("env physics", "env interface", "transforms", POLICY, COLLECTION),
-    *("boundaries", ADVANTAGE, "minibatches", FORWARD, LOSS, "backward", "optimiser", "update rest", "logging", "rest"),
+    *("boundaries", ADVANTAGE, "minibatches", FORWARD, LOSS, "backward", "optimizer", "update rest", "logging", "rest"),
 )
 """All stages, in the order of a training step."""
 _RULES = (
     _Rule("/torch/autograd/__init__", "backward", last=True),
     _Rule("/torch/autograd/graph", "backward", last=True),
-    _Rule("/torch/optim/", "optimiser", last=True),
-    _Rule("/torch/nn/utils/clip_grad", "optimiser", last=True),
-    _Rule("/recurl/recurrence/boundaries", "boundaries", last=True),
+    _Rule("/torch/optim/", "optimizer", last=True),
+    _Rule("/torch/nn/utils/clip_grad", "optimizer", last=True),
+    _Rule("/recurl/sequences/boundaries", "boundaries", last=True),
     _Rule("/recurl/recurrence/cpu/memory", COLLECTION),
     _Rule("/recurl/recurrence/", POLICY, (COLLECTION, POLICY)),
     _Rule("/recurl/recurrence/", FORWARD, (LOSS,)),
@@ -61,13 +61,19 @@ _RULES = (
     _Rule("/recurl/trainers/networks/", FORWARD, (LOSS,)),
     _Rule("/torch/nn/modules/linear", POLICY, (COLLECTION,)),
     _Rule("/torch/nn/modules/linear", FORWARD, (LOSS,)),
-    _Rule("/recurl/trainers/optim/", "optimiser"),
+    _Rule("/recurl/trainers/optim/", "optimizer"),
     _Rule("/tensordict/nn/", FORWARD, (LOSS,)),
     _Rule("/recurl/trainers/algorithms/ppo", "update rest"),
     _Rule("/recurl/trainers/algorithms/dqn", "update rest"),
     *(
         _Rule(f"/recurl/{name}", "logging", last=True)
-        for name in ("trainers/report/", "trainers/run/episodes", "trainers/run/folder", "trainers/files/", "seeding")
+        for name in (
+            "trainers/report/",
+            "trainers/run/episodes",
+            "trainers/run/folder",
+            "trainers/files/",
+            "core/seeding",
+        )
     ),
 )
 
@@ -87,14 +93,14 @@ class StageSampler:
         self._last = 0.0
 
     def start(self) -> None:
-        """Begin to sample; takes over SIGALRM."""
+        """Start sampling; replaces the handler of SIGALRM."""
         self._previous = signal.signal(signal.SIGALRM, self._sample)
         self._last = time.process_time()
         signal.setitimer(signal.ITIMER_REAL, INTERVAL)
 
     def stop(self) -> None:
-        """Sample no more."""
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a sample that is due would set the timer again
+        """Stop sampling and restore the handler of SIGALRM."""
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a pending sample would set the timer again
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, self._previous)
 
@@ -115,14 +121,14 @@ class StageSampler:
         self._last = time.process_time()
 
     def _stage(self, codes: list[CodeType]) -> str:
-        """The stage of a stack, innermost frame first."""
+        """Return the stage of a stack, given with the innermost frame first."""
         stage = "rest"
         for code in reversed(codes):
             for rule in self._rules_of(code):
                 if not rule.within or stage in rule.within:
                     if rule.last:
                         return rule.stage
-                    # What an advantage estimator calls is its own cost: the critic's pass included.
+                    # Everything that an advantage estimator calls counts as its cost, the critic's pass included.
                     stage = stage if stage == ADVANTAGE else rule.stage
                     break
         return stage

@@ -1,1 +1,1 @@
-"""The kinds of attacks of ``benchmarks/torture.py``, one in each module."""
+"""Attacks of ``benchmarks/torture.py``, one kind per module."""

@@ -1,4 +1,4 @@
-"""Random command lines, made of the fields of each command's options: good, borderline and absurd."""
+"""Random command lines generated from the option fields of each command: valid, borderline and absurd."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def commands(count: int, seed: int = 0, folder: Path | None = None) -> Iterator[
     """Yield random command lines, without the name of the program.
 
     Args:
-        count: how many.
-        seed: of the choices.
-        folder: where paths in them point; it need not exist. A run may be at ``run`` in it.
+        count: number of command lines.
+        seed: seed of the random choices.
+        folder: folder that generated paths point into; it need not exist. It may contain a run named ``run``.
     """
     generator = random.Random(seed)
     place = Path("torture") if folder is None else folder
@@ -101,7 +101,7 @@ def commands(count: int, seed: int = 0, folder: Path | None = None) -> Iterator[
 
 
 def _options(kind: type, generator: random.Random, place: Path) -> list[str]:
-    """Some of the options of a command, some of their values out of range."""
+    """Return a random subset of the options of a command, some with values out of range."""
     words: list[str] = []
     wrong = generator.choice([0.0, 0.0, 0.1, 0.5])
     for field in leaf_fields(kind):
@@ -112,7 +112,7 @@ def _options(kind: type, generator: random.Random, place: Path) -> list[str]:
 
 
 def leaf_fields(kind: type) -> Iterator[Field]:
-    """Yield the fields of a dataclass of options, and of those inside it."""
+    """Yield the fields of a dataclass of options and of the dataclasses nested in it."""
     for field in fields_of(kind):
         if is_dataclass(field.kind):
             yield from leaf_fields(field.kind)
@@ -144,7 +144,7 @@ def _value(field: Field, generator: random.Random, place: Path, wrong: bool) -> 
 
 
 def edges(found: Range | None, kind: type, *, outside: bool) -> list[str]:
-    """Return numbers at the edges of a range, and inside it or outside."""
+    """Return numbers at the edges of a range and inside it, or numbers outside it."""
     number: Callable[[float], Any] = int if kind is int else float
     if found is None:
         return ["text"]
@@ -156,7 +156,7 @@ def edges(found: Range | None, kind: type, *, outside: bool) -> list[str]:
 
 
 def _doctor(generator: random.Random, place: Path) -> list[str]:
-    """Options of the doctor, among them always one that makes it stop early."""
+    """Return options of ``recurl doctor``, always including one that makes it stop early."""
     words = ["--policy", generator.choice(_NAMED["policy"])]
     for name in generator.sample(_DOCTOR, generator.randrange(4)):
         if name == "run":
@@ -200,19 +200,19 @@ _MISHAPS = (_drop, _double, _misspell, _insert)
 
 
 def check(arguments: Sequence[str]) -> str:
-    """Parse and check a command line, without doing what it asks for.
+    """Parse and check a command line without executing it.
 
     Returns:
-        ``"accepted"``, ``"helped"``, or what is said on stderr.
+        ``"accepted"``, ``"helped"``, or the error line for stderr.
 
     Raises:
-        Exception: whatever would end the command in a traceback.
+        Exception: any error that would end the command with a traceback.
     """
     try:
         check_text(arguments)
         command = load(arguments)
         wanted = command.read(list(arguments[1:]))
-        if isinstance(wanted, Doctor):  # what is asked of it at random ends early
+        if isinstance(wanted, Doctor):  # random options always make the doctor stop early
             return "accepted" if command.run(wanted) in (0, 1) else "refused"
         if hasattr(wanted, "options"):
             check_machine(wanted.options)

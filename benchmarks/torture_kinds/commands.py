@@ -1,4 +1,4 @@
-"""Random command lines, each in a process of its own: none ends in a traceback or says more than three lines."""
+"""Random command lines, each in a separate process: none ends with a traceback or more than three error lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torture_kinds.forks import MOST_LINES, Broken, Command
 
 COUNT = 1000
 _SECONDS = 20.0
-"""After these a command that goes on is asked to stop."""
+"""Time limit after which a running command is told to stop with SIGTERM."""
 _MEMORY = 8 << 30
-_MODEL = (  # noqa: SIM905 - reads as it is typed
+_MODEL = (  # noqa: SIM905 - shown as typed in a shell
     "train ppo --env recurl/TMaze-v0 --hidden-size 4 --num-envs 2 --rollout-steps 8 --total-steps 16 --eval-episodes 1 "
     "--minibatches 1 --run-dir"
 ).split()
@@ -32,7 +32,7 @@ def attack(number: int, place: Path) -> tuple[str, str]:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
 
     command = Command(words, place / "log", enter)
-    for _ in range(2):  # the first asks for an end after this update, the second for one now
+    for _ in range(2):  # the first SIGTERM stops after the current update, the second at once
         if not command.ends_within(_SECONDS):
             os.kill(command.pid, signal.SIGTERM)
     if command.wait(_SECONDS) not in _ENDS or "Traceback" in command.err:
@@ -43,7 +43,7 @@ def attack(number: int, place: Path) -> tuple[str, str]:
 
 
 def _model(folder: Path) -> Path:
-    """Make a folder with a run and a file of somebody's, once."""
+    """Create, once, a folder with a run and an unrelated file."""
     if not (folder / "file").exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

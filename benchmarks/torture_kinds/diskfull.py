@@ -1,4 +1,4 @@
-"""No room, at every point of a run: it says where and what to do, and what was saved stays good."""
+"""No space left at any point of a run: the error names the path and the remedy, and saved files stay intact."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from torture_kinds.forks import Broken, Command
 from torture_kinds.small_runs import ALGORITHMS, difference, whole
 
 COUNT = 96
-WHAT = ("a call of the system fails", "a limit on the size of files", "a full file system")
+WHAT = ("a failing system call", "a limit on the size of files", "a full file system")
 UPDATES = 16
-_LOG = 2500  # bytes of what a command prints at most, which is in a file too
+_LOG = 2500  # upper bound in bytes on the output of a command, which is also written to a file
 
 
 def attack(number: int, place: Path) -> tuple[str, str]:
@@ -40,7 +40,7 @@ def attack(number: int, place: Path) -> tuple[str, str]:
         shutil.copytree(expected.path, folder.path)
         newest = latest_checkpoint(folder.checkpoints)
         size = newest.stat().st_size
-        newest.unlink()  # so that half of the run is left to do
+        newest.unlink()  # half of the run remains to be done
         make_often(folder)
         if full:
             subprocess.run(
@@ -49,26 +49,26 @@ def attack(number: int, place: Path) -> tuple[str, str]:
         before = load_checkpoint(latest_checkpoint(folder.checkpoints))["rows"]
         attack_once(what, folder, draw, place)
         if load_checkpoint(latest_checkpoint(folder.checkpoints))["rows"] < before:
-            raise Broken(what, "a checkpoint is lost")
+            raise Broken(what, "a checkpoint was lost")
         if list(folder.path.rglob("*.partial")):
-            raise Broken(what, "half a file is left")
-        if full:  # somewhere with room
+            raise Broken(what, "a partial file was left")
+        if full:  # a file system with space
             shutil.copytree(folder.path, place / "elsewhere")
             folder = RunFolder(place / "elsewhere")
         end = Command(["train", "--resume", folder.path], place / "end")
         if end.wait() != 0:
-            raise Broken(what, f"can't go on: {end.err[-300:]}")
+            raise Broken(what, f"resuming fails: {end.err[-300:]}")
         found = difference(folder, expected)
     finally:
         if full:
             unmount(disk)
     if found is not None:
         raise Broken(what, found)
-    return what, "said so, and went on when there was room"
+    return what, "refused, and resumed once there was space"
 
 
 def make_often(folder: RunFolder) -> None:
-    """Let the rest of the run write a checkpoint after every update."""
+    """Configure the rest of the run to write a checkpoint after every update."""
     options = json.loads(folder.config.read_text())
     folder.config.write_text(json.dumps({**options, "checkpoint_every": 1}))
 
@@ -79,7 +79,7 @@ def used(disk: Path) -> int:
 
 
 def attack_once(what: str, folder: RunFolder, draw: random.Random, place: Path) -> None:
-    """Resume until there is no room, which must be within the run."""
+    """Resume the run, which must run out of space before its end."""
     sizes = [path.stat().st_size for path in folder.path.rglob("*") if path.is_file()]
     if what == WHAT[0]:
         before: Callable[[], None] = failing(draw.randrange(60))
@@ -89,21 +89,21 @@ def attack_once(what: str, folder: RunFolder, draw: random.Random, place: Path) 
         before = do_nothing
     command = Command(["train", "--resume", folder.path], place / "log", before)
     if command.wait() == 0:
-        raise Broken(what, "there was room")
+        raise Broken(what, "didn't run out of space")
     wrong = command.refusal()
     if wrong is not None:
         raise Broken(what, wrong)
     advice = "raise the file size limit" if what == WHAT[1] else "free some space"
     if f"Can't write {folder.path}" not in command.err or advice not in command.err:
-        raise Broken(what, f"no path, or no advice: {command.err}")
+        raise Broken(what, f"error without path or remedy: {command.err}")
 
 
 def do_nothing() -> None:
-    """The file system is full as it is."""
+    """Do nothing: the file system is already full."""
 
 
 def limited(size: int) -> Callable[[], None]:
-    """Return what lets no file grow beyond a size."""
+    """Return a function that limits the file size of the calling process."""
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -113,7 +113,7 @@ def limited(size: int) -> Callable[[], None]:
 
 
 def failing(count: int) -> Callable[[], None]:
-    """Return what lets all calls that write fail after a number of them."""
+    """Return a function that makes every writing system call fail after the first ``count``."""
 
     def begin() -> None:
         left = iter(range(count))

@@ -1,4 +1,4 @@
-"""Something in the files of a run changed, removed or replaced: it goes on, or says in one line why not."""
+"""Edited, removed or replaced parts of run files: the run resumes, or is refused with a one-line reason."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def attack(number: int, place: Path) -> tuple[str, str]:
     source, _ = whole(place, algorithm, every=UPDATES // 2 + 1)
     folder = RunFolder(place / "run")
     shutil.copytree(source.path, folder.path)
-    latest_checkpoint(folder.checkpoints).unlink()  # so that there is something left to do
+    latest_checkpoint(folder.checkpoints).unlink()  # so that part of the run remains to be done
     edit = {"config.json": edit_config, "checkpoint": edit_checkpoint, "metrics.csv": edit_metrics}[what]
     edit(folder, draw)
     command = ["evaluate", folder.path, "--episodes", 2] if draw.random() < 0.3 else ["train", "--resume", folder.path]
     done = Command(command, place / "log")
     if done.wait() == 0:
-        return what, "goes on"
+        return what, "resumed"
     wrong = done.refusal()
     if wrong is not None:
         raise Broken(what, wrong)
@@ -52,7 +52,9 @@ def edit_config(folder: RunFolder, draw: random.Random) -> None:
             draw.choice((text[:cut], text[:cut] + "}" + text[cut:], "[1]", "", "null", "[" * 100_000))
         )
         return
-    name = draw.choice([*(name for name in options if name != "total_steps"), "new"])  # which may last for hours
+    name = draw.choice(
+        [*(name for name in options if name != "total_steps"), "new"]
+    )  # which could make the run last for hours
     if kind < 0.3:
         options.pop(name, None)
     else:
@@ -90,12 +92,12 @@ def edit_metrics(folder: RunFolder, draw: random.Random) -> None:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something can be changed in a nested state."""
+    """Yield the paths of all replaceable values in a nested state."""
     if path:
         yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, part in items:
-        if not isinstance(part, int) or isinstance(value, dict):  # not each of the 625 words of a generator
+        if not isinstance(part, int) or isinstance(value, dict):  # skip the 625 words of a generator's state
             yield from places(part, (*path, key))
 
 
@@ -106,7 +108,7 @@ def get(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """Return a copy of a nested state with something else at a place."""
+    """Return a copy of a nested state with the value at ``path`` replaced, or removed if it is ``_GONE``."""
     if not path:
         return new
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -116,7 +118,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def other(value: Any, draw: random.Random) -> Any:
-    """Return something of another kind, shape or value."""
+    """Return a random replacement with another type, shape or value."""
     choices: list[Any] = [*VALUES, torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64)]
     if isinstance(value, torch.Tensor):
         choices = [

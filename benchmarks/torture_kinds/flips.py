@@ -1,4 +1,4 @@
-"""One bit of a checkpoint or an exported policy flipped: found, or nothing that is read changes."""
+"""One flipped bit in a checkpoint or an exported policy: it is detected, or the loaded data doesn't change."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def attack(number: int, place: Path) -> tuple[str, str]:
         if what in EXPORTS:
             shutil.copy(path.with_name(path.name + ".json"), place)
             check_export(flipped)
-            raise Broken(what, f"bit {bit} of {path} is not found")
+            raise Broken(what, f"bit {bit} of {path} is not detected")
         state = load_checkpoint(flipped)
     except RecurlError:
-        return what, "found"
+        return what, "detected"
     except Broken:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Command lines of ``recurl`` in processes of their own, which are forks: they begin at once and die as any other."""
+"""Command lines of ``recurl`` in forked processes, which start without imports and can be killed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-# What a run imports when it needs it; here, so that every fork has it already.
+# Lazy imports of a run: imported here once, so that no fork has to.
 import matplotlib.backends.backend_agg
-import matplotlib.figure  # noqa: F401 - as said above
+import matplotlib.figure  # noqa: F401 - see above
 import tensorboard.compat.proto.event_pb2
-import tensorboard.summary.writer.record_writer  # noqa: F401 - as said above
+import tensorboard.summary.writer.record_writer  # noqa: F401 - see above
 
-from recurl.cli import evaluate, export, main, train  # noqa: F401 - as said above
+from recurl.cli import evaluate, export, main, train  # noqa: F401 - see above
 
 LONGEST = 120.0
 MOST_LINES = 3
 
 
 class Broken(AssertionError):
-    """A promise was broken.
+    """Violation of a guarantee.
 
     Args:
-        what: was attacked.
-        text: what happened.
+        what: the attacked operation.
+        text: description of the violation.
     """
 
     def __init__(self, what: str, text: str) -> None:
@@ -37,12 +37,12 @@ class Broken(AssertionError):
 
 
 class Command:
-    """A command line that runs.
+    """Running command line.
 
     Args:
-        words: the arguments of ``recurl``.
-        log: where what it prints goes: ``<log>.out`` and ``<log>.err``.
-        before: called in its process first.
+        words: arguments of ``recurl``.
+        log: path prefix of its output: ``<log>.out`` and ``<log>.err``.
+        before: called first in the forked process.
     """
 
     def __init__(self, words: Sequence[object], log: Path, before: Callable[[], None] = lambda: None) -> None:
@@ -67,7 +67,7 @@ class Command:
             code = main(self.words)
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001 - what is looked for
+        except BaseException:  # noqa: BLE001 - tracebacks are what the attacks look for
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -75,26 +75,26 @@ class Command:
             os._exit(code)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal, and wait for the end."""
+        """Send a signal and wait for the process to end."""
         os.kill(self.pid, number)
         self.wait()
 
     def has_ended(self) -> bool:
-        """Whether it has."""
+        """Whether the process has ended."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code is not None
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for the end, no longer than that."""
+        """Wait for the process for at most ``seconds``; return whether it ended."""
         deadline = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(0.005)
         return self.code is not None
 
     def wait(self, longest: float = LONGEST) -> int:
-        """Return the exit code, -9 if it hangs and had to be killed."""
+        """Return the exit code; -9 if the process hung and was killed."""
         if not self.ends_within(longest):
             self.kill()
         assert self.code is not None
@@ -102,16 +102,16 @@ class Command:
 
     @property
     def out(self) -> str:
-        """What it printed."""
+        """Standard output so far."""
         return self._out.read_text(errors="replace")
 
     @property
     def err(self) -> str:
-        """What it printed as errors, one per line."""
+        """Standard error so far."""
         return self._err.read_text(errors="replace")
 
     def refusal(self) -> str | None:
-        """Say what is wrong with how it refused, None if nothing: it must say so with status 2, in a few lines."""
+        """Return why the refusal isn't a proper one, or None: it must have status 2 and a short error message."""
         lines = [line for line in self.err.splitlines() if not line.startswith("Notice: ")]
         if self.code != 2 or "Traceback" in self.err + self.out:
             return f"exit status {self.code}: {' | '.join(lines[-2:])[-300:]}"
@@ -120,7 +120,7 @@ class Command:
         return None
 
     def orphans(self, longest: float = 10.0) -> list[int]:
-        """Return the processes of its session that outlive it for so many seconds."""
+        """Return the processes of its session that are still alive after ``longest`` seconds."""
         deadline = time.monotonic() + longest
         while (left := [pid for pid in _processes() if _session(pid) == self.pid]) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""SIGKILL at a random moment of a run, of its resumption too, then to the end: as if nothing had happened."""
+"""SIGKILL at random moments of a run and its resumptions: the finished run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torture_kinds.forks import Broken, Command
 from torture_kinds.small_runs import ALGORITHMS, difference, whole, words
 
 COUNT = 240
-_TRAINING = 1.5  # seconds of a run that are not the start of a worker
+_TRAINING = 1.5  # seconds of a run without the startup of workers
 
 
 def attack(number: int, place: Path) -> tuple[str, str]:
@@ -21,7 +21,7 @@ def attack(number: int, place: Path) -> tuple[str, str]:
     folder = RunFolder(place / "run")
     kills, begun = 0, False
     while kills == 0 or draw.random() < 0.3:
-        command = Command(go_on(folder, what, every), place / f"{kills}")
+        command = Command(resume_or_restart(folder, what, every), place / f"{kills}")
         wait(folder, command, draw, seconds)
         if command.has_ended():  # before it could be killed
             if command.code != 0:
@@ -32,19 +32,19 @@ def attack(number: int, place: Path) -> tuple[str, str]:
         begun = begun or any(folder.checkpoints.glob("*.pt"))
         if command.orphans():
             raise Broken(what, f"processes {command.orphans()} outlive a kill")
-    command = Command(go_on(folder, what, every), place / "end")
+    command = Command(resume_or_restart(folder, what, every), place / "end")
     if command.wait() != 0:
-        raise Broken(what, f"can't go on after {kills} kills, {command.code}: {command.err[-300:]}")
+        raise Broken(what, f"resuming fails after {kills} kills, {command.code}: {command.err[-300:]}")
     found = difference(folder, expected)
     if found is not None:
         raise Broken(what, f"{found}, after {kills} kills")
     if list(folder.path.rglob("*.partial")):
-        raise Broken(what, "half a file is left")
-    return what, "went on from a checkpoint" if begun else "began anew"
+        raise Broken(what, "a partial file was left")
+    return what, "resumed from a checkpoint" if begun else "restarted"
 
 
 def wait(folder: RunFolder, command: Command, draw: random.Random, seconds: float) -> None:
-    """Wait for a random moment, most often one after the beginning of the training."""
+    """Wait for a random time, usually until after the start of training."""
     if draw.random() < 0.2:
         time.sleep(draw.uniform(0.0, seconds))
         return
@@ -53,8 +53,8 @@ def wait(folder: RunFolder, command: Command, draw: random.Random, seconds: floa
     time.sleep(draw.uniform(0.0, min(seconds, _TRAINING)))
 
 
-def go_on(folder: RunFolder, algorithm: str, every: int) -> list[str]:
-    """What a user types: resume where there is a checkpoint, begin anew where there is none."""
+def resume_or_restart(folder: RunFolder, algorithm: str, every: int) -> list[str]:
+    """Return the command line a user would type: resume if there is a checkpoint, otherwise restart."""
     if any(folder.checkpoints.glob("*.pt")):
         return ["train", "--resume", str(folder.path)]
     return words(algorithm, folder.path, "--overwrite", every=every)

@@ -1,4 +1,4 @@
-"""Small runs of every algorithm, and whether one that was attacked ends as one that wasn't."""
+"""Small runs of every algorithm, and the comparison of an attacked run with an undisturbed one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def words(algorithm: str, folder: Path, *more: object, every: int = 1, updates: 
 
 
 def whole(place: Path, algorithm: str, every: int = 1, updates: int = UPDATES) -> tuple[RunFolder, float]:
-    """Return a run that nobody disturbed, made once, and the seconds that it took."""
+    """Return an undisturbed run, cached across attacks, and its duration in seconds."""
     name = f"{algorithm.replace(' ', '')}-{every}-{updates}"
     folder, note = RunFolder(place.parent / "whole" / name), place.parent / "whole" / f"{name}.seconds"
     if not note.exists():
@@ -51,23 +51,23 @@ def whole(place: Path, algorithm: str, every: int = 1, updates: int = UPDATES) -
 
 
 def difference(found: RunFolder, expected: RunFolder) -> str | None:
-    """Say where a run doesn't end as another did, clocks and the labels of trajectories aside."""
+    """Return how the final states of two runs differ, ignoring clocks and trajectory ids; None if they don't."""
     rows, others = metrics(found), metrics(expected)
     if rows != others:
-        return f"other metrics: {len(rows)} rows for {len(others)}"
+        return f"metrics differ: {len(rows)} rows, expected {len(others)}"
     states = [load_checkpoint(latest_checkpoint(folder.checkpoints)) for folder in (found, expected)]
     place = differing(*states)
-    return None if place is None else f"another state at {place}"
+    return None if place is None else f"state differs at {place}"
 
 
 def metrics(folder: RunFolder) -> list[dict[str, str]]:
-    """The rows of a run, without what the clock says."""
+    """Return the rows of ``metrics.csv`` without the timing columns."""
     with folder.metrics.open(newline="") as file:
         return [{name: value for name, value in row.items() if name not in _CLOCKS} for row in csv.DictReader(file)]
 
 
 def differing(first: Any, second: Any, path: str = "") -> str | None:
-    """Return where two nested states differ, None where they don't."""
+    """Return the path at which two nested states first differ, or None."""
     if "traj_ids" in path or path.rpartition("/")[2] in _CLOCKS or path == "/config/checkpoint_every":
         return None
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Twenty processes that want the same folder at the same moment: one gets it, the others say so, nothing is damaged."""
+"""Twenty processes starting in the same folder at once: one gets it, the others refuse, nothing is damaged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def attack(number: int, place: Path) -> tuple[str, str]:
     codes = [command.wait() for command in all_of_them]
     winners = codes.count(0)
     if winners != 1 and chosen == [train] and "killed" not in what:
-        raise Broken(what, f"{winners} processes ended with 0 and not one")
+        raise Broken(what, f"{winners} processes ended with status 0, expected one")
     for command in all_of_them:
         wrong = command.refusal() if command.code not in (0, -9) else None
         if wrong is not None:
@@ -60,7 +60,7 @@ def attack(number: int, place: Path) -> tuple[str, str]:
 
 
 def begin(folder: RunFolder, train: list[str], seconds: float, place: Path) -> None:
-    """Leave a run that was killed on its way."""
+    """Create an unfinished run by killing it."""
     while not any(folder.checkpoints.glob("*.pt")):
         shutil.rmtree(folder.path, ignore_errors=True)
         command = Command(train, place / "begin")
@@ -69,7 +69,7 @@ def begin(folder: RunFolder, train: list[str], seconds: float, place: Path) -> N
 
 
 def waiting(at: float) -> Callable[[], None]:
-    """Return what waits for a moment."""
+    """Return a function that busy-waits until a time of the monotonic clock."""
 
     def wait() -> None:
         while time.monotonic() < at:
@@ -79,11 +79,11 @@ def waiting(at: float) -> Callable[[], None]:
 
 
 def kill_the_winner(folder: RunFolder, commands: list[Command], seconds: float, what: str) -> None:
-    """Kill it when it has a checkpoint; the folder is free at once."""
+    """Kill the process that got the folder once it has a checkpoint; this must free the folder at once."""
     deadline = time.monotonic() + 60
     while not any(folder.checkpoints.glob("*.pt")):
         if time.monotonic() > deadline:
-            raise Broken(what, "nobody began")
+            raise Broken(what, "no process started")
         time.sleep(0.01)
     left = [command for command in commands if not command.has_ended()]
     while len(left) > 1:

@@ -1,3 +1,3 @@
-"""The version, in one place: pyproject.toml and the package read it here."""
+"""Version of recurl, read by pyproject.toml and by the package."""
 
 __version__ = "0.2.0"

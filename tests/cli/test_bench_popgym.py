@@ -25,7 +25,7 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
-def test_goes_on_adds_cells_and_shows_the_table(tmp_path, capsys):
+def test_continues_with_more_cells_and_shows_the_table(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     assert main([*SMALL, "--cells", "gru", "--tasks", "MineSweeperEasy", "BattleshipEasy", *out]) == 0
     assert "steps/s all runs take" in capsys.readouterr().out
@@ -111,16 +111,16 @@ class Trouble:
         if "Medium" in trainer.config.env_name:
             os.kill(os.getpid(), signal.SIGKILL)
         if "Hard" in trainer.config.env_name:
-            raise ZeroDivisionError("as told")
+            raise ZeroDivisionError("as requested")
 
 
 @pytest.mark.slow
-def test_a_job_that_dies_or_fails_is_named_and_the_others_go_on(tmp_path, capsys):
+def test_a_job_that_dies_or_fails_is_named_and_the_others_continue(tmp_path, capsys):
     arguments = [*SMALL, TROUBLE, "--cells", "none", "--out", str(tmp_path), "--jobs", "2", "--tasks"]
     assert main([*arguments, "MineSweeper", "RepeatFirstEasy"]) == 1
     said = capsys.readouterr().out
     assert re.search(r"/4 MineSweeperMedium none seed 0 failed: Worker \d .* was killed by SIGKILL", said)
-    assert re.search(r"/4 MineSweeperHard none seed 0 failed: .* as told", said)
+    assert re.search(r"/4 MineSweeperHard none seed 0 failed: .* as requested", said)
     last = said.splitlines()[-1]
     assert "2 runs failed: MineSweeper" in last
     assert "The same command retries them." in last
@@ -138,20 +138,19 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, capsys):
 
 def test_an_unforeseen_error_leaves_its_traceback(tmp_path, capsys, monkeypatch):
     def broken(*arguments):
-        raise ZeroDivisionError("as told")
+        raise ZeroDivisionError("as requested")
 
     monkeypatch.setattr(MaxMeanReturn, "__init__", broken)
     assert main([*SMALL, "--cells", "none", "--tasks", "MineSweeperHard", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
-    found = re.search(r"seed 0 failed: ZeroDivisionError: as told \(the traceback is in (.*)\)", said)
+    found = re.search(r"seed 0 failed: ZeroDivisionError: as requested \(the traceback is in (.*)\)", said)
     assert found is not None
-    assert 'raise ZeroDivisionError("as told")' in Path(found[1]).read_text()
+    assert 'raise ZeroDivisionError("as requested")' in Path(found[1]).read_text()
     Path(found[1]).unlink()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("new_interpreters")
-def test_a_signal_stops_all_jobs_and_keeps_what_is_finished(tmp_path, capsys, monkeypatch):
+def test_a_signal_stops_all_jobs_and_keeps_finished_results(tmp_path, capsys, monkeypatch):
     arguments = [*SMALL, "--cells", "none", "--tasks", "MineSweeper", "--out", str(tmp_path), "--jobs", "2"]
     usual = Results.add
 

@@ -35,8 +35,8 @@ def test_takes_a_preset_and_more_steps_than_the_run_has(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "recurl bench train takes an algorithm (ppo, "),
-        ("--updates 3", "recurl bench train takes an algorithm (ppo, "),
+        ("", "recurl bench train needs an algorithm (ppo, "),
+        ("--updates 3", "recurl bench train needs an algorithm (ppo, "),
         ("pqo", "There is no algorithm 'pqo'"),
         ("ppo --env recurl/TMaze-v0 --updates 0", "--updates must be positive, got 0"),
         ("ppo --env recurl/TMaze-v0 --warm-up -1", "--warm-up must be positive, got -1"),

@@ -31,7 +31,7 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("text", ["dask:4", "ray", "ray:", "ray:0", "ray:-1", "ray:2.5", "ray:two", "8", "RAY:2"])
-def test_what_is_no_engine_or_no_number(refusal, text: str) -> None:
+def test_invalid_engine_or_number(refusal, text: str) -> None:
     said = refusal("--collectors", text)
     assert f"--collectors takes ray:N, such as ray:8 for eight actors, got {text!r}." in said
 
@@ -46,7 +46,7 @@ def test_without_ray(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Ray is not installed: pip install 'recurl[ray]'" in refusal("--collectors", "ray:2")
 
 
-def test_an_address_of_nobody(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_without_a_cluster(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_ADDRESS_SECONDS", 2.0)
     said = refusal("--collectors", "ray:2", "--ray-address", "10.0.0.5")
     assert "The address of a Ray cluster is HOST:PORT, or auto, got '10.0.0.5'." in said

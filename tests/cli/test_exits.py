@@ -31,7 +31,7 @@ def test_an_environment_that_exits_in_a_step(kind, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "error_line"),
     [
         (["--env-kwargs", "at=make"], "at=make can't be created, SystemExit: 0"),
         (["--env-kwargs", "at=reset"], "at=reset can't be created, SystemExit: 0"),
@@ -55,8 +55,10 @@ def test_in_python_it_is_an_error_of_the_run(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--env-workers", "2"], ["--overlap"]], ids=lambda words: words[0])
-@pytest.mark.parametrize(("kind", "complaint"), [("exit", "raised SystemExit: 0"), ("hard", "exited with code 0")])
+@pytest.mark.parametrize(
+    ("words", "kind", "error_line"),
+    [(["--env-workers", "2"], "exit", "raised SystemExit: 0"), (["--overlap"], "hard", "exited with code 0")],
+)
 def test_in_other_processes(words, kind, error_line, tmp_path, capsys):
     assert started(tmp_path / "run", EXITING, "--env-kwargs", f"kind={kind}", *words) == 2
     said = capsys.readouterr().err

@@ -119,7 +119,7 @@ class DoubledConfig(PPOConfig):
     """How often."""
 
 
-def test_an_algorithm_of_ones_own_shows_what_it_adds() -> None:
+def test_a_custom_algorithm_shows_the_options_it_adds() -> None:
     text = help_text(with_run_options(DoubledConfig), "recurl train own:doubled")
     assert "\nDOUBLED:\n" in text
     assert "--doublings INT           How often. (default: 2)" in text

@@ -232,7 +232,7 @@ gym.register("Faulty-v0", entry_point=Faulty)
 
 
 @pytest.mark.parametrize(
-    ("options", "who"),
+    ("options", "source"),
     [
         ("", "The environment"),
         ("--vectorization sync", "The environment"),
@@ -241,7 +241,7 @@ gym.register("Faulty-v0", entry_point=Faulty)
         ("--overlap", r"Worker 0 \(process \d+\)"),
     ],
 )
-def test_an_error_of_an_environment_is_two_lines_and_a_file(tmp_path, capsys, monkeypatch, options, who):
+def test_an_error_of_an_environment_is_two_lines_and_a_file(tmp_path, capsys, monkeypatch, options, source):
     (tmp_path / "faulty_environment.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -250,12 +250,12 @@ def test_an_error_of_an_environment_is_two_lines_and_a_file(tmp_path, capsys, mo
     words += f" --total-steps 64 --checkpoint-every 1 --run-dir {run} {options}"
     assert main(words.split()) == 2
     first, second = capsys.readouterr().err.splitlines()
-    told = re.fullmatch(
-        rf"recurl: {who} raised KeyError: 'the wheel\\ncame off'\. Resume from the newest checkpoint, at (\d+) steps: "
-        rf"recurl train --resume {run} --trust-run",
+    found = re.fullmatch(
+        rf"recurl: {source} raised KeyError: 'the wheel\\ncame off'\. Resume from the newest checkpoint, at (\d+) "
+        rf"steps: recurl train --resume {run} --trust-run",
         first,
     )
-    assert int(told[1]) == int(latest_checkpoint(run / "checkpoints").stem) > 0
+    assert int(found[1]) == int(latest_checkpoint(run / "checkpoints").stem) > 0
     name = re.fullmatch(rf"recurl: the traceback is in ({tmp_path}/recurl-traceback-\w+\.txt)", second)[1]
     trace = Path(name).read_text()
     assert trace.startswith("Traceback (most recent call last):\n")
@@ -397,7 +397,7 @@ def test_no_room(tmp_path, capsys, limit, every, file):
         assert main(["train", "--resume", str(folder.path)]) == 0
 
 
-def test_no_room_for_what_follows_a_checkpoint(tmp_path, capsys):
+def test_no_space_for_metrics_after_a_checkpoint(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path, "--checkpoint-every", "1", "--total-steps", "640") == 0
     folder.config.write_text(folder.config.read_text().replace('"total_steps": 640', '"total_steps": 1280'))

@@ -33,7 +33,7 @@ def results(folder):
 
 
 @pytest.mark.usefixtures("jobs_are_forks")
-def test_trains_goes_on_and_is_compared(tmp_path, capsys):
+def test_train_resume_and_compare(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "--set", "cell=gru,none", "--jobs", "2") == 0
     said = capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_a_run_that_fails_is_named_and_the_rest_finished(tmp_path, capsys):
     }
 
 
-def test_a_sweep_that_is_stopped_goes_on(tmp_path, programs):
+def test_a_stopped_sweep_is_resumed(tmp_path, programs):
     folder = tmp_path / "sweep"
     command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(folder), *SMALL, "--total-steps"]
     process = programs.Popen([*command, "10000000"], stdout=subprocess.PIPE, text=True)

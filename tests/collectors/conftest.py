@@ -7,7 +7,7 @@ from recurl.collectors import captured
 from recurl.collectors import collector as collection
 
 
-def record_again(steps, generator):
+def record_again(steps, device, generator):
     """Capture as a graph does: without side effects, and with replays that write to the memory of the results."""
     before = generator.get_state()
     with torch.random.fork_rng():
@@ -27,9 +27,9 @@ def recorded(monkeypatch):
     """Count captures; the CPU is treated as a device that supports graphs."""
     count = []
 
-    def record(steps, generator):
+    def record(steps, device, generator):
         count.append(1)
-        return record_again(steps, generator)
+        return record_again(steps, device, generator)
 
     monkeypatch.setattr(captured, "record", record)
     monkeypatch.setattr(captured, "_DEVICE", "cpu")

@@ -130,7 +130,7 @@ def test_background_collection_ends_with_the_frames() -> None:
 
 
 @pytest.mark.tensordict_0_15
-def test_the_background_has_modes_of_its_own() -> None:
+def test_the_background_has_its_own_modes() -> None:
     seen = []
 
     def policy(td: object) -> object:
@@ -152,7 +152,7 @@ def test_the_background_has_modes_of_its_own() -> None:
 
 
 @pytest.mark.tensordict_0_15
-def test_the_background_policy_changes_only_when_told() -> None:
+def test_the_background_policy_changes_only_on_request() -> None:
     buffer, policy = Buffer(), make_policy()
     old, new = make_policy(), make_policy()
     collector = make(policy, buffer)

@@ -71,9 +71,9 @@ def test_batches_are_those_of_single_launches(dynamics, lowered, recorded):
     ids = torch.stack([batch["collector", "traj_ids"] for batch in found])
     steps = torch.stack([batch["collector", "traj_steps"] for batch in found])
     ids, steps = (part.movedim(0, 1).flatten(1) for part in (ids, steps))
-    goes_on = steps[:, 1:] > 0
-    assert torch.equal(ids[:, 1:] == ids[:, :-1], goes_on)
-    assert len(ids.unique()) == int((~goes_on).sum()) + 5
+    continues = steps[:, 1:] > 0
+    assert torch.equal(ids[:, 1:] == ids[:, :-1], continues)
+    assert len(ids.unique()) == int((~continues).sum()) + 5
 
 
 @pytest.mark.parametrize("lowered", [True, False])
@@ -122,7 +122,7 @@ def changed(collector):
     return found + batches(collector, 2)
 
 
-def test_what_happens_between_batches(recorded):
+def test_changes_between_batches(recorded):
     torch.manual_seed(1)
     expected = changed(make(RepeatPrevious(2, 3, 7)))
     torch.manual_seed(1)
@@ -173,7 +173,7 @@ def turned_memory(policy):
 
 
 @pytest.mark.parametrize("edit", [forward_of_its_own, another_hook, attribute, turned_memory])
-def test_a_policy_that_works_in_another_way_is_compiled_anew(edit):
+def test_a_changed_policy_is_recompiled(edit):
     """A compiled step keeps using the values present when it was traced."""
 
     class Scaled(nn.Linear):
@@ -225,7 +225,7 @@ def test_a_module_that_counts_its_calls_is_recorded_once(monkeypatch):
     assert count == [1]
 
 
-def test_what_happens_between_batches_of_vectors(recorded, monkeypatch):
+def test_changes_between_batches_of_vectors(recorded, monkeypatch):
     """Compiled by columns, as on a GPU: captured or not, the same bits; trajectories continue as without."""
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
     runs = []
@@ -276,7 +276,7 @@ def replace_module(actor):
 
 
 @pytest.mark.parametrize("replace", [replace_parameter, move_data, replace_module])
-def test_replaced_weights_are_recorded_anew(replace, recorded):
+def test_replaced_weights_are_captured_again(replace, recorded):
     def collected(**options):
         torch.manual_seed(1)
         collector = make(TMaze(2), **options)
@@ -289,7 +289,7 @@ def test_replaced_weights_are_recorded_anew(replace, recorded):
     assert recorded == [1, 1]
 
 
-def test_what_cannot_be_captured(monkeypatch):
+def test_uncapturable_policies_and_environments(monkeypatch):
     with pytest.raises(UnsupportedError, match=r"can't be a CUDA graph: GymEnv steps on the host"):
         Collector(GymEnv("CartPole-v1"), frames_per_batch=10, cuda_graph=True)
     with pytest.raises(UnsupportedError, match=r"the first 10 frames have random actions"):
@@ -402,14 +402,14 @@ def test_a_compiled_step(lowered, recorded):
             torch.testing.assert_close(compiled[key], value, rtol=1e-5, atol=1e-6)
 
 
-def test_what_happens_between_batches_of_compiled_steps():
+def test_changes_between_batches_of_compiled_steps():
     torch.manual_seed(1)
     expected = changed(make(TMaze(2), compile_step=True))
     torch.manual_seed(1)
     assert_same(changed(make(TMaze(2), compile_step=True, cuda_graph=True)), expected)
 
 
-def test_what_cannot_be_compiled():
+def test_uncompilable_policies_and_environments():
     with pytest.raises(UnsupportedError, match=r"be compiled: GymEnv steps on the host\. Collect without compile"):
         Collector(GymEnv("CartPole-v1"), frames_per_batch=10, compile_step=True)
 
@@ -425,7 +425,7 @@ def test_what_cannot_be_compiled():
         collector.collect()
 
 
-def test_what_was_replaced_may_lie_in_memory_of_the_graph():
+def test_replaced_entries_may_be_in_memory_of_the_graph():
     collector = make(TMaze(2), cuda_graph=True)
     batches(collector, 3)
     (root,) = collector._roots

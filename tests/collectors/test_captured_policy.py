@@ -59,14 +59,14 @@ def changed(collector):
     return found + batches(collector, 1)
 
 
-def test_what_happens_between_batches(recorded):
+def test_changes_between_batches(recorded):
     expected = changed(make())
     assert_same(changed(make(cuda_graph=True)), expected)
     assert recorded == [1, 1]  # again with the other exploration
 
 
 @pytest.mark.parametrize("replace", [replace_parameter, replace_module])
-def test_replaced_weights_are_recorded_anew(replace, recorded):
+def test_replaced_weights_are_captured_again(replace, recorded):
     def collected(**options):
         collector = make(**options)
         found = batches(collector, 2)
@@ -107,7 +107,7 @@ def test_a_policy_that_waits_is_named(monkeypatch):
         make(cuda_graph=True).collect()
 
 
-def test_what_cannot_be_captured(monkeypatch):
+def test_uncapturable_policies(monkeypatch):
     env = GymEnv(gym.spec("CartPole-v1").id, num_envs=2, device="cpu")
     with pytest.raises(UnsupportedError, match=r"GymEnv steps on the host, and there is no policy"):
         Collector(env, frames_per_batch=10, cuda_graph=True)

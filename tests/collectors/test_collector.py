@@ -275,7 +275,7 @@ def test_rows_are_reset_between_batches(rows: int | None) -> None:
     assert ((steps.diff(dim=time) == 1) | (steps.narrow(time, 1, steps.shape[time] - 1) == 0)).all()
 
 
-def test_an_environment_that_was_used_elsewhere_may_start_anew() -> None:
+def test_an_environment_that_was_used_elsewhere_may_be_reset() -> None:
     env = random_ends(None)
     collector = Collector(env, make_policy(), frames_per_batch=8, total_frames=16, reset_at_each_iter=True)
     for batch in collector:
@@ -287,7 +287,7 @@ class Interrupted(Exception):
     pass
 
 
-def test_after_an_interrupted_batch_episodes_begin_anew() -> None:
+def test_after_an_interrupted_batch_episodes_restart() -> None:
     """The environment has advanced past the root held by the collector."""
     env, calls = random_ends(2), []
 

@@ -23,7 +23,7 @@ from recurl.core.errors import UsageError, WorkerError
 from recurl.envs import GymWrapper
 from recurl.modules import GRUModule, set_recurrent_mode
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_interpreter")]
 
 # Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -54,7 +54,8 @@ def collected(collector: Collector, batches: int = 3) -> list[TensorDictBase]:
 
 
 @pytest.mark.slow
-def test_a_group_beside_another_gives_what_it_gives_alone() -> None:
+@pytest.mark.usefixtures("shared_interpreter")
+def test_a_group_collects_the_same_alone_and_with_another() -> None:
     policy, batches = make_policy(), {}
     kinds = {"both": (in_workers, 7), "first": (create, 7), "second": (create, 9)}
     for name, (make, seed) in kinds.items():
@@ -118,9 +119,11 @@ def test_trajectories_of_groups(lowered: bool) -> None:
     assert torch.equal(both["is_init"][:, 1:, 0], done)
     assert torch.equal(ids[:, 1:] != ids[:, :-1], done)
     assert (both["recurrent_state_h"][:, 1:][done] == 0).all()
-    going_on = ~done
-    assert torch.equal(both["recurrent_state_h"][:, 1:][going_on], both["next", "recurrent_state_h"][:, :-1][going_on])
-    assert torch.equal(both["observation"][:, 1:][going_on], both["next", "observation"][:, :-1][going_on])
+    continues = ~done
+    assert torch.equal(
+        both["recurrent_state_h"][:, 1:][continues], both["next", "recurrent_state_h"][:, :-1][continues]
+    )
+    assert torch.equal(both["observation"][:, 1:][continues], both["next", "observation"][:, :-1][continues])
 
 
 class Drawing:
@@ -148,7 +151,8 @@ def test_random_actions_at_the_beginning() -> None:
 
 
 @pytest.mark.slow
-def test_collection_goes_on_exactly() -> None:
+@pytest.mark.usefixtures("shared_interpreter")
+def test_collection_resumes_exactly() -> None:
     policy = make_policy()
     torch.manual_seed(1)
     env = in_workers()

@@ -273,7 +273,7 @@ def test_one_step_of_a_batch() -> None:
     assert collectors[0].why_not_in_place() is None
 
 
-def test_only_the_first_batch_begins_with_a_step_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_batch_begins_with_a_separate_step(monkeypatch: pytest.MonkeyPatch) -> None:
     apart: list[int] = []
     make_steps = in_place.interact_in_turn
 
@@ -289,7 +289,7 @@ def test_only_the_first_batch_begins_with_a_step_apart(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("change", ["names", "doubles", "uncompiled"])
-def test_a_policy_that_changes_between_batches_writes_what_it_then_writes(change: str) -> None:
+def test_a_policy_changed_between_batches_writes_its_new_outputs(change: str) -> None:
     def other(env: EnvBase) -> nn.Module:
         dtype = torch.float64 if change == "doubles" else torch.float32
         first = nn.Linear(2, 8, dtype=dtype)
@@ -393,7 +393,7 @@ def test_an_action_out_of_range_is_named_as_a_tensor() -> None:
         reader.read(np.array([0, 2, 1]))
 
 
-def test_a_worker_says_at_every_step_that_it_lives() -> None:
+def test_a_worker_sends_a_heartbeat_at_every_step() -> None:
     class Channel:
         beats = 0
 
@@ -464,14 +464,14 @@ def test_why_steps_make_tensors(
     assert batch["next", "done"].any()
 
 
-def test_a_policy_that_writes_over_what_it_reads_makes_tensors() -> None:
+def test_a_policy_that_overwrites_its_inputs_is_not_run_in_place() -> None:
     env = cartpole()
     collector = Collector(env, observed(env), frames_per_batch=60)
     batch = collector._collect()
     assert collector.why_not_compiled() is None
     assert "observation" in str(collector.why_not_in_place())
-    going_on = ~batch["next", "done"][:, :-1, 0]
-    assert not torch.equal(batch["next", "observation"][:, :-1][going_on], batch["observation"][:, 1:][going_on])
+    continues = ~batch["next", "done"][:, :-1, 0]
+    assert not torch.equal(batch["next", "observation"][:, :-1][continues], batch["observation"][:, 1:][continues])
 
 
 def test_a_worker_calls_the_hooks_of_an_instance() -> None:

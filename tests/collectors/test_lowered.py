@@ -194,11 +194,11 @@ def test_compiled_steps_are_those_of_the_tensordict_path(case: str) -> None:
                 assert torch.equal(value, expected)
 
 
-def test_a_collector_says_what_keeps_its_policy_from_one_call() -> None:
+def test_a_collector_says_why_its_policy_is_not_one_call() -> None:
     env = cartpole()
     assert Collector(env, separate_trunks(env), frames_per_batch=3).why_not_compiled() is None
     values = Collector(env, recurrent(GRUModule, actor=False)(env), frames_per_batch=3)
-    assert values.why_not_compiled() == "EGreedyModule has no form in C++"
+    assert values.why_not_compiled() == "EGreedyModule has no C++ implementation"
     assert Collector(env, None, frames_per_batch=3).why_not_compiled() == "there is no policy"
     function = Collector(env, lambda td: td, frames_per_batch=3)
     assert function.why_not_compiled() == function.why_not_lowered() is not None
@@ -221,14 +221,14 @@ def test_a_root_entry_is_that_of_the_step_before_unless_it_was_edited(edit: bool
     collector = Collector(cartpole(), policy, frames_per_batch=90)
     batch = collector._collect()
     assert collector.why_not_lowered() is None
-    going_on = ~batch["next", "done"][:, :-1, 0]
-    assert (~going_on).any()
-    before, after = batch["next", "observation"][:, :-1][going_on], batch["observation"][:, 1:][going_on]
+    continues = ~batch["next", "done"][:, :-1, 0]
+    assert (~continues).any()
+    before, after = batch["next", "observation"][:, :-1][continues], batch["observation"][:, 1:][continues]
     assert torch.equal(after, before + 1.0 if edit else before)
     assert torch.equal(batch["seen"], batch["observation"] + (0.0 if edit else 1.0))
 
 
-def test_a_lowered_collector_goes_on_from_its_state() -> None:
+def test_a_lowered_collector_resumes_from_its_state() -> None:
     _, collector = collect("lstm", True, [])
     state = collector.state_dict()
     torch.manual_seed(3)
@@ -294,7 +294,7 @@ def actor(net: Mod, **options: object) -> ProbabilisticActor:
         (cartpole, Seq(head(), actor(head()), partial_tolerant=True), {}, "TensorDictSequential does more"),
     ],
 )  # fmt: skip
-def test_what_needs_a_tensordict_is_named_and_works(
+def test_modules_that_need_a_tensordict_are_named_and_work(
     env: Callable[[], EnvBase], policy: object, options: dict, reason: str
 ) -> None:
     collector = Collector(env(), policy, frames_per_batch=30, **options)
@@ -302,7 +302,7 @@ def test_what_needs_a_tensordict_is_named_and_works(
     assert re.search(reason, str(collector.why_not_lowered())), collector.why_not_lowered()
 
 
-def test_a_lowered_actor_without_a_scale_is_told_so() -> None:
+def test_a_lowered_actor_without_a_scale_raises() -> None:
     net = Mod(nn.Linear(3, 2), ["observation"], ["loc", "scale"])
     policy = ProbabilisticActor(net, ["loc", "scale"], distribution_class=TanhNormal)
     collector = Collector(GymEnv("Pendulum-v1", num_envs=2), policy, frames_per_batch=4)
@@ -351,6 +351,6 @@ def test_inference_tensors_are_collected_too() -> None:
     batch = collector._collect()
     assert collector.why_not_lowered() is None
     assert torch.equal(batch["next", "count"], batch["count"] + 1.0)
-    going_on = ~batch["next", "done"][:, :-1, 0]
-    assert torch.equal(batch["count"][:, 1:][going_on], batch["next", "count"][:, :-1][going_on])
-    assert not batch["count"][:, 1:][~going_on].any()
+    continues = ~batch["next", "done"][:, :-1, 0]
+    assert torch.equal(batch["count"][:, 1:][continues], batch["next", "count"][:, :-1][continues])
+    assert not batch["count"][:, 1:][~continues].any()

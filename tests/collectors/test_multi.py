@@ -20,7 +20,7 @@ from recurl.envs import EnvBase, GymEnv
 from recurl.modules import GRUModule, set_recurrent_mode
 from tests.collectors.test_background import Buffer, add, replays
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_interpreter")]
 
 # Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -238,6 +238,6 @@ def test_extra_state_of_a_policy() -> None:
         SharedWeights.of(Extra())
 
 
-def test_ids_of_collectors_in_this_process_stay_apart() -> None:
+def test_ids_of_collectors_in_this_process_differ() -> None:
     ids = Collector(env_of(2), frames_per_batch=4).collect()["collector", "traj_ids"]
     assert (ids < BLOCK).all()

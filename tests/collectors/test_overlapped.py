@@ -16,7 +16,7 @@ from recurl.core.keys import TRAJ_IDS
 from recurl.envs import EnvBase, GymEnv
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_interpreter")]
 
 # Workers can't import the tests: objects defined here are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -60,14 +60,14 @@ def test_every_batch_but_the_first_is_exactly_one_update_old() -> None:
         assert pushes[2:] == pytest.approx([2000.0, 4000.0], abs=10)
 
 
-def test_states_go_on_from_batch_to_batch_and_replay() -> None:
+def test_states_continue_from_batch_to_batch_and_replay() -> None:
     policy = make_policy()
     with OverlappedCollector(create, policy, frames_per_batch=90) as collector:
         first, second = collector.collect(), collector.collect()
-    going_on = ~first["next", "done"][:, -1, 0]
+    continues = ~first["next", "done"][:, -1, 0]
     key = policy.module[0].module[0].state_keys[0]
-    torch.testing.assert_close(second[key][going_on, 0], first["next", key][going_on, -1], rtol=0, atol=0)
-    assert torch.equal(second[TRAJ_IDS][going_on, 0], first[TRAJ_IDS][going_on, -1])
+    torch.testing.assert_close(second[key][continues, 0], first["next", key][continues, -1], rtol=0, atol=0)
+    assert torch.equal(second[TRAJ_IDS][continues, 0], first[TRAJ_IDS][continues, -1])
 
 
 def run(batches: int, stop_at: tuple[int, ...] = ()) -> list[torch.Tensor]:
@@ -136,7 +136,7 @@ def test_weights_can_come_from_elsewhere() -> None:
         random.update_policy_weights_(other)
 
 
-def test_it_collects_what_a_collector_in_this_process_does() -> None:
+def test_it_collects_the_same_as_a_collector_in_this_process() -> None:
     with OverlappedCollector(create, make_policy(), frames_per_batch=30) as overlapped:
         ours = overlapped.collect()
     theirs = Collector(create(), make_policy(), frames_per_batch=30).collect()

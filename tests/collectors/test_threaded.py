@@ -75,7 +75,7 @@ def test_every_batch_but_the_first_is_exactly_one_update_old() -> None:
 
 
 @pytest.mark.parametrize("stop_at", [0, 2])
-def test_collection_goes_on_exactly(stop_at: int) -> None:
+def test_collection_resumes_exactly(stop_at: int) -> None:
     for wanted, found in zip(run(5), run(5, stop_at), strict=True):
         assert (wanted == found).all()
 

@@ -31,7 +31,7 @@ def same(left, right):
     return torch.equal(left, right) if isinstance(right, torch.Tensor) else left == right
 
 
-def test_what_was_saved_is_read(tmp_path):
+def test_saved_values_are_read_back(tmp_path):
     save_archive(VALUE, tmp_path / "a.pt")
     with (tmp_path / "b.pt").open("wb") as file:
         save_archive(VALUE, file)

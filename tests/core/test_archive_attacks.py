@@ -45,14 +45,14 @@ def test_tensors_that_share_their_memory_too_often(tmp_path):
         range(3),
     ],
 )
-def test_what_is_no_plain_value_is_refused_when_saved_and_when_read(tmp_path, value):
+def test_other_values_are_refused_when_saved_and_when_read(tmp_path, value):
     refused(tmp_path / "a.pt", saved(value), "is damaged|must hold tensors and plain values")
     with pytest.raises(ArgumentTypeError, match=r"can be saved|no values to save"):
         save_archive({"a": [value]}, tmp_path / "b.pt")
     assert not (tmp_path / "b.pt").exists()
 
 
-def test_what_is_too_deep_is_refused_when_saved(tmp_path):
+def test_deep_nesting_is_refused_when_saved(tmp_path):
     cyclic = []
     cyclic.append(cyclic)
     with pytest.raises(ArgumentError, match="at most 100 nested containers"):

@@ -72,7 +72,7 @@ def test_compressed_members_are_refused(method):
     assert damage(file.getvalue()) == "'text' is compressed or encrypted, which recurl never writes"
 
 
-def test_what_numpy_and_the_standard_library_write_is_read():
+def test_files_of_numpy_and_the_standard_library_are_read():
     for options in ({}, {"allowZip64": False}):
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", **options) as container:

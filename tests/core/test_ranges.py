@@ -98,7 +98,7 @@ def test_values_out_of_their_ranges(values, message):
         check_fields(Options(**values))
 
 
-def test_fields_tell_what_they_are():
+def test_properties_of_fields():
     fields = {found.name: found for found in fields_of(Options)}
     assert fields["seed"].optional
     assert fields["seed"].range.high == 2**63 - 1
@@ -130,7 +130,7 @@ def test_whole_numbers(written, number):
 @pytest.mark.parametrize(
     "written", ["1.5", "1e-3", "1.0001k", "k", "", "10 k m", "nan", "inf", "1e999999999", "2m", 2.5]
 )
-def test_what_is_no_whole_number(written):
+def test_invalid_whole_numbers(written):
     with pytest.raises(ArgumentError, match="must be a whole number, such as 5000, 10k, 2M or 1e6, got"):
         whole_number(written)
 

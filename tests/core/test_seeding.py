@@ -18,7 +18,7 @@ import recurl
 from recurl.collectors import MultiSyncCollector
 from recurl.collectors.actors.supply import Recipe
 from recurl.core.seeding import derive_seed, env_seed, rng_state, seed_everything, set_rng_state
-from recurl.diagnostics.preserve import Kept
+from recurl.diagnostics.preserve import Snapshot
 from recurl.envs import TensorEnv
 from recurl.envs.from_function import env_from_function
 from recurl.envs.tasks import Bandit
@@ -107,7 +107,7 @@ def test_generators_of_an_experiment_have_streams_of_their_own():
     policy = torch.nn.Module()
     own = [torch.Generator(), torch.Generator(), np.random.default_rng(), random.Random(), np.random.RandomState()]
     policy.own = own
-    kept = Kept(policy)
+    kept = Snapshot(policy)
     kept.seed(0)
     drawn = [torch.rand(4), *(torch.rand(4, generator=each) for each in own[:2])]
     assert len({tuple(values.tolist()) for values in drawn}) == 3
@@ -217,6 +217,7 @@ PROCESSES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", PROCESSES)
+@pytest.mark.usefixtures("shared_interpreter")
 def test_no_two_processes_of_a_run_have_the_same_seed(how, seeds, monkeypatch):
     config, kind = ALGORITHMS["ppo"]
     found = []
@@ -235,6 +236,7 @@ def test_no_two_processes_of_a_run_have_the_same_seed(how, seeds, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_no_two_workers_of_a_collector_have_the_same_seed(seeds):
     create = partial(env_from_function, Revealing, 2)
     seed_everything(SEED)
@@ -290,7 +292,7 @@ def test_evaluations_have_seeds_of_their_own(vectorization, seeds, tmp_path):
     assert_distinct([*seeds, *(seed for seed in played if seed not in seeds)])
 
 
-def test_a_run_over_other_ranks_goes_on_with_other_seeds(seeds, monkeypatch):
+def test_a_run_resumed_on_other_ranks_has_other_seeds(seeds, monkeypatch):
     config, kind = ALGORITHMS["ppo"]
     made = kind(config(**SMALL, env="recurl/RepeatPrevious-v0"))
     made.collect()

@@ -49,11 +49,11 @@ def test_other_threads_are_not_measured() -> None:
     assert list(spans.seconds()) == [REST]
 
 
-def test_nothing_is_measured_unless_asked_for() -> None:
+def test_nothing_is_measured_unless_requested() -> None:
     assert span(ACTING) is span(BACKWARD)
 
 
-def test_a_function_is_measured_only_where_somebody_measures() -> None:
+def test_a_function_is_measured_only_inside_spans() -> None:
     def wait(seconds: float) -> str:
         time.sleep(seconds)
         return "done"

@@ -1,19 +1,17 @@
-"""Each private name of torch and tensordict that recurl uses still behaves as recurl expects."""
+"""Each private name of torch that recurl uses still behaves as recurl expects."""
+
+import importlib.util
+import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
-from tensordict.nn import (
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictSequential,
-)
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recurl.core import torch_compat as _torch
-from recurl.modules import Categorical
+from recurl.core.errors import UnsupportedError
 
 
 class Modes(TorchDispatchMode):
@@ -140,10 +138,89 @@ def test_trace():
     assert seen
 
 
-@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout])
-def test_Dropout(kind):
-    assert isinstance(kind(), _torch.Dropout)
-    assert not isinstance(nn.Linear(1, 1), _torch.Dropout)
+def test_DROPOUTS():
+    base = nn.modules.dropout._DropoutNd
+    assert set(_torch.DROPOUTS) == set(base.__subclasses__())
+    assert isinstance(nn.AlphaDropout(), _torch.DROPOUTS)
+    assert not isinstance(nn.Linear(1, 1), _torch.DROPOUTS)
+
+
+def test_EXPORT_LOGGER():
+    importlib.import_module("torch.onnx")
+    assert importlib.util.find_spec(_torch.EXPORT_LOGGER)
+
+
+def test_OPERATIONS():
+    def run(x):
+        return (x.double().softmax(0) + x.log_softmax(0)).sum()
+
+    found = {node.target for node in _torch.traced_graph(run, [torch.zeros(3)]).graph.nodes}
+    assert {_torch.OPERATIONS.to_copy, _torch.OPERATIONS.softmax, _torch.OPERATIONS.log_softmax} <= found
+    assert _torch.OPERATIONS.unsafe_view(torch.zeros(4), [2, 2]).shape == (2, 2)
+
+
+def test_CompletedState():
+    class Counted(_torch.CompletedState):
+        def __init__(self):
+            super().__init__()
+            self.count = nn.Buffer(torch.tensor(3))
+
+        def complete_state(self, state_dict, prefix):
+            state_dict.setdefault(f"{prefix}count", torch.tensor(5))
+
+    net = nn.Sequential(Counted())
+    net.load_state_dict({})
+    assert net[0].count == 5
+    net.load_state_dict({"0.count": torch.tensor(7)})
+    assert net[0].count == 7
+
+
+def test_NotifiedModule():
+    seen = []
+
+    class Told(_torch.NotifiedModule, nn.Linear):
+        @property
+        def dtype(self):
+            return self.weight.dtype
+
+        def on_conversion(self, before):
+            seen.append((before, self.dtype))
+
+    nn.Sequential(Told(1, 1)).double()
+    assert seen == [(torch.float32, torch.float64)]
+
+
+def test_check():
+    _torch.check(True)
+    with pytest.raises(RuntimeError):
+        _torch.check(False)
+
+
+def test_children_of():
+    net = nn.Sequential(nn.ReLU())
+    children = _torch.children_of(net)
+    net.append(nn.Tanh())
+    assert list(children) == ["0", "1"]
+    assert children["1"] is net[1]
+
+
+def test_has_tensor_hooks():
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        weight = nn.Parameter(torch.zeros(1))
+        assert not _torch.has_tensor_hooks(weight)
+        handle = getattr(weight, register)(lambda _: None)
+        assert _torch.has_tensor_hooks(weight)
+        handle.remove()
+        assert not _torch.has_tensor_hooks(weight)
+
+
+def test_attributes_of_modules_may_be_missing():
+    def function():
+        return 1
+
+    assert _torch._reads("_modules")(function) is function
+    with pytest.raises(UnsupportedError, match=r"has no torch\.nn\.Module\._renamed"):
+        _torch._reads("_modules", "_renamed")(function)()
 
 
 @pytest.mark.parametrize(
@@ -219,32 +296,6 @@ def test_rnn_kernel(kind):
     assert torch.equal(y, net(x)[0])
 
 
-def test_samples():
-    net = TensorDictModule(nn.Linear(1, 2), in_keys=["x"], out_keys=["logits"])
-    draw = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
-    assert _torch.samples(ProbabilisticTensorDictSequential(net, draw))
-
-
-def test_passes_keywords():
-    def module(**options):
-        return TensorDictModule(lambda x, y=None: x, out_keys=["z"], **options)
-
-    assert not _torch.passes_keywords(module(in_keys=["x"]))
-    assert _torch.passes_keywords(module(in_keys={"x": "a"}))
-    assert _torch.passes_keywords(module(in_keys=["x"], method_kwargs={"y": 1}))
-
-
-def test_returns_other_entries():
-    def sequence():
-        return TensorDictSequential(
-            TensorDictModule(nn.Linear(1, 1), in_keys=["x"], out_keys=["y"]),
-            TensorDictModule(nn.Linear(1, 1), in_keys=["y"], out_keys=["z"]),
-        )
-
-    assert not _torch.returns_other_entries(sequence())
-    assert _torch.returns_other_entries(sequence().select_out_keys("z"))
-
-
 def test_foreach_add_():
     steps = [torch.zeros(()), torch.ones(())]
     _torch.foreach_add_(steps, [torch.ones(()), torch.ones(())])
@@ -301,11 +352,76 @@ def test_running_by():
     assert seen == [aten.ones.default, aten.sum.default, aten._local_scalar_dense.default]
 
 
+def test_is_compiling():
+    def note(x):
+        return x + 1 if _torch.is_compiling() else x + 2
+
+    assert note(torch.zeros(2)).tolist() == [2, 2]
+    assert torch.compile(note, backend="eager", fullgraph=True)(torch.zeros(2)).tolist() == [1, 1]
+
+    class Note(nn.Module):
+        def forward(self, x):
+            return note(x)
+
+    for strict in (False, True):
+        assert torch.export.export(Note(), (torch.zeros(2),), strict=strict).module()(torch.zeros(2)).tolist() == [1, 1]
+    assert not _torch.is_compiling()
+
+
 def test_compiling():
-    assert not torch.compiler.is_compiling()
+    assert not _torch.is_compiling()
     with _torch.compiling():
-        assert torch.compiler.is_compiling()
-    assert not torch.compiler.is_compiling()
+        assert _torch.is_compiling()
+        assert not torch.compiler.is_compiling()
+        with _torch.compiling():
+            assert _torch.is_compiling()
+        assert _torch.is_compiling()
+    assert not _torch.is_compiling()
+    with pytest.raises(ValueError, match="inside"), _torch.compiling():
+        raise ValueError("inside")
+    assert not _torch.is_compiling()
+
+
+def test_compiling_concerns_one_thread():
+    seen = []
+    entered, noted = threading.Event(), threading.Event()
+
+    def traced(x):
+        entered.set()
+        assert noted.wait(60)
+        seen.append(_torch.is_compiling())
+        return (x + 1,)
+
+    def note():
+        assert entered.wait(60)
+        seen.append(_torch.is_compiling())
+        noted.set()
+
+    thread = threading.Thread(target=note)
+    thread.start()
+    with _torch.compiling():
+        _torch.traced_graph(traced, [torch.zeros(2)])
+    thread.join()
+    assert seen == [False, True]
+
+
+def test_backward_passes_see_compiling():
+    seen = []
+
+    class Note(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(_torch.is_compiling())
+            return grad
+
+    for context in (_torch.compiling(), nullcontext()):
+        with context:
+            Note.apply(torch.zeros(2, requires_grad=True)).sum().backward()
+    assert seen == [True, False]
 
 
 def test_traced_graph():

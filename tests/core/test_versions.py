@@ -21,7 +21,7 @@ def root(tmp_path):
 
 
 def found(root):
-    return source_commit(root / "src" / "recurl" / "versions.py")
+    return source_commit(root / "src" / "recurl" / "core" / "versions.py")
 
 
 def test_commit_of_a_branch(root):
@@ -54,7 +54,7 @@ def test_commit_of_a_worktree(root, tmp_path):
 def test_no_commit_where_the_package_is_installed(root):
     """A virtual environment may be inside the checkout of another project."""
     (root / ".git" / "HEAD").write_text(f"{COMMITS[0]}\n")
-    assert source_commit(root / "site-packages" / "recurl" / "versions.py") is None
+    assert source_commit(root / "site-packages" / "recurl" / "core" / "versions.py") is None
     (root / ".git" / "HEAD").write_bytes(b"\xff\xfe")
     assert found(root) is None
 

@@ -121,7 +121,7 @@ def test_minibatches_of_ranks_are_those_of_the_whole_batch():
 
 @pytest.mark.parametrize(("number", "slice_len"), [(3, 3), (2, 4)])
 def test_ranks_need_minibatches_of_one_size(number, slice_len):
-    with pytest.raises(ArgumentError, match="Over 2 ranks all minibatches must be of one size"):
+    with pytest.raises(ArgumentError, match="With 2 ranks, all minibatches must have the same size"):
         SequenceMinibatches(make_batch((4, 6)), number, slice_len, ranks=2)
 
 

@@ -116,7 +116,7 @@ def test_overwritten_features() -> None:
     assert "let later layers read its output" in result.fix
 
 
-def test_what_is_said_when_all_is_well() -> None:
+def test_detail_of_a_passed_check() -> None:
     policy = actor_of(linear(4, "observation"))
     both = Seq(policy, critic_memory(), ValueOperator(nn.Linear(8, 1), ["of_critic"]))
     batch = Collector(make_env(2), both, frames_per_batch=40).collect()

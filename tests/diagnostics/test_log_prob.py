@@ -37,7 +37,7 @@ def test_another_action(cell: str, rows: int | None) -> None:
     assert AFTERWARDS in result.fix
 
 
-def test_actions_that_are_clipped_or_drawn_anew_behind_the_sampler() -> None:
+def test_actions_clipped_or_redrawn_after_the_sampler() -> None:
     parameters = nn.Sequential(nn.Linear(8, 4), NormalParamExtractor())
     head = Mod(parameters, ["features"], ["loc", "scale"])
     normal = actor_of(memory(), head, in_keys=["loc", "scale"], distribution_class=d.Normal)
@@ -109,7 +109,7 @@ def checked(policy: nn.Module, spoil: float = 0.0, key: str = KEY) -> CheckResul
     return check_log_prob(policy, batch)
 
 
-def test_what_was_collected_is_compared() -> None:
+def test_the_collected_log_probs_are_compared() -> None:
     sampler = ProbabilisticTensorDictModule(
         ["logits"], ["action"], distribution_class=d.Categorical, return_log_prob=True, log_prob_key="mine"
     )

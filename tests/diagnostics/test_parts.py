@@ -23,7 +23,7 @@ class Calling:
         return self.net(x)
 
 
-def test_what_holds_a_module() -> None:
+def test_callables_that_hold_a_module() -> None:
     net = nn.Linear(1, 1)
 
     def inner(x: Any) -> Any:

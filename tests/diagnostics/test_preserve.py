@@ -72,7 +72,7 @@ def contents(policy: nn.Module, holding: Holding) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_all_is_as_it_was(wrapped: bool, training: bool) -> None:
+def test_everything_is_restored(wrapped: bool, training: bool) -> None:
     holding = Holding()
     policy = actor_of(Mod(holding, ["observation"], ["x"]), memory("gru", "x"), linear()).train(training)
     policy[1].eval()  # modes may differ between parts

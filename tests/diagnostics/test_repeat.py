@@ -81,7 +81,7 @@ class Drawing(nn.Module):
         return torch.distributions.Categorical(logits=self.layer(self.drop(features))).sample()
 
 
-def test_dropout_in_what_may_draw() -> None:
+def test_dropout_in_modules_that_may_draw() -> None:
     policy = Seq(memory(), Mod(Drawing(), ["features"], ["action"]))
     assert "the Dropout 'module.1.module.drop'" in refused(policy, wired(policy), "repeat").detail
 
@@ -187,7 +187,7 @@ def test_hidden_states(layer: type[nn.Module], with_memory: bool) -> None:
         assert hidden.state is None
 
 
-def test_what_compares_is_left_out() -> None:
+def test_comparing_checks_are_skipped() -> None:
     policy = encoded(nn.Dropout(0.5))
     batch = Collector(make_env(2), policy, frames_per_batch=40).collect()
     assert [result.name for result in check_batch(policy, batch)] == ["is_init", "traj_ids", "mode", "repeat", "rows"]

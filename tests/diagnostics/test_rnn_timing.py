@@ -25,7 +25,7 @@ def test_every_backend_is_measured_and_right(cell, dtype, limit):
     assert results[0].tokens_per_s == pytest.approx(21 / medians[0] * 1e3)
 
 
-def test_what_cannot_run_stands_last_with_its_reason():
+def test_backends_that_cannot_run_come_last_with_a_reason():
     results = time_rnn(RNNCase(**SMALL), ["triton", "loop"], repeats=1)
     assert [result.backend for result in results] == ["loop", "triton"]
     assert ("NVIDIA GPU" if find_spec("triton") else "needs the package triton") in results[1].reason
@@ -43,7 +43,7 @@ def test_all_backends_but_the_reference_by_default():
 
 
 @pytest.mark.parametrize(("mean", "rate"), [(None, 0.0), (5, 0.2), (1, 1.0)])
-def test_resets_come_at_the_rate_that_is_asked_for(mean, rate):
+def test_resets_have_the_requested_rate(mean, rate):
     flags = _Data(RNNCase(hidden_size=1, input_size=1, batch=100, time=100, mean_segment=mean)).is_init
     assert flags.float().mean().item() == pytest.approx(rate, abs=0.02)
 
@@ -53,7 +53,7 @@ def test_a_case_reads_like_a_sentence():
     assert str(RNNCase(num_layers=2)) == "lstm 64>64, 2 layers, 32 x 128, no resets"
 
 
-def test_turns_are_taken_and_time_runs_out():
+def test_calls_alternate_within_a_time_limit():
     order, clock = [], iter(range(100))
     calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
     assert take_turns(calls, 2, 60, clock=lambda: float(next(clock))) == {"a": [1.0, 1.0], "b": [1.0, 1.0]}

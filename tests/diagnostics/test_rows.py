@@ -46,7 +46,7 @@ def test_rows_become_time(kind: type[nn.Module], rows: int | None) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKS.values(), ids=NETWORKS.keys())
-def test_beside_a_recurrent_module(kind: type[nn.Module]) -> None:
+def test_next_to_a_recurrent_module(kind: type[nn.Module]) -> None:
     plain, head = Mod(Plain(kind), ["observation"], ["more"]), nn.Linear(16, 2)
     joined = Mod(lambda a, b: head(torch.cat([a, b], -1)), ["features", "more"], ["logits"])
     policy = actor_of(memory(), plain, joined)
@@ -135,7 +135,7 @@ class Flat(nn.BatchNorm1d):
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, Flat])
-def test_batch_normalisation(kind: type[nn.BatchNorm1d]) -> None:
+def test_batch_normalization(kind: type[nn.BatchNorm1d]) -> None:
     layer = kind(4)
     policy = encoded(layer)
     result = refused(policy, wired(policy, 3), "rows")
@@ -146,7 +146,7 @@ def test_batch_normalisation(kind: type[nn.BatchNorm1d]) -> None:
     assert "policy.eval()" in result.fix
 
 
-def test_batch_normalisation_in_evaluation_mode() -> None:
+def test_batch_normalization_in_evaluation_mode() -> None:
     policy = encoded(Flat(4)).eval()
     assert failures(policy, wired(policy, 3)) == []
 

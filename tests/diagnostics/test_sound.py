@@ -200,7 +200,7 @@ def images() -> Any:
 
 
 @sound
-def not_yet_initialised() -> Any:
+def lazy_layer() -> Any:
     return actor_of(memory(), Mod(nn.LazyLinear(2), ["features"], ["logits"]))
 
 

@@ -87,7 +87,7 @@ def test_two_trunks_and_double_precision() -> None:
     assert failing(policy, wired(policy)) == {}
 
 
-def test_collector_wiring_can_be_asked_for() -> None:
+def test_collector_wiring_can_be_requested() -> None:
     policy, env = make_policy(), make_env(2)
     assert failing(policy, env, auto_register_policy_transforms=True) == {}
     assert "is_init" not in env.observation_spec
@@ -241,7 +241,7 @@ def test_hand_made_module_that_can_not_replay() -> None:
     assert "GRUModule or CellModule" in failed["replay"].fix
 
 
-def test_a_function_around_a_policy_is_seen_through_by_what_it_writes() -> None:
+def test_a_function_that_wraps_a_policy_is_recognized_by_its_outputs() -> None:
     policy = make_policy()
     assert failing(lambda td: policy(td), wired(policy)) == {}
     assert "primers" in failing(lambda td: policy(td), tracked())
@@ -289,7 +289,7 @@ def test_the_text_of_a_result() -> None:
     assert str(CheckResult("reset", False, "seen", "do")) == "FAIL  reset        seen\n      fix: do"
 
 
-def test_stepping_on_plain_tensors_is_told_and_what_prevents_it() -> None:
+def test_stepping_on_plain_tensors_is_reported_or_its_obstacle() -> None:
     policy = make_policy("gru")
     env = wired(policy, 2)
     assert check_stepping(policy, env).detail == "on plain tensors"

@@ -4,8 +4,8 @@ from tests.distributed.ranks import Ranks
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory, programs):
+def ranks(tmp_path_factory):
     """Three processes."""
-    pool = Ranks(3, tmp_path_factory.mktemp("ranks"), programs)
+    pool = Ranks(3, tmp_path_factory.mktemp("ranks"))
     yield pool
     pool.close()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import traceback
 from datetime import timedelta
-from multiprocessing import Pipe, current_process
-from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 from torch import distributed
+
+from tests.programs import CONTEXT
 
 _SECONDS = 300
 
@@ -20,15 +17,14 @@ _SECONDS = 300
 class Ranks:
     """Up to ``most`` processes; ``run(2, function, *arguments)`` returns the results of the function on two of them."""
 
-    def __init__(self, most, folder, programs):
+    def __init__(self, most, folder):
         self._pipes, self._processes = [], []
         self._folder, self._numbers = folder, itertools.count()
         for number in range(most):
-            ours, theirs = Pipe()
-            command = [sys.executable, "-c", f"from tests.distributed.ranks import serve; serve({number})"]
+            ours, theirs = CONTEXT.Pipe()
             with theirs:
-                self._processes.append(programs.Popen(command, stdin=theirs.fileno(), cwd=Path(__file__).parents[2]))
-            ours.send_bytes(current_process().authkey)
+                self._processes.append(CONTEXT.Process(target=serve, args=(number, theirs)))
+                self._processes[-1].start()
             self._pipes.append(ours)
 
     def run(self, world, function, *arguments, **options):
@@ -47,13 +43,11 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
-            process.wait(10)
+            process.join(10)
 
 
-def serve(rank):
-    """Serve requests from standard input."""
-    pipe = Connection(os.dup(0))
-    current_process().authkey = pipe.recv_bytes()  # used to share tensors
+def serve(rank, pipe):
+    """Serve requests from a pipe."""
     torch.set_num_threads(1)
     while (work := pipe.recv()) is not None:
         world, store, function, arguments, options = work

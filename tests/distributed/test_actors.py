@@ -11,7 +11,7 @@ from tests.distributed.test_runs import rows, same_bits
 pytestmark = pytest.mark.slow
 
 
-def test_each_rank_has_actors_of_its_own(ray_cluster, ranks, tmp_path):
+def test_each_rank_has_separate_actors(ray_cluster, ranks, tmp_path):
     options = {"collectors": "ray:1", "ray_address": ray_cluster.address, "total_steps": 192}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     results = ranks.run(2, runs.train, whole, **options)

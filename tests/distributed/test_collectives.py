@@ -116,5 +116,5 @@ def without_the_other():
             on_any_rank(True)
 
 
-def test_a_rank_that_has_gone(ranks):
+def test_a_lost_rank(ranks):
     ranks.run(2, without_the_other)

@@ -166,7 +166,7 @@ def test_ranks_join_again_and_end_by_themselves_where_all_fail(programs):
     assert sorted(text.count("ValueError: both") for text in said) == [0, 1]
 
 
-def test_what_only_rank_0_finds_ends_the_others(server, tmp_path):
+def test_an_error_on_rank_0_alone_ends_the_others(server, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
     ranks = server.both(*LONG, "--run-dir", tmp_path / "run")
@@ -176,7 +176,7 @@ def test_what_only_rank_0_finds_ends_the_others(server, tmp_path):
     assert "rank 1 ends, as rank 0 has failed: " in texts[1]
 
 
-def test_one_line_for_what_all_find(server, tmp_path):
+def test_an_error_on_all_ranks_is_one_line(server, tmp_path):
     ranks = server.both(*with_options(LONG, "--minibatches", 3), "--run-dir", tmp_path / "run")
     texts = [rank.ends_within(SECONDS) for rank in ranks]
     assert sum(text.count("all minibatches must have the same size") for text in texts) == 1
@@ -217,7 +217,7 @@ def test_devices_differ(server, tmp_path):
     assert "".join(lines) == said, "one of them reports it"
 
 
-def test_nobody_answers(server, tmp_path):
+def test_no_answer_from_other_ranks(server, tmp_path):
     began = time.monotonic()
     rank = server.start([*LONG, "--run-dir", tmp_path / "run"], port=free_port(), TORCHELASTIC_USE_AGENT_STORE="True")
     text = rank.ends_within(SECONDS + 5)
@@ -225,7 +225,7 @@ def test_nobody_answers(server, tmp_path):
     assert "recurl: No answer at 127.0.0.1:" in text
 
 
-def test_torchrun_goes_on_after_a_kill(tmp_path, programs):
+def test_torchrun_resumes_after_a_kill(tmp_path, programs):
     """End to end: torchrun, a killed rank, a restart from the newest checkpoint, completion."""
     folder = RunFolder(tmp_path / "run")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

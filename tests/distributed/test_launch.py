@@ -62,7 +62,7 @@ def test_numbers_that_make_no_sense(launched, name, text):
         pass
 
 
-def test_one_rank_of_a_machine_says_what_all_find(launched):
+def test_one_rank_of_a_machine_reports_an_error_of_all(launched):
     launched.setattr(distributed, "is_nccl_available", lambda: False)
     launched.setenv("LOCAL_RANK", "1")
     with pytest.raises(SystemExit), joined("cuda"):

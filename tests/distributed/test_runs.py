@@ -27,7 +27,7 @@ def same_bits(first, second):
     return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-def test_a_run_is_one_and_goes_on_bit_for_bit(ranks, tmp_path):
+def test_a_run_over_ranks_is_one_run_and_resumes_bit_for_bit(ranks, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     results = ranks.run(2, runs.train, whole)
     assert [result[:2] for result in results] == [("finished", 384)] * 2
@@ -48,7 +48,7 @@ def test_a_run_is_one_and_goes_on_bit_for_bit(ranks, tmp_path):
     assert rows(cut) == rows(whole)
 
 
-def test_another_number_of_ranks_goes_on_with_a_notice(ranks, tmp_path):
+def test_another_number_of_ranks_resumes_with_a_notice(ranks, tmp_path):
     ranks.run(2, runs.train, tmp_path / "run", stop_after=4, total_steps=400)
     results = ranks.run(3, runs.train, tmp_path / "run", resume=True)
     assert [result[:2] for result in results] == [("finished", 368)] * 3, "128 + 5 x 48, no whole update more"
@@ -82,7 +82,7 @@ def test_nan_on_one_rank_is_skipped_by_all(ranks, tmp_path):
     assert math.isnan(float(found[2]["grad_norm"]))
 
 
-def test_replay_goes_on_bit_for_bit_and_over_other_ranks(ranks, tmp_path):
+def test_replay_resumes_bit_for_bit_and_on_other_ranks(ranks, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     results = ranks.run(2, runs.replayed, whole, R2D2Config)
     ranks.run(2, runs.replayed, cut, R2D2Config, stop_after=5)
@@ -108,7 +108,7 @@ def refused():
         DQN.data_parallel = True
 
 
-def test_what_ranks_cant_do_is_refused(ranks):
+def test_unsupported_options_are_refused(ranks):
     texts = ranks.run(2, refused)[1]
     size = "With several ranks, all minibatches must have the same size"
     wanted = [

@@ -1,4 +1,4 @@
-"""The site as it is built: no warnings, an index that the search finds names in, and nothing that is cut off."""
+"""Built site: no warnings, a search index with all names, and no truncated content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's maps are the contracts that import-linter checks, and its tables know every package."""
+"""The maps in CONTRIBUTING equal the contracts of import-linter, and its tables list every package."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""Every example runs, in small; it is short, and the README and the documentation name it."""
+"""Every example runs at a small scale, is short, and is linked in the README and the documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
 ELSEWHERE = {"act", "ppo", "onnx_inference", "mingru", "reinforce"}  # run by test_readme.py, trainers and the recipes
-SMALL = {  # how long, and a line of what is printed
+SMALL = {  # duration, and a line of the output
     "action_masks": (1024, r"^--action-mask none: greedy return \d\.\d\d of 1$"),
     "continuous_control": (1600, r"^  1600 steps: mean return of 200 steps -\d+$"),
     "ddp": (1024, r"^1 ranks: value loss \d+\.\d+$"),

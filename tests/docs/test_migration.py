@@ -43,7 +43,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "migrating_from_torchrl.md").read_t
 
 
 def rows(section: str) -> list[list[str]]:
-    """The cells of the table below a heading."""
+    """Return the cells of the table below a heading."""
     text = re.split("\n##+ ", PAGE.split(f"\n## {section}\n")[1])[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]

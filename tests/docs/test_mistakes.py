@@ -1,8 +1,9 @@
-"""Every mistake of the table raises what the table, and so the documentation, says."""
+"""Every mistake in the table raises the message in the table, and thus in the documentation."""
 
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from recurl.cli import main
 from recurl.core import errors
-from tests.docs.mistakes import MISTAKES, PAGE, TABLE, page
+from tests.docs.mistakes import MISTAKES, PAGE, TABLE, anchor, index, opening, page
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def prepared() -> dict[str, Any]:
 
 
 def titles(of: Callable[[str], bool]) -> list[Any]:
-    return [pytest.param(mistake, id=mistake["title"]) for mistake in MISTAKES if of(mistake["error"])]
+    return [pytest.param(mistake, id=mistake["cause"]) for mistake in MISTAKES if of(mistake["error"])]
 
 
 @pytest.mark.parametrize("mistake", titles(lambda error: error not in ("exit code 2", "printed")))
@@ -60,4 +61,12 @@ def test_there_are_enough_and_each_is_one_of_recurls_own() -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    assert PAGE.read_text() == page(), "write it anew: python -m tests.docs.mistakes"
+    assert PAGE.read_text() == page(), "write it: python -m tests.docs.mistakes"
+
+
+def test_the_index_has_every_message_once_and_headings_begin_with_its_words() -> None:
+    anchors = [anchor(mistake) for mistake in MISTAKES]
+    assert len(set(anchors)) == len(anchors)
+    assert sorted(re.findall(r"\(#([\w-]+)\) \|$", index(), re.MULTILINE)) == sorted(anchors)
+    for mistake in MISTAKES:
+        assert mistake["message"].removeprefix("recurl: ").startswith(opening(mistake["message"]).removesuffix(" …"))

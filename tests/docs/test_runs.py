@@ -1,4 +1,4 @@
-"""The commands of docs/runs.md, one after the other as they stand there, with fewer steps and seeds."""
+"""The commands of docs/runs.md, one after the other as written there, with fewer steps and seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of the documentation are those of the results."""
+"""Tables in the documentation equal the results files."""
 
 from pathlib import Path
 

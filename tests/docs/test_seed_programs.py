@@ -1,4 +1,4 @@
-"""The programs of the documents that recurl implements run, and their claims hold."""
+"""The programs of the documents that recurl implements run, and the claims of the documents hold."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The documentation site: every code block runs, every command is valid, nothing is drawn or listed that isn't there.
+"""The documentation site: code blocks run, commands are valid, pages, API entries and figures exist.
 
-The python blocks of a page run one after the other, as a reader would type them; a ``text`` block right below one is
-what it prints.
+The python blocks of a page run in order, in one namespace; a ``text`` block right below one is its output.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r"^--8<--\n(.+)\n--8<--$", re.MULTILINE)
 EXECUTED = DOCS / "runs.md"  # by test_runs.py
 LANGUAGES = {"python", "text", "sh"}
-RAISING = DOCS / "mistakes.md"  # what it shows raises, as test_mistakes.py sees
+RAISING = DOCS / "mistakes.md"  # its code raises, which test_mistakes.py checks
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -45,7 +44,7 @@ def algorithms():
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """Language and text of every code block, inclusions filled in."""
+    """Return language and text of every code block, with included files inserted."""
     found = BLOCK.findall(page.read_text())
     return [(lang, INCLUDE.sub(lambda match: (ROOT / match[1]).read_text(), text)) for lang, text in found]
 
@@ -61,7 +60,7 @@ WITH_PYTHON = [page for page in PAGES if page != RAISING and any(lang == "python
 def test_code_runs_and_prints_what_stands_below(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(BACKENDS, "_backends", dict(BACKENDS._backends))  # a page may register one
-    monkeypatch.setattr(sys, "argv", [str(page)])  # what a page reads there would be pytest's
+    monkeypatch.setattr(sys, "argv", [str(page)])  # otherwise a page would read pytest's arguments
     namespace = {"__name__": "__main__"}
     all_blocks = blocks(page)
     for number, (language, text) in enumerate(all_blocks):
@@ -81,7 +80,7 @@ def test_every_block_says_its_language(page: Path) -> None:
 
 
 def commands() -> list[str]:
-    """The lines of all shell blocks, README included, continued lines joined."""
+    """Return the lines of all shell blocks, including the README's, with continuation lines joined."""
     pages = [*(page for page in PAGES if page not in (RAISING, EXECUTED)), ROOT / "README.md"]
     texts = [text.replace("\\\n", " ") for page in pages for language, text in blocks(page) if language == "sh"]
     return sorted({line.strip() for text in texts for line in text.splitlines() if line.strip()})
@@ -94,7 +93,7 @@ def test_commands_are_valid(line: str) -> None:
 
 
 def check(words: list[str]) -> None:
-    """Refuse a command that doesn't exist, or doesn't have these options."""
+    """Raise if a command doesn't exist or doesn't have these options."""
     program, rest = words[0].removeprefix(".venv/bin/"), words[1:]
     if program == "recurl":
         check_recurl(rest)
@@ -115,7 +114,7 @@ def check_recurl(words: list[str]) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads mkdocs.yml; its tags are of no interest here."""
+    """Loader of mkdocs.yml that ignores its tags."""
 
 
 _Loader.add_constructor("!ENV", lambda *_: None)

@@ -142,7 +142,7 @@ def test_step_needs_an_action_and_the_batch_size():
         env.step(TensorDict({"action": torch.zeros(3, 1)}, [3]))
 
 
-def test_step_keeps_what_the_policy_wrote_under_next():
+def test_step_keeps_the_entries_of_the_policy_under_next():
     env = Walk()
     td = env.rand_action(env.reset()).set(("next", "memory"), torch.ones(2))
     out = env.step(td)

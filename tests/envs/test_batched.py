@@ -151,6 +151,7 @@ def test_actions_in_any_encoding(env):
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_one_hot_actions_where_the_spec_holds_integers():
     def create() -> EnvBase:
         return GymEnv("recurl/RepeatPrevious-v0", num_envs=2, categorical_action_encoding=True)
@@ -225,7 +226,7 @@ def test_environments_must_be_alike():
         SerialEnv(2, [EnvCreator(GymEnv, {"env_name": name}) for name in names])
 
 
-def test_creator_goes_anywhere():
+def test_creator_is_picklable():
     length = 3
     create = pickle.loads(pickle.dumps(EnvCreator(lambda **kwargs: GymEnv("CartPole-v1", **kwargs), {"num_envs": 2})))
     assert create().batch_size == (2,)
@@ -277,6 +278,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("action", FAULTS)
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_fault_is_reported_and_everything_cleaned_up(action, descriptors):
     before = descriptors()
     env = ParallelEnv(1, lambda: GymWrapper(Faulty()), timeout=1.0)
@@ -324,6 +326,7 @@ class Liar(EnvBase):
         pass
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_errors_of_recurl_keep_their_type_and_name_the_worker():
     """If the second of two workers fails, the first one is stopped too."""
     env = ParallelEnv(2, [lambda: Liar("nothing"), lambda: Liar("missing")])
@@ -343,6 +346,7 @@ def test_a_shape_that_was_not_declared():
         server.run(Plan(0, "reset", (), None))
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_failure_at_the_start(descriptors):
     before = descriptors()
     with pytest.raises(ArgumentTypeError, match=r"^Worker 0 .* must return an environment of recurl, got 3"):
@@ -397,7 +401,6 @@ def test_a_hundred_starts_and_stops_leak_nothing(descriptors):
     assert wait_until_gone(workers, 1)
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_dropping_the_environment_stops_the_workers(descriptors):
     before = descriptors()
     env = ParallelEnv(1, lambda: GymEnv("CartPole-v1"))
@@ -409,6 +412,7 @@ def test_dropping_the_environment_stops_the_workers(descriptors):
     assert descriptors() == before
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_rows_of_workers_in_one_dimension():
     """They equal those of a batch of workers, flattened, and those of one environment with the same number of rows."""
 
@@ -439,6 +443,7 @@ def test_bounds_of_flattened_specs():
     assert Composite({"a": spec}, shape=[2, 2]).flatten(2)["a"].shape == (4,)
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_actions_of_several_numbers_and_rows_reach_their_rows():
     def make() -> EnvBase:
         return GymEnv("Pendulum-v1", num_envs=3, wrappers=[ThreeTorques])

@@ -22,7 +22,7 @@ def batch(num_envs):
 
 
 @pytest.mark.parametrize("make", [single, own, batch])
-def test_as_many_rows_as_asked_for(make):
+def test_requested_number_of_rows(make):
     env = env_from_function(make, 3)
     assert env.batch_size == (3,)
     env.set_seed(0)
@@ -76,7 +76,7 @@ def test_environments_with_entries_of_their_own(options):
         env_from_function(TMaze, 2, **options)
 
 
-def test_what_cannot_be_used():
+def test_invalid_results_of_the_function():
     one, other = single(), own()
     for same in (one, other):
         with pytest.raises(ArgumentError, match="must create a new one at every call"):

@@ -20,7 +20,7 @@ from recurl.envs import (
     parallel_groups,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_interpreter")]
 
 # Workers can't import the tests, so definitions of this module are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

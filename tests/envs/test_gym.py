@@ -39,6 +39,7 @@ def check_transitions(batch, limit=2.4, angle=0.2095):
     assert not batch["done"].any()
 
 
+@pytest.mark.usefixtures("forked_environments")
 def test_cartpole_has_no_dead_step(cartpole):
     check_env_specs(cartpole)
     batch = cartpole.rollout(60, break_when_any_done=False)
@@ -72,8 +73,10 @@ def test_counted_frames_equal_executed_actions(monkeypatch):
             assert executed == rows.flatten().tolist()
 
 
+@pytest.mark.slow
 def test_async_frames_equal_executed_actions():
-    with GymEnv("CartPole-v1", **MODES["async"]) as env:
+    """With real spawned processes."""
+    with GymEnv("CartPole-v1", num_envs=2, vectorization_mode="async") as env:
         batch = env.rollout(40, break_when_any_done=False)
         check_transitions(batch)
         done = batch["next", "done"].squeeze(-1)
@@ -86,7 +89,7 @@ def test_async_frames_equal_executed_actions():
 
 
 @pytest.mark.parametrize("mode", ["single", "sync", "vector_entry_point"])
-def test_truncated_and_terminated_stay_apart(mode):
+def test_truncated_and_terminated_are_separate(mode):
     with GymEnv("CartPole-v1", max_episode_steps=7, **MODES[mode]) as env:
         after = env.rollout(21, break_when_any_done=False)["next"]
         assert not after["terminated"].any()
@@ -95,6 +98,7 @@ def test_truncated_and_terminated_stay_apart(mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("forked_environments")
 def test_the_same_seed_gives_the_same_run(mode):
     runs = []
     for seed in (5, 5, 6):
@@ -192,7 +196,7 @@ def test_action_spaces_without_tensor_form_are_refused(space):
 class TestDiscreteActions:
     @pytest.mark.parametrize("categorical", [True, False])
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-    def test_integers_and_one_hot_are_told_by_shape(self, categorical, dtype):
+    def test_integers_and_one_hot_are_distinguished_by_shape(self, categorical, dtype):
         inner = CountEnv()
         env = GymWrapper(inner, categorical_action_encoding=categorical)
         assert env.action_spec.shape == (() if categorical else (3,))
@@ -231,7 +235,7 @@ class TestDiscreteActions:
         ],
         ids=str,
     )
-    def test_anything_else_is_refused(self, action):
+    def test_invalid_actions_are_refused(self, action):
         env = wrap(2)
         with pytest.raises(ArgumentError, match="or one-hot of shape"):
             env.step(env.reset().set("action", action))
@@ -354,7 +358,7 @@ def saving(kind):
 
 class TestSavedState:
     @pytest.mark.parametrize("kind", ["single", "sync", "native"])
-    def test_a_restored_environment_goes_on_as_the_saved_one(self, kind, tmp_path):
+    def test_a_restored_environment_continues_as_the_saved_one(self, kind, tmp_path):
         env = saving(kind)
         assert env.can_save_state
         root = env.reset(seed=3)

@@ -37,6 +37,7 @@ def test_parts_reach_the_environment_by_name():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_batches_of_workers():
     played = []
     for kind in (SerialEnv, ParallelEnv):

@@ -248,7 +248,7 @@ def test_an_environment_with_a_vector_form_only():
         del gym.registry["recurl-test/Only-v0"]
 
 
-def test_what_is_no_id():
+def test_invalid_ids():
     for num_envs in (None, 2):
         with pytest.raises(ArgumentTypeError, match=r"takes the id .* got <.*CountEnv.*Wrap .* with GymWrapper\(env\)"):
             GymEnv(CountEnv(), num_envs=num_envs)

@@ -46,6 +46,7 @@ def test_masks_are_found_and_kept_to(where, dtype, rows):
     assert env.why_not_lowered() is None
 
 
+@pytest.mark.usefixtures("forked_environments")
 def test_asynchronous_rows():
     with GymEnv(f"tests.envs.masked:{MASKED}", num_envs=2, vectorization_mode="async", where="info") as env:
         check(env.rollout(12, break_when_any_done=False), "observation")

@@ -46,7 +46,7 @@ def test_names_that_cannot_be_used(text, message):
         NamedWrapper(text)
 
 
-def test_what_cannot_wrap():
+def test_invalid_wrappers():
     with pytest.raises(MissingDependencyError, match="there is no module 'no_such': install the package"):
         NamedWrapper("no_such:Thing")
     with pytest.raises(ArgumentError, match=r"TimeLimit can't wrap .*max_episode_steps.*write its arguments"):

@@ -116,6 +116,7 @@ def test_collected_batches(how, kind):
     same(batches[:, :7], expected())
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_batched_environments():
     makers = [lambda: Buffered("numpy"), lambda: Buffered("torch")]
     for env in (
@@ -241,7 +242,7 @@ class Marked(Buffered):
         return self.given
 
 
-def test_what_is_marked_is_not_copied():
+def test_marked_results_are_not_copied():
     env = Marked("new")
     root = env.reset()
     assert root["place"] is env.given["place"]

@@ -57,7 +57,7 @@ def sent(name):
     return next(found for found in registrations() if found.id == name)
 
 
-def test_what_new_interpreters_know_is_not_sent(registered):
+def test_registrations_of_new_interpreters_are_not_sent(registered):
     registered("recurl-test/Sent-v0", TMazeEnv, kwargs={"corridor_length": 3})
     names = {found.id for found in registrations()}
     assert "recurl-test/Sent-v0" in names
@@ -71,7 +71,7 @@ def test_what_new_interpreters_know_is_not_sent(registered):
     assert gym.registry["recurl-test/Sent-v0"] is spec
 
 
-def test_what_cannot_be_sent_is_told_when_it_is_made(registered):
+def test_an_unsendable_registration_raises_when_made(registered):
     lock = threading.Lock()
     registered("recurl-test/Locked-v0", TMazeEnv, kwargs={"lock": lock})
     registered("recurl-test/Closure-v0", lambda: lock)
@@ -83,7 +83,7 @@ def test_what_cannot_be_sent_is_told_when_it_is_made(registered):
             gym.make(name)
 
 
-def test_what_cannot_be_read_is_told_when_it_is_made(registered):
+def test_an_unreadable_registration_raises_when_made(registered):
     register_all([Registration("recurl-test/Damaged-v0", b"no pickle")])
     with pytest.raises(ArgumentError, match="can't be sent to a worker process"):
         gym.make("recurl-test/Damaged-v0")

@@ -125,7 +125,7 @@ def test_values_of_every_kind_are_kept():
     assert found["tensor"].stride() == values["tensor"].stride()
 
 
-def test_generators_go_on():
+def test_generators_continue():
     def holding(seed):
         return Box(
             numbers=np.random.default_rng(seed),
@@ -163,7 +163,7 @@ def test_aliases_and_views_stay_such():
     assert not hasattr(fresh, "alias_once")
 
 
-def test_what_a_fresh_object_shares_and_a_saved_one_does_not():
+def test_sharing_in_the_fresh_object_alone():
     shared = np.zeros(2)
     fresh = copied(Box(a=np.array([1.0, 2.0]), b=np.array([3.0, 4.0])), Box(a=shared, b=shared))
     assert (fresh.a.tolist(), fresh.b.tolist()) == ([1, 2], [3, 4])
@@ -202,7 +202,7 @@ def test_functions_are_those_of_the_fresh_object():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_saved_is_named(value, words):
+def test_unsavable_values_are_named(value, words):
     with pytest.raises(UnsavableError, match=words):
         GraphWriter().written(Holder(thing=value))
 
@@ -347,7 +347,7 @@ class Quits(Holder):
         (Quits, "a trial of it raised OSError: no such machine"),
     ],
 )
-def test_a_trial_says_what_a_state_lacks(kind, words, monkeypatch):
+def test_a_trial_names_the_missing_part_of_a_state(kind, words, monkeypatch):
     monkeypatch.setattr(state_trial, "_TIMEOUT_SECONDS", 0.1 if kind is Slow else 60.0)
     random.seed(1)
     state = random.getstate(), torch.get_rng_state()
@@ -368,6 +368,8 @@ def test_a_trial_needs_other_environments():
     env.step(env.rand_action(env.reset()))  # it has not been closed
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_one_worker_of_each_kind_makes_the_trial(tmp_path):
     def make(name):
         def create():
@@ -390,6 +392,8 @@ def test_one_worker_of_each_kind_makes_the_trial(tmp_path):
         env.set_state({"envs": []})
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_trial_may_take_longer_than_a_step():
     with ParallelEnv(1, lambda: GymWrapper(Slow(), create_env=Slow), timeout=0.3) as env:
         assert env.can_save_state  # two seconds of steps

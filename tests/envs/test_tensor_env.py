@@ -104,7 +104,7 @@ def test_steps_are_those_of_the_host(dynamics):
         rows.reset(options={"reset_mask": np.ones(4, dtype=bool)})
 
 
-def test_done_rows_begin_anew_and_their_last_observation_is_kept():
+def test_done_rows_restart_and_keep_their_last_observation():
     env = TensorEnv(RepeatPrevious(k=1, num_symbols=5, episode_length=3), 6).append_transform(StepCounter())
     root, done = env.reset(seed=0), torch.zeros(6, 1, dtype=torch.bool)
     for step in range(1, 10):
@@ -121,7 +121,7 @@ def test_done_rows_begin_anew_and_their_last_observation_is_kept():
         assert not root["done"].any()
 
 
-def test_rows_of_a_mask_begin_anew():
+def test_masked_rows_restart():
     env = TensorEnv(MaskedCartPole(), 3).append_transform(InitTracker())
     root = env.maybe_reset(env.carry(env.rand_step(env.reset(seed=0))))
     old = env.get_state()
@@ -166,7 +166,7 @@ def saved_and_loaded(state):
     return torch.load(file, weights_only=True)
 
 
-def test_saved_state_goes_on_exactly(dynamics):
+def test_saved_state_resumes_exactly(dynamics):
     env, other = (everything(TensorEnv(dynamics, 4)) for _ in range(2))
     td = env.rollout(5, break_when_any_done=False)[:, -1]
     root = env.maybe_reset(env.carry(td))
@@ -227,7 +227,7 @@ def test_actions_of_another_shape_or_dtype_are_refused(dynamics, action, message
         env.step(env.reset().set("action", action))
 
 
-def test_what_can_not_be_made_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ArgumentTypeError, match="steps the Dynamics of a task, got str"):
         TensorEnv("recurl/TMaze-v0", 2)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="num_envs must be an integer of at least 1"):
@@ -263,7 +263,7 @@ def test_a_saved_state_that_does_not_fit_is_refused():
         host.set_state(state)
 
 
-def test_a_collector_goes_on_exactly_from_a_saved_state():
+def test_a_collector_resumes_exactly_from_a_saved_state():
     def collector():
         torch.manual_seed(0)
         env = TensorEnv(MaskedCartPole(20), 4, categorical_action_encoding=True)

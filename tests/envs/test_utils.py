@@ -45,7 +45,7 @@ class TestStepMdp:
 
 
 class TestWiring:
-    def test_what_is_missing_is_said(self):
+    def test_missing_entries_are_named(self):
         env = GymEnv("CartPole-v1")
         net = policy()
         with pytest.raises(MissingKeyError, match="append an InitTracker"):

@@ -65,7 +65,7 @@ def serve(channel, what):
 
 
 @pytest.fixture
-def group(request, descriptors):
+def group(request, shared_interpreter, descriptors):
     before = descriptors()
     group = WorkerGroup([Task(serve, (request.param,))], timeout=1.0)
     yield group
@@ -163,6 +163,7 @@ class Stops(TensorDictModule):
         return super().load_state_dict(*arguments, **options)
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_worker_that_stops_while_it_reads_weights():
     policy = Stops(Greedy(4, 2), in_keys=["observation"], out_keys=["action"])
     collector = MultiAsyncCollector([lambda: GymEnv("CartPole-v1")], policy, frames_per_batch=4, timeout=1.0)
@@ -180,6 +181,7 @@ def test_a_worker_that_stops_while_it_reads_weights():
     collector.shutdown()
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_worker_that_stops_between_batches():
     create = lambda: GymEnv("CartPole-v1")  # noqa: E731 - sent to a worker
     collector = OverlappedCollector(create, frames_per_batch=4, timeout=2.0)
@@ -192,7 +194,6 @@ def test_a_worker_that_stops_between_batches():
     collector.shutdown()
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_sys_path_may_hold_anything():
     """Imports use only the strings in it, here and in a worker."""
     before = list(sys.path)
@@ -210,7 +211,6 @@ def random_numbers(channel, _):
     channel.receive_bytes()
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
     """Nothing is computed in the interpreter, so a fork is complete; the generators of forks differ from each other."""
     group = WorkerGroup([Task(random_numbers, (None,))] * 3, timeout=1.0)
@@ -221,7 +221,6 @@ def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
     assert not Path(f"/proc/{interpreter}").exists()
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another():
     group = WorkerGroup([Task(serve, ("shared",))] * 2, timeout=30.0)
     os.kill(group._interpreters[0].pid, signal.SIGKILL)
@@ -236,7 +235,6 @@ def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another(
     group.kill()
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_an_interpreter_that_fails(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) exited with code 1; its output may show"):
@@ -263,7 +261,8 @@ def ends_after_a_fork(channel, _):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_dies_while_a_fork_of_it_lives():
+@pytest.mark.usefixtures("shared_interpreter")
+def test_a_worker_that_dies_while_its_fork_is_alive():
     """The fork keeps the connection open, but the parent doesn't wait for it, and it exits too."""
     group = WorkerGroup([Task(ends_after_a_fork, (None,))], timeout=None)
     group.ask(0, b"go")

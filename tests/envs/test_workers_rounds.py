@@ -67,7 +67,7 @@ def started(timeout, descriptors):
 
 
 @pytest.fixture
-def requests(descriptors):
+def requests(shared_interpreter, descriptors):
     yield from started(3.0, descriptors)
 
 
@@ -95,7 +95,7 @@ def test_rounds_are_carried_out_in_their_order_by_everyone(lasting):
     assert noted(lasting) == [wanted] * WORKERS
 
 
-def test_a_round_that_nobody_waits_for_stands_in_no_other_ones_way(lasting):
+def test_an_unawaited_round_does_not_block_others(lasting):
     lasting.ask_all(plan(0, "first"))
     wanted = [(0, "first")]
     for number in range(7):
@@ -115,7 +115,7 @@ def test_a_round_that_nobody_waits_for_stands_in_no_other_ones_way(lasting):
         ("raise 2", r"^Worker 2 \(process \d+\) raised ArithmeticError: on purpose"),
     ],
 )
-def test_who_does_not_answer_is_named(requests, name, text):
+def test_a_worker_that_does_not_answer_is_named(requests, name, text):
     requests.ask_all(plan(0, "fine"))
     requests.answers(0, range(WORKERS))
     requests.ask_all(plan(0, name))

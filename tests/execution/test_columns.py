@@ -119,7 +119,7 @@ def test_any_sizes(rows, width, what):
     same(functions[what], x(rows, width), x(rows, width, seed=1), rows=rows)
 
 
-def test_what_is_changed_in_place_is_read_when_it_was():
+def test_tensors_changed_in_place_are_read_in_order():
     def function(a):
         kept = a.clone()
         first = kept * 2
@@ -134,7 +134,7 @@ def test_what_is_changed_in_place_is_read_when_it_was():
     same(function, x(ROWS, 2))
 
 
-def test_columns_of_what_is_changed_later_are_read_before():
+def test_columns_are_read_before_later_changes_in_place():
     """With a single column no operation is left that would read it."""
 
     def function(a):
@@ -162,7 +162,7 @@ def test_changes_through_other_arguments_and_hidden_views():
     same(function, x(ROWS, 2))
 
 
-def test_results_lie_in_the_memory_of_arguments_only_where_they_did():
+def test_results_alias_arguments_only_where_they_did():
     def function(a):
         return a.clone(), a[:, 0].clone(), a.sum(1), a[:, :1]
 
@@ -251,7 +251,7 @@ def widths(forms):
     return [None if form is None else form.width for form in forms]
 
 
-def test_narrow_tensors_stay_apart_between_steps():
+def test_narrow_tensors_stay_split_between_steps():
     def step(state, hidden, flag):
         place, speed = state.unbind(0)
         after = torch.stack([place + speed, speed * 0.9])
@@ -264,7 +264,7 @@ def test_narrow_tensors_stay_apart_between_steps():
     assert not [node for node in made.graph.nodes if "stack" in str(node.target)]
 
 
-def test_what_is_needed_whole_enters_whole():
+def test_tensors_needed_whole_stay_whole():
     """Operands of products, tensors that change in place, and operations without a rule stay whole."""
     weight = x(3, 3)
 

@@ -33,7 +33,7 @@ def test_reads_are_refused_with_their_line(read):
         read()
 
 
-def test_what_stays_on_the_device_is_allowed():
+def test_operations_on_the_device_are_allowed():
     with refuse_read_back():
         masked = torch.where(X > 1, X, 0.0).masked_fill(X > 2, 5.0)
         kept = masked[torch.tensor([3, 0])].repeat_interleave(2)

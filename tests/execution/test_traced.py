@@ -99,7 +99,7 @@ def test_examples_may_be_one_tensor():
         (lambda x: (x * x.sum().item(),), r"a tensor is converted to a number or a truth value"),
     ],
 )
-def test_what_cannot_be_a_program(function, message):
+def test_uncompilable_functions(function, message):
     before = torch.get_rng_state()
     with pytest.raises(UnsupportedError, match=message):
         InductorFunction(function, [torch.rand(3)])
@@ -150,7 +150,7 @@ def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failure
         x, y = x + 1, y * 2
 
 
-def test_stderr_is_held_back_only_of_what_fails(capfd):
+def test_stderr_is_held_back_only_on_failure(capfd):
     with quiet_if_failing():
         os.write(2, b"from below Python\n")
     assert capfd.readouterr().err == "from below Python\n"

@@ -1,4 +1,4 @@
-"""The same small agent made of TorchRL's recurrent modules and of recurl's."""
+"""A small agent, built from the recurrent modules of either TorchRL or recurl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor judges policies that are made of TorchRL's parts."""
+"""Checks of the doctor on policies built from TorchRL's modules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_their_actors(kind: Any, layer: type[nn.Module]) -> None:
     env = wired(policy, 2, RealActions)
     if layer is nn.Linear:
         assert failures(policy, env) == []
-    else:  # its noise is there while collectors explore, and not in a loss
+    else:  # its noise is active while collectors explore, but not in a loss
         assert "independent of exploration_type()" in refused(policy, env, "log_prob").fix
 
 

@@ -1,4 +1,4 @@
-"""Once TorchRL is imported there is one switch of the recurrent mode, whichever library turns it."""
+"""Once TorchRL is imported, both libraries share one recurrent mode, and either can set it."""
 
 from __future__ import annotations
 

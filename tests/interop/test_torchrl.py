@@ -1,4 +1,4 @@
-"""Recurrent modules of recurl in TorchRL's programs compute what TorchRL's compute, and batches go both ways."""
+"""Recurrent modules of recurl and of TorchRL are interchangeable in TorchRL programs, and so are batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OFF_POLICY = {
 
 
 def outcome(loss: Any, batch: TensorDictBase) -> list[Any]:
-    """Losses and gradients; some estimate entropies from samples."""
+    """Return losses and gradients; some losses estimate entropies from samples."""
     torch.manual_seed(2)
     losses = loss(batch)
     sum(value for key, value in losses.items() if key.startswith("loss")).backward()
@@ -51,7 +51,7 @@ def outcome(loss: Any, batch: TensorDictBase) -> list[Any]:
 
 
 def collect(library: ModuleType, heads: ModuleType = TORCHRL, **options: Any) -> tuple[Any, Any, TensorDictBase]:
-    """Actor, critic and a batch ``[40]`` that TorchRL's collector has made with the actor, wired by itself."""
+    """Return actor, critic, and a batch ``[40]`` from TorchRL's collector, which wires the actor automatically."""
     actor, critic = actor_and_critic(library, heads, **options)
     if library is RECURL:
         for_torchrl(actor)
@@ -119,7 +119,7 @@ class TestCollector:
     def test_without_for_torchrl_the_error_names_it(self) -> None:
         env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker())
         module = recurrent(RECURL, "memory")
-        with pytest.raises(RuntimeError, match=r"recurl\.interop\.for_torchrl") as caught:  # noqa: PT012 - both
+        with pytest.raises(RuntimeError, match=r"recurl\.modules\.interop\.for_torchrl") as caught:  # noqa: PT012 - both
             env = env.append_transform(module.make_tensordict_primer())
             env.reset()
         assert "recurl.envs" in str(caught.value)
@@ -144,7 +144,7 @@ class TestCollector:
 class TestLosses:
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_ppo_and_gae(self, backend: str) -> None:
-        """Advantages, all losses and gradients, from TorchRL's GAE and loss, no mode set for the loss."""
+        """Compare advantages, losses and gradients of TorchRL's GAE and loss; no mode is set for the loss."""
         found = []
         for library, options in ((TORCHRL, {}), (RECURL, {"recurrent_backend": backend})):
             actor, critic, batch = collect(library, **options)
@@ -161,7 +161,7 @@ class TestLosses:
 
     @pytest.mark.parametrize("backend", ["loop", "cpu"])
     def test_gae_with_vmap(self, backend: str) -> None:
-        """TorchRL's default, which its own recurrent modules can't do."""
+        """Vmap is TorchRL's default, although its recurrent modules don't support it."""
         _, critic, batch = collect(RECURL, recurrent_backend=backend)
         values = []
         for deactivate_vmap in (True, False):
@@ -198,7 +198,7 @@ class TestLosses:
         torch.testing.assert_close(found[1], found[0], **TOLERANCE)
 
     def test_dqn(self) -> None:
-        """Double Q-learning with target networks, on a batch that TorchRL's collector made."""
+        """Double Q-learning with target networks, on a batch from TorchRL's collector."""
         found = []
         for library in (TORCHRL, RECURL):
             torch.manual_seed(0)
@@ -234,7 +234,7 @@ def _with_random_action(module: TensorDictSequential) -> TensorDictSequential:
 
 class TestBatches:
     def collected(self) -> tuple[Any, Any, TensorDictBase]:
-        """Actor, critic and a batch ``[2, 20]`` of recurl's collector, states of both in it."""
+        """Return actor, critic, and a batch ``[2, 20]`` from recurl's collector, with the states of both."""
         actor, critic = actor_and_critic(RECURL, heads=RECURL)
         torch.manual_seed(1)
         env = recurl.envs.GymEnv("Pendulum-v1", num_envs=2)
@@ -251,7 +251,7 @@ class TestBatches:
         return [[losses[name].detach() for name in names], gradients(loss)]
 
     def test_torchrls_loss_reads_batches_and_samples_of_recurl(self) -> None:
-        """TorchRL's loss, with recurl's modules and with its own, gives what recurl's gives."""
+        """TorchRL's loss equals recurl's, with modules of either library."""
         actor, critic, batch = self.collected()
         batch = recurl.objectives.value.GAE(0.99, 0.95, critic)(batch)
         buffer = recurl.data.TensorDictReplayBuffer(
@@ -280,7 +280,7 @@ class TestBatches:
             torch.testing.assert_close(losses[name], expected[name])
 
     def test_recurls_loss_runs_torchrls_modules_over_sequences(self) -> None:
-        """The switch turns for TorchRL's modules too."""
+        """recurl's recurrent mode applies to TorchRL's modules too."""
         actor, critic, batch = self.collected()
         batch = recurl.objectives.value.GAE(0.99, 0.95, critic)(batch)
         expected = self.losses(recurl.objectives.ClipPPOLoss(actor, critic), batch.clone())

@@ -49,7 +49,7 @@ def test_without_memory_the_bound_holds(tmp_path, task):
     assert greedy_return(tmp_path, **task, cell="none") <= bound + 0.12
 
 
-def test_continuous_actions_are_learnt(tmp_path):
+def test_continuous_actions_are_learned(tmp_path):
     shape = {"num_envs": 8, "rollout_steps": 200, "sequence_length": 25, "minibatches": 8, "total_steps": 48_000}
     # A random policy gets about -1200, one that swings up and stays about -150.
     assert greedy_return(tmp_path, env="Pendulum-v1", gamma=0.9, learning_rate=3e-3, **shape) > -800

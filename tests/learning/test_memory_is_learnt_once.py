@@ -1,4 +1,4 @@
-"""Memory is learnt from batches that are seen once: A2C, and IMPALA from batches of older weights."""
+"""Memory is learned from batches used once: A2C, and IMPALA from batches of older weights."""
 
 import io
 

@@ -36,7 +36,7 @@ def registry(monkeypatch: pytest.MonkeyPatch):
     return add
 
 
-def test_a_network_of_another_process_asks_what_there_is_here(registry) -> None:
+def test_an_unpickled_network_uses_the_backends_of_this_process(registry) -> None:
     registry("theirs")
     net = LSTM(4, 5)
     assert run(net, "fastest") == ["loop"]

@@ -128,7 +128,7 @@ def test_nested_key():
     assert module(td)["agent", "move"].unique().tolist() == [0, 1, 2, 3]
 
 
-def test_what_is_refused():
+def test_invalid_arguments():
     for options in ({"eps_init": 1.5}, {"eps_init": 0.1, "eps_end": 0.2}, {"eps_end": -0.1}):
         with pytest.raises(ArgumentError, match="0 <= eps_end <= eps_init <= 1"):
             EGreedyModule(Categorical(2), **options)
@@ -183,7 +183,7 @@ def test_noise_falls_and_is_saved():
         ((Bounded(-2e38, 2e38, (1,)),), "with two finite bounds, high - low finite"),
     ],
 )
-def test_what_noise_refuses(arguments, message):
+def test_invalid_arguments_of_noise(arguments, message):
     with pytest.raises(ArgumentError, match=message):
         AdditiveGaussianModule(*arguments)
 

@@ -11,7 +11,7 @@ from recurl.modules.images import image_layout
     ("shape", "layout"),
     [((210, 160, 3), "hwc"), ((4, 84, 84), "chw"), ((84, 84), "hw"), ((3, 9, 3), "hwc"), ((7, 7, 20), "chw")],
 )
-def test_layouts_are_told_by_the_smaller_end(shape, layout):
+def test_layouts_follow_from_the_smaller_end(shape, layout):
     assert image_layout(shape) == layout
 
 

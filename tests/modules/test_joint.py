@@ -129,14 +129,14 @@ def test_an_actor_writes_every_part_and_one_log_probability(kind):
         (Binary((0,)), "not empty"),
     ],
 )
-def test_what_has_no_distribution_is_named(spec, message):
+def test_actions_without_a_distribution_are_named(spec, message):
     with pytest.raises(UnsupportedError, match=message):
         ActionPart(spec)
     with pytest.raises(UnsupportedError, match=rf"\('action', 'hand'\).*{message}"):
         action_parts(Composite({"hand": spec}))
 
 
-def test_what_is_refused():
+def test_invalid_arguments():
     with pytest.raises(ArgumentError, match="need 16 outputs and 8 choices"):
         joint(torch.zeros(2, 15))
     with pytest.raises(ArgumentError, match="need 16 outputs and 8 choices"):

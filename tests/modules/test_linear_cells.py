@@ -122,7 +122,7 @@ def test_environments_carry_the_states(name: str) -> None:
         (lambda: GRUModule(3, 8, conv_width=2, **KEYS), TypeError, "conv_width"),
     ],
 )
-def test_what_is_refused(build, error: type[Exception], message: str) -> None:
+def test_invalid_arguments(build, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build()
 

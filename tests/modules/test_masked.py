@@ -100,7 +100,7 @@ def test_a_forbidden_probability_of_zero_has_a_gradient():
     assert probs.grad.isfinite().all()
 
 
-def test_what_is_refused():
+def test_invalid_arguments():
     with pytest.raises(ArgumentError, match="needs a mask"):
         MaskedCategorical(logits=torch.zeros(3), mask=None)
     with pytest.raises(ArgumentError, match=r"shape of the logits or probs, \[3\], got \[2\]"):

@@ -56,7 +56,7 @@ def test_a_part_can_be_selected():
     assert [module for module in part.modules() if module is gru or module is head] == [gru]
 
 
-def test_what_is_refused():
+def test_invalid_arguments():
     with pytest.raises(ArgumentError, match="Give the action_space"):
         QValueModule()
     with pytest.raises(ArgumentError, match="must be one of one_hot, categorical, got 'binary'"):

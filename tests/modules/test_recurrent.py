@@ -342,7 +342,7 @@ def test_options_are_kept() -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_recompute_changes_nothing_but_what_is_kept(cell: str) -> None:
+def test_recompute_changes_only_the_saved_tensors(cell: str) -> None:
     results = []
     for recompute in ("none", "full"):
         torch.manual_seed(0)

@@ -91,7 +91,7 @@ def test_targets_start_from_states_of_their_own(kind, memory):
 
 
 @pytest.mark.parametrize(("kind", "memory"), CASES)
-def test_gradients_reach_what_they_should(kind, memory):
+def test_gradients_reach_the_right_parameters(kind, memory):
     loss, agent = prepared(kind, "gru", memory)
     batch = batch_of(agent)
     losses = loss(batch)
@@ -336,7 +336,7 @@ def test_a_memory_that_reads_the_action_is_refused():
         SACLoss(actor(), TensorDictSequential(join, gru, q))
 
 
-def test_a_critic_that_cannot_be_taken_apart_is_refused():
+def test_a_critic_that_cannot_be_split_is_refused():
     gru = recurrent("gru", "q", "features", "loop")
     q = TensorDictModule(MLP(HIDDEN + ACTIONS, 1), ["features", "action"], ["state_action_value"])
     network = TensorDictSequential(gru, q, selected_out_keys=["state_action_value", ("next", "q_h")])
@@ -393,7 +393,7 @@ def test_missing_entries(key):
         SACLoss(actor(), critic())(small().exclude(key))
 
 
-def test_what_follows_the_last_step_must_be_there():
+def test_the_entries_after_the_last_step_are_required():
     with pytest.raises(MissingKeyError, match=r"reads 'observation', but the batch has no \('next', 'observation'\)"):
         SACLoss(actor(), critic())(small().exclude(("next", "observation")))
 

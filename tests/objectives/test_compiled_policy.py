@@ -113,11 +113,11 @@ class _Own(nn.Linear):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"head": _Own(HIDDEN, 3)}, "_Own has no form in C"),
+        ({"head": _Own(HIDDEN, 3)}, "_Own has no C++ implementation"),
         ({"backend": "loop"}, "uses another backend"),
     ],
 )
-def test_what_has_no_form_runs_as_before(options: Any, reason: str) -> None:
+def test_unsupported_networks_run_as_before(options: Any, reason: str) -> None:
     actor, critic, batch = make("choice", **options)
     loss = ClipPPOLoss(actor, critic)
     assert reason in str(loss.why_not_compiled(batch))

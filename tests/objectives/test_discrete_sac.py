@@ -205,7 +205,7 @@ def small(values=3, distribution=Categorical, **options):
     return DiscreteSACLoss(actor, critic, **options), batch
 
 
-def test_refuses_what_does_not_fit():
+def test_invalid_arguments():
     loss, batch = small(values=2)
     with pytest.raises(ArgumentError, match=r"one value for each of the 3 choices .* got 2 values"):
         loss(batch)

@@ -251,7 +251,7 @@ def test_distances(name):
 
 
 @torch.no_grad()
-def test_target_network_starts_from_states_of_its_own():
+def test_target_network_starts_from_its_own_states():
     """Burning in each network separately equals running each network over the whole trajectory."""
     loss, agent = make_loss("lstm", n_steps=2, double_dqn=True)
     batch = collect(agent, rows=1, steps=12, batches=1, end=0.0)[0].reshape(-1)

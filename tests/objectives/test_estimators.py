@@ -163,7 +163,7 @@ def test_rewards_and_advantages_may_be_standardised(make: Callable) -> None:
 
 
 @every
-def test_what_is_refused(make: Callable) -> None:
+def test_invalid_arguments(make: Callable) -> None:
     agent, batch = prepared("none")
     estimator = make(agent)
     kind, arguments = type(estimator), {"value_network": agent.critic}
@@ -200,7 +200,7 @@ def test_values_that_are_there_can_be_used(make: Callable) -> None:
         estimator(batch.exclude("state_value"))
 
 
-def test_what_vtrace_refuses() -> None:
+def test_invalid_arguments_of_vtrace() -> None:
     agent, batch = prepared()
     for name in ("rho_thresh", "c_thresh"):
         with pytest.raises(ArgumentError, match=f"{name} must be positive, got 0"):

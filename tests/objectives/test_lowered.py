@@ -208,7 +208,7 @@ def test_networks_with_other_outputs():
     assert "_" not in run
 
 
-def test_a_sampler_of_its_own_gets_a_tensordict():
+def test_a_custom_sampler_gets_a_tensordict():
     class Sampler(ProbabilisticTensorDictModule):
         def get_dist(self, tensordict):
             assert tensordict.batch_dims == 2

@@ -93,7 +93,7 @@ def test_equals_the_formula(cell, critic_type):
     assert 0 < out["clip_fraction"] < 1
 
 
-def test_gradients_equal_those_of_networks_run_apart():
+def test_gradients_equal_those_of_separate_networks():
     agent = make_agent("lstm", True)
     batch = off_policy(agent)
     loss = ClipPPOLoss(agent.actor, agent.critic, entropy_coeff=0.1)
@@ -369,7 +369,7 @@ def test_nothing_is_read_back_from_the_device():
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_ratio_is_one_on_environment_data_with_normalisation(cell):
+def test_ratio_is_one_on_environment_data_with_normalization(cell):
     norm = ObservationNorm((4,))
     norm.update(torch.randn(50, 4) * 3 + 1)
     module = {"lstm": LSTMModule, "gru": GRUModule}[cell](4, 16, in_key="normed", out_key="features")

@@ -54,7 +54,7 @@ def test_hard_update_copies_every_few_steps():
     assert all(p.requires_grad for p in loss.value_network.parameters())
 
 
-def test_what_is_refused():
+def test_invalid_arguments():
     loss = make_loss()
     with pytest.raises(ArgumentError, match="no target network to update"):
         SoftUpdate(make_loss(delay_value=False), tau=0.1)

@@ -156,7 +156,7 @@ def test_targets_follow_actor_and_critics():
         ({"noise_clip": float("nan")}, ArgumentError, "noise_clip must not be negative, got nan"),
     ],
 )
-def test_refuses_what_does_not_fit(options, error, message):
+def test_invalid_arguments(options, error, message):
     with pytest.raises(error, match=message):
         small(**options)
 

@@ -106,7 +106,7 @@ BOX2D = ["LunarLander-v3", "BipedalWalker-v3"] if is_installed("box2d") else []
 
 @pytest.mark.filterwarnings("ignore")  # of these packages
 @pytest.mark.parametrize("name", BOX2D)
-def test_worlds_of_box2d_are_not_saved_which_is_said(name: str, tmp_path: Path) -> None:
+def test_box2d_worlds_are_not_saved_with_a_notice(name: str, tmp_path: Path) -> None:
     config = small(env=name)
     train(config, tmp_path, stop_after=2)
     assert "isn't restored: b2World.this is of type SwigPyObject" in train(config, tmp_path, resume=True)

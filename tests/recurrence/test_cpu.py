@@ -333,7 +333,7 @@ def test_refuses_a_library_of_another_version(fresh_library: None, monkeypatch: 
 
 @pytest.mark.parametrize("structure", [library.LayerStruct, library.Linear])
 def test_structure_is_that_of_the_header(structure: type[ctypes.Structure]) -> None:
-    name = f"recurl_{structure.__name__.lower()}"
+    name = f"recurl_{structure.__name__.removesuffix('Struct').lower()}"
     body = re.sub(r"//.*", "", HEADER.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0])
     fields: list[tuple[str, type]] = []
     for declaration in filter(None, map(str.strip, body.split(";"))):

@@ -123,7 +123,7 @@ def test_inductor() -> None:
     module = LSTMModule(5, 7, num_layers=2, in_key="obs", out_key="features", recurrent_backend="auto")
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
     with set_recurrent_mode(True):
-        batch = make_batch(module, 3, 40)
+        batch = make_batch(module, 2, 7)
         actual = outputs_and_gradients(module, compiled, batch)
         module.recurrent_backend = "loop"
         torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))

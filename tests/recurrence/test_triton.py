@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
-from recurl.recurrence.triton import TritonKernels, cuda_launch, nvrtc, products
+from recurl.recurrence.triton import TritonKernels, cuda_launch, nvrtc, products, triton_compat
 from recurl.recurrence.triton import backend as backend_module
 from recurl.recurrence.triton.config import Clustered, Quartered, Resident, Single, Wide, chosen_for, tile_for
 from recurl.recurrence.triton.gluon_launch import Grid, grid_for
@@ -256,7 +256,7 @@ def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) 
             return 7
 
     monkeypatch.setattr(cuda_launch, "_driver", Driver)
-    monkeypatch.setattr(cuda_launch, "driver", SimpleNamespace(active=Driver))
+    monkeypatch.setattr(triton_compat, "_driver", lambda: SimpleNamespace(active=Driver))
     monkeypatch.setattr(cuda_launch, "_function", lambda source, kernel, _, **constants: (kernel, constants))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     launch = cuda_launch.CudaLaunch("clustered.cu", "walk", 120, 256, 512, {"WIDTH": 256})

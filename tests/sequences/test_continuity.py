@@ -129,6 +129,7 @@ def test_a_collector_numbers_the_steps_of_each_trajectory(rows: int | None, opti
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector, OverlappedCollector])
+@pytest.mark.usefixtures("shared_interpreter")
 def test_collectors_in_processes_number_them_too(kind: type) -> None:
     creates = CREATE if kind is OverlappedCollector else [CREATE, CREATE]
     with kind(creates, frames_per_batch=120, total_frames=480) as collector:
@@ -138,6 +139,7 @@ def test_collectors_in_processes_number_them_too(kind: type) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.usefixtures("shared_interpreter")
 def test_numbers_are_saved(overlapped: bool) -> None:
     def make() -> Collector | OverlappedCollector:
         return (

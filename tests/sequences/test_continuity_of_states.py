@@ -108,7 +108,7 @@ def test_states_tell_that_tokens_dont_belong_together(cell: str, how: str, keep_
             enter(data.clone())
 
 
-def test_what_states_cannot_tell_is_let_pass() -> None:
+def test_breaks_invisible_in_the_states_are_accepted() -> None:
     policy = make_policy("gru", "pad")
     batch = collected(policy)[1]
     flat = unmarked(batch.reshape(-1))

@@ -178,7 +178,7 @@ def test_sequences_of_another_length_are_refused(case, slice_len):
         SequenceMinibatches(case.batch(), 2, slice_len)
 
 
-def test_what_reads_all_states_refuses(case):
+def test_readers_of_all_states_refuse(case):
     batch = case.batch()
     words = (
         r"needs the states of all steps, but 'recurrent_state_h' is stored only at the starts of sequences of 6 steps"

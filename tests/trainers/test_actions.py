@@ -98,7 +98,7 @@ def test_collection_equals_replay_of_actor_and_critics(kind, action, shared):
 
 @pytest.mark.parametrize("clip_epsilon", [None, 0.2])
 @pytest.mark.parametrize("action", ACTION_SPACES)
-def test_importance_weights_of_what_was_just_collected_are_one(action, clip_epsilon):
+def test_importance_weights_of_a_new_batch_are_one(action, clip_epsilon):
     learner = Impala(options(ImpalaConfig, env=ANY, env_kwargs=(f"kind={action}",), clip_epsilon=clip_epsilon))
     assert learner.collector.why_not_lowered() is None
     assert learner.loss.why_not_lowered() is learner.estimator.why_not_lowered() is None
@@ -193,6 +193,7 @@ def test_a_resumed_run_is_the_whole_run(tmp_path, config):
     ids=["nested", "multi", "unbounded", "masked-ppo", "masked-dqn", "multi-sac", "matrix"],
 )
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_verification")
 def test_exports(tmp_path, config, kind, action):
     path = export_run(run(config, tmp_path), kind)  # which compares it with the policy
     about = json.loads(path.with_name(path.name + ".json").read_text())
@@ -218,7 +219,7 @@ def test_a_network_may_see_the_mask():
     learner.close()
 
 
-def test_what_is_refused():
+def test_unsupported_actions():
     with pytest.raises(ArgumentError, match="--env RecurlTest/Masked-v0 can't be used: The mask 'legal'"):
         PPO(options(PPOConfig, env=MASKED, action_mask="legal"))
     for action in ("dict", "binary"):

@@ -131,7 +131,7 @@ def test_durations_that_no_run_has(run, value):
     path.write_bytes(whole)
 
 
-def test_a_run_without_its_table_of_contents_goes_on(run):
+def test_a_run_without_its_table_of_contents_resumes(run):
     path = latest_checkpoint(run.checkpoints)
     whole = torch.load(path, weights_only=True)
     del whole["contents"]

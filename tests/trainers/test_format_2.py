@@ -28,7 +28,8 @@ def test_are_of_the_first_version(folder):
     assert "skipped" not in folder.metrics.read_text()
 
 
-def test_are_gone_on_with(folder):
+@pytest.mark.usefixtures("shared_interpreter")
+def test_runs_are_resumed(folder):
     before = folder.metrics.read_text().splitlines()
     out = io.StringIO()
     trainer = Trainer(folder.read_config(), folder, console=Console(file=out))

@@ -28,6 +28,7 @@ SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2"]
         ("r2d2", "rglru(conv_width=3)", "policy.onnx"),
     ],
 )
+@pytest.mark.usefixtures("brief_verification")
 def test_trains_resumes_evaluates_and_exports(algorithm, cell, file, tmp_path):
     run, path = str(tmp_path / "run"), tmp_path / "run" / "config.json"
     assert main(["train", algorithm, *SMALL, "--cell", cell, "--total-steps", "128", "--run-dir", run]) == 0
@@ -40,7 +41,7 @@ def test_trains_resumes_evaluates_and_exports(algorithm, cell, file, tmp_path):
     assert json.loads((tmp_path / "run" / f"{file}.json").read_text())["cell"] == cell
 
 
-def test_a_cell_keeps_its_own_initialisation(tmp_path):
+def test_a_cell_keeps_its_own_initialization(tmp_path):
     """The trainers initialize LSTM and GRU with orthogonal matrices and zero biases."""
     folder = RunFolder(tmp_path / "run")
     assert main(["train", "ppo", *SMALL, "--cell", CELL, "--total-steps", "64", "--run-dir", str(folder.path)]) == 0

@@ -70,7 +70,7 @@ def ran():
 
 @pytest.mark.parametrize("words", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("options", NAMED.values(), ids=NAMED)
-def test_what_a_folder_names_is_refused(run, capsys, options, words):
+def test_code_named_by_a_folder_is_refused(run, capsys, options, words):
     run(**options)
     assert main(words) == 2
     said = capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_reading_numbers_imports_nothing_trusted_or_not(run, options, capsys):
 
 
 @pytest.mark.parametrize("options", NAMED.values(), ids=NAMED)
-def test_python_asks_for_the_same_word(run, options):
+def test_python_needs_the_same_permission(run, options):
     folder = run(**options)
     for read in (
         load,
@@ -198,7 +198,7 @@ def test_known_packages_count_only_where_they_are_installed(tmp_path, monkeypatc
     assert names_of_code({"env": "minigrid:MiniGrid-MemoryS7-v0"})
 
 
-def test_what_this_process_made_itself_needs_no_word(tmp_path):
+def test_imported_code_needs_no_permission(tmp_path):
     """A folder may name the module of a cell that the program has already imported."""
     config = PPOConfig(env="recurl/TMaze-v0", cell="tests.own_cells:FastWeights")
     folder = RunFolder(tmp_path / "run")
@@ -218,7 +218,7 @@ def called(**options):
 @pytest.mark.parametrize(
     "text", [f"{__name__}:called", f"{__name__}:called()", f"{__name__}:called(a=1)", "os:getcwd(a=1)"]
 )
-def test_what_is_no_cell_is_not_called(text):
+def test_an_object_that_is_not_a_cell_is_not_called(text):
     with pytest.raises(ArgumentError, match=r"must be a subclass of recurl\.recurrence\.Cell"):
         PPOConfig(env="recurl/TMaze-v0", cell=text)
     assert not CALLED
@@ -249,7 +249,7 @@ def test_a_refusal_shows_the_file_in_the_working_directory(tmp_path, monkeypatch
         check_names({"cell": "module_that_is_here:Cell"}, "config.json")
 
 
-def test_the_command_that_resumes_a_run_has_what_it_needs(tmp_path):
+def test_the_suggested_resume_command_includes_the_permission(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create(PPOConfig(env="recurl/TMaze-v0", cell="tests.own_cells:FastWeights"))
     with pytest.raises(ArgumentError, match=f"recurl train --resume {tmp_path / 'run'} --trust-run"):

@@ -143,7 +143,7 @@ def test_compare_reads_options_that_no_run_could_have(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_texts_are_drawn_as_they_are(tmp_path, kind):
+def test_texts_are_drawn_literally(tmp_path, kind):
     plots = make(tmp_path / "run")
     title = r"$\frac{ $x$ \n" + "x" * 10_000
     plot_learning_curve(plots / "metrics.csv", tmp_path / f"out.{kind}", title=title, references={"$\\a{": 1.0})

@@ -123,6 +123,7 @@ def test_resets_and_steps(how: str, make: type[Transform], others: list[Transfor
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_workers() -> None:
     make = [lambda n=n: TransformedEnv(GymWrapper(Count(n)), Called()) for n in (3, 5)]
     for env in (

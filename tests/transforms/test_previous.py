@@ -66,7 +66,7 @@ def check_true(batch):
 
 @pytest.mark.parametrize("mode", [None, "sync", "vector_entry_point"])
 @pytest.mark.parametrize("name", ["CartPole-v1", "recurl/RepeatPrevious-v0"])
-def test_what_happened_is_true_at_every_step(name, mode):
+def test_previous_action_and_reward_are_right_at_every_step(name, mode):
     collector = Collector(make(name, mode=mode), frames_per_batch=240)
     first, second = collector.collect(), collector.collect()
     check_true(first)
@@ -120,7 +120,7 @@ def test_transforms_run_on_entries():
     assert env.why_not_lowered() is None
 
 
-def test_what_cannot_be_used():
+def test_unsupported_action_specs():
     env = GymEnv("CartPole-v1")
     with pytest.raises(ArgumentTypeError, match=r"takes the action spec of one environment, .* got GymEnv"):
         PreviousAction(env)  # type: ignore[arg-type] # rejected

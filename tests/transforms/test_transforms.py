@@ -142,7 +142,7 @@ class TestPrimer:
         with pytest.raises(ArgumentError, match="random=True can't be used with default_value"):
             TensorDictPrimer(h=Unbounded(1), random=True, default_value=1.0)
 
-    def test_step_keeps_what_the_policy_wrote(self):
+    def test_step_keeps_the_entries_of_the_policy(self):
         primer = TensorDictPrimer(h=Unbounded(1), c=Unbounded(1))
         before = root(h=torch.zeros(2, 1), c=torch.full((2, 1), 3.0))
         out = primer._step(before, after(h=torch.ones(2, 1)))

@@ -1,4 +1,4 @@
-"""``recurl compare``."""
+"""``recurl compare``: comparison of runs, with learning curves."""
 
 from __future__ import annotations
 

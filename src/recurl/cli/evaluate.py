@@ -1,4 +1,4 @@
-"""``recurl evaluate``."""
+"""``recurl evaluate``: episodes of a trained policy, with statistics of their returns."""
 
 from __future__ import annotations
 

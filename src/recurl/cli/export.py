@@ -1,4 +1,4 @@
-"""``recurl export``."""
+"""``recurl export``: greedy policy of a run as a file."""
 
 from __future__ import annotations
 

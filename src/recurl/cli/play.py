@@ -1,4 +1,4 @@
-"""``recurl play``."""
+"""``recurl play``: episodes of a trained policy on screen or in a video."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``recurl sweep``."""
+"""``recurl sweep``: runs over seeds and combinations of options."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read(arguments: list[str]) -> SweepArguments:
     named = bool(rest) and not rest[0].startswith("-")
     algorithm = rest[0] if named else sources.algorithm
     if algorithm is None:
-        raise ArgumentError(f"recurl sweep takes an algorithm ({', '.join(ALGORITHMS)}), --preset or --config.")
+        raise ArgumentError(f"recurl sweep needs an algorithm ({', '.join(ALGORITHMS)}), --preset or --config.")
 
     def read_options(more: list[str]) -> RunConfig:
         args = read_run([*without_options(rest, more), *more], sources, prog=_PROG)

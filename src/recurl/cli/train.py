@@ -58,7 +58,7 @@ def kinds(extra: type[Any] = NewRunOptions) -> dict[str, Any]:
 def read(arguments: list[str]) -> Any:
     """Parse the arguments: options of a new run, or a run to resume."""
     if not arguments:
-        raise ArgumentError(f"recurl train takes an algorithm ({', '.join(ALGORITHMS)}), or --resume RUN.")
+        raise ArgumentError(f"recurl train needs an algorithm ({', '.join(ALGORITHMS)}), or --resume RUN.")
     return read_run(arguments, read_sources(arguments), prog="recurl train") or parse_arguments(
         Resume, arguments, prog="recurl train"
     )

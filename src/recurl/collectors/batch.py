@@ -122,7 +122,7 @@ class BatchWriter:
                 whole[key] = torch.empty(shape, dtype=value.dtype, device=self._batch.device or value.device)
                 self._batch.set(key, whole[key])
         if not first:
-            self._check_alike(found)
+            self._check_same_entries(found)
             whole = {key: cast(Tensor, self._batch.get(key)) for key in found}
         memory = {
             key: (value if self._rows is ... else value[self._rows]).movedim(self._time, 0)
@@ -150,7 +150,7 @@ class BatchWriter:
             self._places = [(len(key) == 2, key[-1]) for key in self._keys]
             self._counts = len(self._keys) - len(after) + 1, len(after)
 
-    def _check_alike(self, found: dict[_Key, Tensor]) -> None:
+    def _check_same_entries(self, found: dict[_Key, Tensor]) -> None:
         """Check that the entries match those written by another writer to its rows."""
         kinds = {key: (value.shape[self._time :], value.dtype) for key, value in found.items()}
         wanted = {key: (value.shape[self._time + 1 :], value.dtype) for key, value in leaves(self._batch)}

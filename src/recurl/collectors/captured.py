@@ -16,12 +16,12 @@ from recurl.core.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.core.torch_compat import foreach_copy_, has_global_hooks
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
-from recurl.execution.capture import ModuleGuard, recording
+from recurl.execution.capture import ModuleGuard, record
 from recurl.execution.columns import ColumnLayout, join_columns, split_columns
 from recurl.execution.source_lines import line_of
 from recurl.execution.traced import InductorFunction
 from recurl.sequences.entries import Entries, Step, leaves
-from recurl.sequences.trajectories import Trajectories, advance
+from recurl.sequences.trajectories import Trajectories, next_trajectories
 
 __all__ = ["CaptureOptions", "CapturedSteps", "capture_graph", "tensor_env", "why_not_captured"]
 
@@ -191,7 +191,7 @@ class CapturedSteps:
             if self._compiled:  # a compiled step takes tensors with the strides of those it was compiled for
                 before = tensors[-_NUMBERED:]
                 found[TRAJ_IDS], found[TRAJ_STEPS], _ = before
-                numbered = advance(before, found[NEXT, DONE].squeeze(-1))
+                numbered = next_trajectories(before, found[NEXT, DONE].squeeze(-1))
                 current = [*(tensor.contiguous() for tensor in current), *numbered]
             states = {} if self._starts is None else self._starts.take(found)
             self._written, self._states = list(found), list(states)
@@ -286,24 +286,15 @@ def capture_graph(
         UsageError: the steps wait for the GPU.
     """
     try:
-        return record(steps, generator)
+        return record(steps, generator.device, generator)
     except RuntimeError as error:
         if "captur" not in str(error):
             raise
         raise UsageError(
-            f"The {what} can't be captured as a CUDA graph, as {_line(error)}: nothing may wait for the GPU "
-            "(.item(), .cpu(), if on a tensor, a mask as an index), nor make tensors from Python numbers; or "
+            f"The {what} can't be captured as a CUDA graph, as {_line(error)}: don't wait for the GPU "
+            "(.item(), .cpu(), `if` on a tensor, indexing by a mask) or create tensors from Python numbers; or "
             "collect with cuda_graph=False."
         ) from error
-
-
-def record(steps: Callable[[], list[_Tensors]], generator: Generator) -> tuple[Callable[[], None], list[_Tensors]]:
-    """Capture a CUDA graph of ``steps``; return its replay function and its result, which replays overwrite."""
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
-    with recording(), torch.cuda.graph(graph):
-        result = steps()
-    return graph.replay, result
 
 
 def _like(root: Step, keys: list[_Key], tensors: _Tensors) -> Step:

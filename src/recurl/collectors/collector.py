@@ -330,7 +330,7 @@ class Collector(CollectorBase):
         if source is self.policy:
             return
         if not isinstance(self.policy, nn.Module):
-            raise UsageError(f"Weights need a policy that is an nn.Module, got {type(self.policy).__name__}.")
+            raise UsageError(f"Only an nn.Module has weights to update, got a policy {type(self.policy).__name__}.")
         state = state_of(source)
         if self.running:
             self._pending_weights = {name: value.detach().clone() for name, value in state.items()}

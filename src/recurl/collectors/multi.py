@@ -235,7 +235,7 @@ class MultiCollector(CollectorBase):
         self._raise_background_error()
         self._check_open()
         if self._weights is None:
-            raise UsageError(f"Weights need a policy that is an nn.Module, got {type(self._policy).__name__}.")
+            raise UsageError(f"Only an nn.Module has weights to update, got a policy {type(self._policy).__name__}.")
         self._write_weights(self._policy if weights is None else weights)  # pyright: ignore[reportArgumentType] - a module, as there are weights
 
     def _write_weights(self, weights: Weights) -> None:

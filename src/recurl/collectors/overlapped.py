@@ -85,7 +85,7 @@ class OverlappedCollector(MultiCollector):
         """
         self._check_idle()
         if self._weights is None:
-            raise UsageError(f"Weights need a policy that is an nn.Module, got {type(self._policy).__name__}.")
+            raise UsageError(f"Only an nn.Module has weights to update, got a policy {type(self._policy).__name__}.")
         self._source = self._policy if weights is None else weights
 
     def reset_rows(self, rows: Tensor) -> None:

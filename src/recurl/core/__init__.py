@@ -1,1 +1,1 @@
-"""Keys, errors, specs, archives, and what else knows torch alone."""
+"""Foundations that import no other part of recurl: keys, errors, specs, archives, seeding."""

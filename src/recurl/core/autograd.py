@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from recurl.core.torch_compat import is_forward_mode, is_functorch_active
+from recurl.core.torch_compat import is_compiling, is_forward_mode, is_functorch_active
 
 __all__ = [
     "custom_backward_allowed",
@@ -23,7 +23,7 @@ def custom_backward_allowed() -> bool:
 
     It may not inside ``torch.compile``, ``torch.func`` or forward-mode differentiation.
     """
-    return not torch.compiler.is_compiling() and not is_functorch_active() and not is_forward_mode()
+    return not is_compiling() and not is_functorch_active() and not is_forward_mode()
 
 
 def have_tangents(tensors: Iterable[Tensor | None]) -> bool:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import opcode
 import os
 import tempfile
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from difflib import get_close_matches
-from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from recurl.core.errors import ArgumentTypeError, MissingAttributeError, MissingNameError
+from recurl.core.python_compat import is_import_statement
 from recurl.core.torchrl_names import ABSENT
 
 __all__ = ["absent_names", "nearest", "quiet", "quiet_if_failing", "without_arguments"]
@@ -43,8 +42,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 _C = TypeVar("_C", bound=type)
 
-_IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
-
 
 def absent_names(module: str) -> Callable[[str], NoReturn]:
     """Return a module ``__getattr__`` that raises with the advice in :data:`~recurl.core.torchrl_names.ABSENT`.
@@ -63,16 +60,11 @@ def absent_names(module: str) -> Callable[[str], NoReturn]:
         if name not in advice:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         # An import statement would replace an AttributeError by an ImportError with a generic message.
-        kind = MissingNameError if _is_imported(inspect.currentframe()) else MissingAttributeError
+        frame = inspect.currentframe()
+        kind = MissingNameError if is_import_statement(frame and frame.f_back) else MissingAttributeError
         raise kind(f"{module} has no {name}: {advice[name]}.")
 
     return find
-
-
-def _is_imported(frame: FrameType | None) -> bool:
-    """Return whether the caller of ``frame`` is executing a ``from ... import ...``."""
-    caller = frame and frame.f_back
-    return caller is not None and caller.f_lasti >= 0 and caller.f_code.co_code[caller.f_lasti] == _IMPORT_FROM
 
 
 def without_arguments(**advice: str) -> Callable[[_C], _C]:

@@ -1,31 +1,37 @@
-"""Private names of torch and tensordict used by recurl, each with its purpose and a fallback if it disappears.
+"""Private names of torch used by recurl, each with its purpose and a fallback if it disappears.
 
-A new release of torch can break only this file and its test.
+A new release of torch can break only this file and its test. A missing name doesn't break ``import recurl``: its
+fallback is used if it is as good, or an error is raised at the first use (see :mod:`recurl.core.private_names`).
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache
 from operator import attrgetter
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan as _scan
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import has_static_value
-from torch.fx.graph import CodeGen
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from recurl.core.errors import UnsupportedError
+from recurl.core.private_names import Absent, absent_error, find, load, needs
 
 __all__ = [
-    "Dropout",
+    "DROPOUTS",
+    "EXPORT_LOGGER",
+    "OPERATIONS",
+    "CompletedState",
+    "NotifiedModule",
     "are_modes_active",
     "assert_async",
+    "check",
+    "children_of",
     "compiler_error",
     "compiling",
     "edits_of",
@@ -37,19 +43,18 @@ __all__ = [
     "fused_adam_",
     "has_global_hooks",
     "has_hooks",
+    "has_tensor_hooks",
     "hooks_of",
     "inductor_program",
+    "is_compiling",
     "is_exporting",
     "is_forward_mode",
     "is_functorch_active",
     "is_known",
     "lift_tensors",
     "limit_compile_threads",
-    "passes_keywords",
-    "returns_other_entries",
     "rnn_kernel",
     "running_by",
-    "samples",
     "scan",
     "schema_of",
     "start_compilers",
@@ -58,19 +63,39 @@ __all__ = [
     "traced_graph",
 ]
 
-is_functorch_active: Callable[[], bool] = cast(Any, torch)._C._are_functorch_transforms_active
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _reads(*names: str) -> Callable[[F], F]:
+    """Return a decorator for a function that reads private attributes of modules, which raises if one is missing."""
+    held = vars(nn.Module())
+    missing = [name for name in names if name not in held]
+
+    def decorate(function: F) -> F:
+        return cast(F, Absent(f"torch:nn.Module.{missing[0]}")) if missing else function
+
+    return decorate
+
+
+is_functorch_active: Callable[[], bool] = find("torch:_C._are_functorch_transforms_active")
 """Return whether ``vmap``, ``grad`` or ``functionalize`` wrap results in this context, even of unwrapped inputs.
 
-Fallback: ``torch.func.debug_unwrap(result) is not result`` on a result of each operation.
+Replacement: ``torch.func.debug_unwrap(result) is not result`` on a result of each operation.
 """
 
-are_modes_active: Callable[[], int] = cast(Any, torch)._C._len_torch_dispatch_stack
+are_modes_active: Callable[[], int] = find("torch:_C._len_torch_dispatch_stack", lambda: 1)
 """Return the number of active ``TorchDispatchMode`` contexts, which don't see calls of recurl's C++ library.
 
-Fallback: always run steps with torch operations.
+Fallback: 1, so that steps always run with torch operations.
 """
 
-_foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = cast(Any, torch)._foreach_copy_
+
+def _copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+_foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = find("torch:_foreach_copy_", _copy_each)
 """Copy tensors into others in one call. Fallback: a loop of ``Tensor.copy_``, slower by microseconds per step."""
 
 
@@ -100,19 +125,19 @@ def _of_one_kind(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterab
     return kinds.values()
 
 
-foreach_lerp_: Callable[[Sequence[Tensor], Sequence[Tensor], float], None] = cast(Any, torch)._foreach_lerp_
-foreach_add_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = cast(Any, torch)._foreach_add_
-foreach_mul_: Callable[[Sequence[Tensor], Tensor], None] = cast(Any, torch)._foreach_mul_
-foreach_norm: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = cast(Any, torch)._foreach_norm
-fused_adam_: Callable[..., None] = cast(Any, torch)._fused_adam_
+foreach_lerp_: Callable[[Sequence[Tensor], Sequence[Tensor], float], None] = find("torch:_foreach_lerp_")
+foreach_add_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = find("torch:_foreach_add_")
+foreach_mul_: Callable[[Sequence[Tensor], Tensor], None] = find("torch:_foreach_mul_")
+foreach_norm: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = find("torch:_foreach_norm")
+fused_adam_: Callable[..., None] = find("torch:_fused_adam_")
 """Kernels of ``torch.optim.Adam(fused=True)`` and ``clip_grad_norm_``.
 
 Direct calls take 0.60 to 0.78 of the CPU time of these two functions, which saves 150 to 200 microseconds per gradient
-step (``benchmarks/bench_gradient_step.py``). Fallback: ``torch.optim.adam.adam(fused=True)``, ``get_total_norm`` and
+step (``benchmarks/bench_gradient_step.py``). Replacement: ``torch.optim.adam.adam(fused=True)``, ``get_total_norm`` and
 ``clip_grads_with_norm_``, with the same bits in 0.86 of the time.
 """
 
-assert_async: Callable[[Tensor, str], None] = cast(Any, torch)._assert_async
+assert_async: Callable[[Tensor, str], None] = find("torch:_assert_async", lambda condition, message: None)
 """Raise an error if a bool on the device is False, without waiting for the device. Fallback: no check on a GPU."""
 
 edits_of: Callable[[Tensor], int] = attrgetter("_version")
@@ -121,19 +146,32 @@ edits_of: Callable[[Tensor], int] = attrgetter("_version")
 Fallback: compare the contents.
 """
 
-scan: Callable[..., Any] = _scan
-"""Scan over a dimension, which ``torch.compile`` keeps as one loop. Fallback: ``torch.scan``, once torch has it."""
+scan: Callable[..., Any] = find("torch._higher_order_ops.scan:scan")
+"""Scan over a dimension, which ``torch.compile`` keeps as one loop. Replacement: ``torch.scan``, once torch has it."""
 
-Dropout: Any = cast(Any, nn.modules.dropout)._DropoutNd
-"""Base class of all dropout modules. Fallback: a tuple of these classes."""
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+"""All classes of dropout modules; their common base class is private."""
 
-_has_global_hooks: Callable[[], bool] = cast(Any, nn.modules.module)._has_any_global_hook
+check: Callable[[bool], None] = find("torch:_check")
+"""Tell ``torch.compile`` that a condition holds; public, despite its name."""
+
+OPERATIONS: Any = SimpleNamespace(
+    unsafe_view=find("torch:ops.aten._unsafe_view.default"),
+    to_copy=find("torch:ops.aten._to_copy.default"),
+    softmax=find("torch:ops.aten._softmax.default"),
+    log_softmax=find("torch:ops.aten._log_softmax.default"),
+)
+"""Operations in graphs of :func:`traced_graph`, by name. Fallback: none of these is found in a graph."""
+
+EXPORT_LOGGER = "torch.onnx._internal.exporter._registration"
+"""Logger of ONNX export, which warns about packages that are not installed. Fallback: the warnings are seen."""
 
 
+@needs("torch.autograd.forward_ad:_current_level")
 def is_forward_mode() -> bool:
     """Return whether tensors may carry tangents, inside ``torch.func.jvp`` or a level of ``torch.autograd.forward_ad``.
 
-    Tangents are also propagated under ``torch.no_grad``. Fallback: call ``unpack_dual`` on every tensor.
+    Tangents are also propagated under ``torch.no_grad``. Replacement: call ``unpack_dual`` on every tensor.
     """
     return cast(Any, forward_ad)._current_level >= 0
 
@@ -143,11 +181,17 @@ def is_known(size: int) -> bool:
 
     Fallback: False while compiling.
     """
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         return not isinstance(size, torch.SymInt)
-    return has_static_value(size)
+    return _has_static_value(size)
 
 
+_has_static_value: Callable[[Any], bool] = find(
+    "torch.fx.experimental.symbolic_shapes:has_static_value", lambda size: False
+)
+
+
+@needs("torch:compiler._is_exporting_flag", fallback=torch.compiler.is_exporting)
 def is_exporting() -> bool:
     """Return whether ``torch.export`` is tracing the call.
 
@@ -156,29 +200,49 @@ def is_exporting() -> bool:
     return cast(Any, torch.compiler)._is_exporting_flag
 
 
+@_reads("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether ``module`` itself has hooks. Fallback: run every module through ``__call__``."""
+    """Return whether ``module`` itself has hooks. Replacement: run every module through ``__call__``."""
     own: dict[str, Any] = vars(module)
     return bool(
         own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
     )
 
 
+@_reads("_forward_hooks", "_forward_pre_hooks")
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the forward hooks of ``module`` itself. Fallback: as for :func:`has_hooks`."""
+    """Return the forward hooks of ``module`` itself. Replacement: as for :func:`has_hooks`."""
     own: dict[str, Any] = vars(module)
     return [*own["_forward_pre_hooks"].items(), *own["_forward_hooks"].items()]
 
 
-def has_global_hooks() -> bool:
-    """Return whether global module hooks are registered. Fallback: as for :func:`has_hooks`."""
-    return _has_global_hooks()
+has_global_hooks: Callable[[], bool] = find("torch.nn.modules.module:_has_any_global_hook")
+"""Return whether global module hooks are registered. Replacement: as for :func:`has_hooks`."""
 
 
+def has_tensor_hooks(tensor: Tensor) -> bool:
+    """Return whether a leaf has hooks on its gradient, before or after it is accumulated.
+
+    Replacement: run the backward pass of torch on every tensor.
+    """
+    hooked: Any = tensor
+    try:
+        return bool(hooked._backward_hooks or hooked._post_accumulate_grad_hooks)
+    except AttributeError as error:
+        raise absent_error("torch:Tensor._backward_hooks") from error
+
+
+@_reads("_modules")
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the live dict of the children of ``module``. Replacement: ``torch.nn.Module.named_children``."""
+    return cast(Any, module)._modules
+
+
+@_reads("_parameters", "_buffers")
 def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
     """Return the live dicts of the parameters and of the buffers of ``module``, without those of its submodules.
 
-    Used to swap tensors in and out. Fallback: ``torch.func.functional_call``.
+    Used to swap tensors in and out. Replacement: ``torch.func.functional_call``.
     """
     return cast(Any, module)._parameters, cast(Any, module)._buffers
 
@@ -186,38 +250,20 @@ def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, T
 def rnn_kernel(name: str) -> Callable[..., tuple[Tensor, ...]]:
     """Return the fused kernel of torch.nn for a cell, ``"lstm"`` or ``"gru"``, on packed sequences.
 
-    Fallback: ``torch.nn.LSTM``, with its weights set by ``torch.func.functional_call``.
+    Replacement: ``torch.nn.LSTM``, with its weights set by ``torch.func.functional_call``.
     """
-    return getattr(cast(Any, torch)._VF, name)
+    return _rnn_kernels[name]
+
+
+_rnn_kernels = {"lstm": find("torch:_VF.lstm"), "gru": find("torch:_VF.gru")}
 
 
 def trace() -> Any:
     """Return the tracing context of the current compilation, which holds settings and attributes set by recurl.
 
-    Fallback: mark lengths as unbacked in the caller's code with ``torch._check``.
+    Replacement: mark lengths as unbacked in the caller's code with ``torch._check``.
     """
-    return cast(Any, torch)._guards.TracingContext.get()
-
-
-def samples(sequence: nn.Module) -> bool:
-    """Return whether a ``ProbabilisticTensorDictSequential`` ends with sampling. Fallback: try it."""
-    return cast(Any, sequence)._requires_sample
-
-
-def passes_keywords(module: nn.Module) -> bool:
-    """Return whether a ``TensorDictModule`` passes keyword arguments. Fallback: don't lower any."""
-    inner = cast(Any, module)
-    return bool(inner.method_kwargs or inner._get_kwargs or inner._kwargs is not None)
-
-
-def returns_other_entries(module: nn.Module) -> bool:
-    """Return whether a TensorDict module keeps only some of its outputs (``select_out_keys``).
-
-    Fallback: compare ``out_keys`` with ``out_keys_source`` only, which misses a selection of all outputs.
-    """
-    inner = cast(Any, module)
-    selects = hasattr(type(module), "_select_before_return") and inner._select_before_return  # only sequences do
-    return selects or inner.out_keys != inner.out_keys_source
+    return load("torch._guards:TracingContext.get")()
 
 
 def schema_of(target: Any) -> Any:
@@ -228,39 +274,61 @@ def schema_of(target: Any) -> Any:
     return getattr(target, "_schema", None)
 
 
-class _Replacing(TorchDispatchMode):
-    def __init__(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        super().__init__()
-        self._run = run
+@cache
+def _replacing() -> type[Any]:
+    """Return the class of the contexts that :func:`running_by` creates."""
+    base: Any = load("torch.utils._python_dispatch:TorchDispatchMode")
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._run(func, args, kwargs or {})
+    class Replacing(base):
+        def __init__(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+            super().__init__()
+            self._run = run
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            return self._run(func, args, kwargs or {})
+
+    return Replacing
 
 
 def running_by(run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> AbstractContextManager[Any]:
     """Return a context in which ``run(operation, arguments, named arguments)`` replaces every operation.
 
-    Fallback: don't compile functions that draw random numbers, and don't check for read-backs on the CPU; CUDA has
+    Replacement: don't compile functions that draw random numbers, and don't check for read-backs on the CPU; CUDA has
     ``torch.cuda.set_sync_debug_mode``.
     """
-    return _Replacing(run)
+    return _replacing()(run)
+
+
+_compiling: ContextVar[bool] = ContextVar("recurl compiles", default=False)
+
+
+def is_compiling() -> bool:
+    """Return whether this call is traced: by ``torch.compile``, ``torch.export``, or inside :func:`compiling`.
+
+    Dynamo folds ``torch.compiler.is_compiling()`` to True, so that it never reads the context variable.
+
+    Example:
+        >>> with compiling():
+        ...     is_compiling(), torch.compiler.is_compiling()
+        (True, False)
+    """
+    return torch.compiler.is_compiling() or _compiling.get()
 
 
 @contextmanager
 def compiling() -> Generator[None]:
-    """Make ``torch.compiler.is_compiling()`` true inside the block, so that kernels are called as operators.
+    """Make :func:`is_compiling` true inside the block, in this thread only, so that kernels are called as operators.
 
-    Fallback: a flag in recurl, read along with ``is_compiling()``.
+    Backward passes run in this thread too, also on a GPU, so that they see it.
     """
-    compiler = cast(Any, torch.compiler)
-    before = compiler._is_compiling_flag
-    compiler._is_compiling_flag = True
+    token = _compiling.set(True)
     try:
-        yield
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
     finally:
-        compiler._is_compiling_flag = before
+        _compiling.reset(token)
 
 
 def start_compilers() -> None:
@@ -268,7 +336,8 @@ def start_compilers() -> None:
 
     Until they run, it compiles one kernel after another in this process. Fallback: it always begins so.
     """
-    importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
+    with suppress(UnsupportedError):
+        load("torch._inductor.async_compile:maybe_warm_pool")()
 
 
 def limit_compile_threads(count: int) -> None:
@@ -277,19 +346,19 @@ def limit_compile_threads(count: int) -> None:
     Fallback: set that variable before torch is imported.
     """
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        inductor: Any = importlib.import_module("torch._inductor.config")
-        inductor.compile_threads = count
+        load("torch._inductor.config").compile_threads = count
 
 
 def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn.Module:
     """Trace a function of tensors to a graph of ATen operations, gradients included, without computing.
 
-    Fallback: ``torch.compile`` on the function itself, which must then be Python that Dynamo can read.
+    Replacement: ``torch.compile`` on the function itself, which must then be Python that Dynamo can read.
     """
+    make_fx, code_generator = load("torch.fx.experimental.proxy_tensor:make_fx"), load("torch.fx.graph:CodeGen")
     different = [example.detach() for example in examples]  # the tracer merges arguments that are one tensor
     with torch.autograd.set_multithreading_enabled(False):  # so that the tracer sees the backward pass
         graph: Any = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*different)
-    graph.graph.set_codegen(CodeGen())  # positional arguments, independent of the function's parameter names
+    graph.graph.set_codegen(code_generator())  # positional arguments, independent of the function's parameter names
     _keep_constants(graph)
     graph.recompile()
     return graph
@@ -307,8 +376,8 @@ def inductor_program(
     graph joins ``columns``, the kernels that compute them write them to their places in the result, so that no kernel
     remains that only concatenates.
 
-    Fallback: ``torch.compile(graph.forward, fullgraph=True)``, where Dynamo reads the graph's code again, in a sixth of
-    the compiler's time.
+    Replacement: ``torch.compile(graph.forward, fullgraph=True)``, where Dynamo reads the graph's code again, in a sixth
+    of the compiler's time.
 
     Args:
         graph: the graph.
@@ -320,17 +389,17 @@ def inductor_program(
         RuntimeError: an instance of :func:`compiler_error`: the compiler, or one that it calls, failed.
     """
     given = [node for node in graph.graph.nodes if node.op == "placeholder"][: -len(kept) or None]
-    mode = given[0].meta["val"].fake_mode if given else FakeTensorMode()
+    mode = given[0].meta["val"].fake_mode if given else load("torch._subclasses.fake_tensor:FakeTensorMode")()
     examples = [*(node.meta["val"] for node in given), *map(mode.from_tensor, kept)]
-    inductor: Any = importlib.import_module("torch._inductor")
+    compile_graph = load("torch._inductor:compile")
     options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
     if columns:
-        config: Any = importlib.import_module("torch._inductor.config")
+        config = load("torch._inductor.config")
         options |= {name: value for name, value in _OF_COLUMNS.items() if hasattr(config, name)}
     if most_fused is not None:
         options["max_fusion_size"] = most_fused
     with torch.no_grad():
-        program = inductor.compile(graph, examples, options)
+        program = compile_graph(graph, examples, options)
     return lambda *tensors: program(*tensors, *kept)
 
 
@@ -339,7 +408,10 @@ def compiler_error() -> type[Exception]:
 
     Fallback: ``RuntimeError``, its base.
     """
-    return importlib.import_module("torch._inductor.exc").InductorError
+    try:
+        return load("torch._inductor.exc:InductorError")
+    except UnsupportedError:
+        return RuntimeError
 
 
 def lift_tensors(graph: Any) -> list[Tensor]:
@@ -364,7 +436,7 @@ def _lifted(graph: Any, given: Sequence[Any]) -> list[Tensor]:
 
 def _keep_constants(graph: Any) -> None:
     """Keep tensors made by ``torch.tensor`` from Python numbers on their device, so that no run copies them there."""
-    copies = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten._to_copy.default)
+    copies = (torch.ops.aten.lift_fresh_copy.default, OPERATIONS.to_copy)
     for number, node in enumerate(list(graph.graph.nodes)):
         source = node.args[0] if node.target in copies else None
         if source is None or source.op != "get_attr" or _is_edited(node):
@@ -385,8 +457,37 @@ def _is_edited(node: Any) -> bool:
     for user in node.users:
         if user.op == "output":
             return True
-        schema = getattr(user.target, "_schema", None)
+        schema = schema_of(user.target)
         views = schema is not None and any(found.alias_info is not None for found in schema.returns)
         if schema is not None and (schema.is_mutable or (views and _is_edited(user))):
             return True
     return False
+
+
+class CompletedState(nn.Module):
+    """Module that completes a state dict saved by an earlier version before it is loaded."""
+
+    def complete_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Add missing entries to ``state_dict``, whose keys begin with ``prefix``."""
+        raise NotImplementedError
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        self.complete_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class NotifiedModule(nn.Module):
+    """Module that is told when its tensors were moved or converted, as by ``to`` or ``double``.
+
+    Fallback: it isn't told.
+    """
+
+    def on_conversion(self, before: torch.dtype) -> None:
+        """React to a conversion, from the dtype ``before``."""
+        raise NotImplementedError
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        before = cast(Any, self).dtype
+        super()._apply(fn, recurse)
+        self.on_conversion(before)
+        return self

@@ -86,9 +86,9 @@ class SequenceMinibatches:
             )
         if ranks > 1 and (len(self._starts) % num_minibatches or length % (slice_len or length)):
             raise ArgumentError(
-                f"Over {ranks} ranks all minibatches must be of one size: num_minibatches must divide the sequences of "
-                f"each rank, and slice_len its rows; got {num_minibatches} for {len(self._starts)} sequences, and "
-                f"{slice_len or length} for rows of {length} tokens."
+                f"With {ranks} ranks, all minibatches must have the same size: num_minibatches must divide the "
+                f"sequences of each rank, and slice_len its rows; got {num_minibatches} for {len(self._starts)} "
+                f"sequences, and {slice_len or length} for rows of {length} tokens."
             )
         check_order(batch)
         check_sequences(batch, slice_len or length)
@@ -150,8 +150,8 @@ class SequenceMinibatches:
         length = int(self._lengths[0])
         if bool((self._lengths != length).any()) or len(order) % self._num_minibatches:
             raise ArgumentError(
-                f"Minibatches of one size need slice_len and num_minibatches that divide, got {length} tokens in the "
-                f"first of {len(order)} sequences, {int(self._lengths.min())} in the shortest, and "
+                f"Minibatches must have the same size, so slice_len must divide the rows and num_minibatches the "
+                f"number of sequences; got {len(order)} sequences of {int(self._lengths.min())} to {length} tokens for "
                 f"{self._num_minibatches} minibatches."
             )
         flat = dict(leaves(self._flat))

@@ -32,32 +32,32 @@ def submodules(policy: object) -> dict[str, nn.Module]:
     return {name: module for module, name in found.items()}
 
 
-def _inside(name: str, thing: object, depth: int) -> Iterator[tuple[str, nn.Module]]:
-    if isinstance(thing, nn.Module):
-        for inner, module in thing.named_modules(prefix=name):
+def _inside(name: str, holder: object, depth: int) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(holder, nn.Module):
+        for inner, module in holder.named_modules(prefix=name):
             yield inner, module
             for key, value in list(vars(module).items()):
                 if isinstance(value, _FUNCTIONS):
                     yield from _inside(f"{inner}.{key}".lstrip("."), value, depth)
-    elif depth and callable(thing) and not isinstance(thing, type):
-        for inner, value in _references(thing).items():
+    elif depth and callable(holder) and not isinstance(holder, type):
+        for inner, value in _references(holder).items():
             yield from _inside(f"{name}.{inner}".lstrip("."), value, depth - 1)
 
 
-def _references(thing: Any) -> dict[str, Any]:
-    if isinstance(thing, functools.partial):
-        arguments = {f"argument {position}": value for position, value in enumerate(thing.args)}
-        return {"function": thing.func, **arguments, **thing.keywords}
-    if isinstance(thing, types.MethodType):
-        return {thing.__name__: thing.__self__}
-    if isinstance(thing, types.FunctionType):
+def _references(holder: Any) -> dict[str, Any]:
+    if isinstance(holder, functools.partial):
+        arguments = {f"argument {position}": value for position, value in enumerate(holder.args)}
+        return {"function": holder.func, **arguments, **holder.keywords}
+    if isinstance(holder, types.MethodType):
+        return {holder.__name__: holder.__self__}
+    if isinstance(holder, types.FunctionType):
         try:
-            variables = inspect.getclosurevars(thing)
+            variables = inspect.getclosurevars(holder)
         except ValueError:  # a closure variable without a value
             return {}
-        defaults = {f"default {position}": value for position, value in enumerate(thing.__defaults__ or ())}
-        return {**variables.globals, **variables.nonlocals, **defaults, **(thing.__kwdefaults__ or {})}
-    return dict(getattr(thing, "__dict__", {}))
+        defaults = {f"default {position}": value for position, value in enumerate(holder.__defaults__ or ())}
+        return {**variables.globals, **variables.nonlocals, **defaults, **(holder.__kwdefaults__ or {})}
+    return dict(getattr(holder, "__dict__", {}))
 
 
 def leaf_modules(policy: object) -> dict[str, nn.Module]:

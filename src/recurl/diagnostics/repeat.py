@@ -7,12 +7,12 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from recurl.core.keys import ACTION, NestedKey, is_action
-from recurl.core.torch_compat import Dropout
+from recurl.core.torch_compat import DROPOUTS
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import keys_of, leaf_modules, submodules
 from recurl.diagnostics.preserve import evaluating
 from recurl.diagnostics.result import Fault, check
-from recurl.diagnostics.runs import Call, first_to_differ, record, run_again
+from recurl.diagnostics.runs import Call, first_difference, record, run_twice
 from recurl.diagnostics.states import first_root
 
 
@@ -46,13 +46,13 @@ def _mode(policy: Any) -> str:
 
 
 def _raise_on_internal_state(policy: Any, root: TensorDictBase) -> None:
-    first, second = run_again(policy, root, False)
+    first, second = run_twice(policy, root, False)
     random = ex.random_keys(policy, root, False)
     kept = [key for key in ex.differing(first, second) if key not in random]
     if not kept:
         return
     with evaluating(policy):
-        fixed_by_eval = not ex.differing(*run_again(policy, root, False))
+        fixed_by_eval = not ex.differing(*run_twice(policy, root, False))
     fix = ex.USE_MODULE + "; freeze statistics within a batch, as ObservationNorm does"
     raise Fault(
         f"{kept[0]!r} differs between calls with the same root: the policy keeps internal state, which is not stored "
@@ -69,7 +69,7 @@ def _noise(policy: Any, data: TensorDictBase, mode: bool) -> tuple[list[NestedKe
     dropped = next((call for call, twin in zip(calls, others, strict=False) if _dropout_differs(call, twin)), None)
     chosen = _depending_on_action(policy, calls)
     noisy = [key for key in random if key not in chosen and not is_action(key) and not str(key).endswith("log_prob")]
-    name, module = first_to_differ(calls, others, ex.differ)
+    name, module = first_difference(calls, others, ex.differ)
     if chosen == {ACTION} and (module is None or module is policy):
         noisy = []  # in an opaque policy these entries may depend on the action
     if dropped is not None:
@@ -78,7 +78,7 @@ def _noise(policy: Any, data: TensorDictBase, mode: bool) -> tuple[list[NestedKe
 
 
 def _dropout_differs(call: Call, twin: Call) -> bool:
-    return isinstance(call.module, Dropout) and ex.differ(call.outputs[0], twin.outputs[0])
+    return isinstance(call.module, DROPOUTS) and ex.differ(call.outputs[0], twin.outputs[0])
 
 
 def _depending_on_action(policy: Any, calls: list[Call]) -> set[NestedKey]:

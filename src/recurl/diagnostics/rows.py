@@ -15,7 +15,7 @@ from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import submodules
 from recurl.diagnostics.preserve import evaluating
 from recurl.diagnostics.result import Fault, check
-from recurl.diagnostics.runs import Call, first_to_differ, record, run
+from recurl.diagnostics.runs import Call, first_difference, record, run
 from recurl.diagnostics.states import states_in
 from recurl.modules.python_rnn import LSTM, RecurrentNet
 
@@ -64,7 +64,7 @@ def _coupled(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedK
         if key in random or value is None or not _differ_at(~odd, after.get(key), value):
             continue
         calls, others = record(policy, data, mode)[0], record(policy, other, mode)[0]
-        name, _ = first_to_differ(calls, others, lambda one, another: _differ_at(~odd, one, another))
+        name, _ = first_difference(calls, others, lambda one, another: _differ_at(~odd, one, another))
         with evaluating(policy):
             first, second = run(policy, data, mode), run(policy, other, mode)
         fixed_by_eval = not _differ_at(~odd, first.get(key), second.get(key))

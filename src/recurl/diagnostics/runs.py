@@ -1,4 +1,4 @@
-"""Running a policy in experiments: once, twice, with other seeds, and with recorded module calls."""
+"""Experimental runs of a policy: once, twice with the same seed, and with recorded module calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0) ->
         return _call(policy, batch, mode)
 
 
-def run_again(policy: Any, batch: TensorDictBase, mode: bool | None) -> tuple[TensorDictBase, TensorDictBase]:
+def run_twice(policy: Any, batch: TensorDictBase, mode: bool | None) -> tuple[TensorDictBase, TensorDictBase]:
     """Run ``policy`` twice with the same seed; state left in the policy by the first run is visible to the second."""
     with preserved(policy) as kept:
         first = _call(policy, batch, mode)
@@ -160,7 +160,7 @@ def _flat_tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def first_to_differ(
+def first_difference(
     calls: list[Call], others: list[Call], differ: Callable[[Tensor, Tensor], bool]
 ) -> tuple[str, nn.Module | None]:
     """Return the name and module of the first call whose outputs differ between two runs of the same policy.

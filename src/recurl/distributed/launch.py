@@ -179,10 +179,10 @@ def _take_gpu(index: str) -> None:
     if local >= found:
         raise ArgumentError(
             f"Every rank needs its own GPU, but this machine has {found} for its local rank {local}: lower "
-            "--nproc-per-node, or take --device cpu."
+            "--nproc-per-node, or use --device cpu."
         )
     if index and int(index) != local:
-        raise ArgumentError(f"The ranks take one GPU each: write --device cuda, got cuda:{index} on all of them.")
+        raise ArgumentError(f"Each rank must use a separate GPU, but all got cuda:{index}: write --device cuda.")
     torch.cuda.set_device(local)
 
 

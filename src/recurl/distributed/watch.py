@@ -48,14 +48,14 @@ class _Peer:
 
     def __init__(self, beat: _Beat, now: float, *, near: bool) -> None:
         self.beat = beat
-        self.heard = self.moved = now
+        self.beat_time = self.progress_time = now
         self.near = near
 
     def update(self, beat: _Beat, now: float) -> None:
         if beat.number != self.beat.number:
-            self.heard = now
+            self.beat_time = now
         if beat.progress != self.beat.progress or beat.exempt:
-            self.moved = now
+            self.progress_time = now
         self.beat = beat
 
 
@@ -216,17 +216,17 @@ class Watch:
         """Return the reason why this process must end, or None."""
         running = {rank: seen for rank, seen in self._peers.items() if not seen.beat.ended}
         for rank, seen in running.items():
-            dead = not _alive(seen.beat.pid) if seen.near else now - seen.heard > _DEAD_SECONDS
+            dead = not _alive(seen.beat.pid) if seen.near else now - seen.beat_time > _DEAD_SECONDS
             if dead and rank != self._rank:
                 where = f"its process, {seen.beat.pid} on {seen.beat.host}, is gone"
                 return f"rank {rank} has died ({where})."
         if len(self._peers) < self._size or any(seen.beat.exempt for seen in running.values()):
             for seen in running.values():
-                seen.moved = now
+                seen.progress_time = now
             return None
         behind = min((seen.beat.progress for seen in running.values()), default=0)
         slow = [rank for rank, seen in running.items() if seen.beat.progress == behind]
-        if slow and all(now - running[rank].moved > self._timeout for rank in slow):
+        if slow and all(now - running[rank].progress_time > self._timeout for rank in slow):
             subject = "no rank" if len(slow) == len(running) > 1 else f"rank {', '.join(map(str, slow))}"
             status = "made progress" if subject == "no rank" else "made no progress"
             return f"{subject} has {status} for {self._timeout:g} s (--rank-timeout)."

@@ -11,6 +11,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from recurl.core.errors import ArgumentError, UnfitStateError
+from recurl.envs.gymnasium_compat import set_elapsed_steps
 from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
 from recurl.envs.state_plain import MAX_BYTES
 
@@ -40,7 +41,7 @@ def _state(objects: str, data: bytes) -> dict[str, Any]:
 
 
 def implements_state(env: Any) -> bool:
-    """Return whether an environment, wrapped by Gymnasium at most, has ``get_state()`` and ``set_state(state)``."""
+    """Return whether an environment without custom wrappers has ``get_state()`` and ``set_state(state)``."""
     if isinstance(env, SyncVectorEnv):
         return all(implements_state(child) for child in env.envs)
     while isinstance(env, _KNOWN_WRAPPERS):
@@ -87,10 +88,10 @@ def _restore_legacy(env: Any, state: dict[str, Any]) -> None:
             _restore_legacy(child, saved)
         return
     if not has_own_state(env.unwrapped):
-        raise ArgumentError(f"The state belongs to another environment than {env}.")
+        raise ArgumentError(f"The state is from a different environment than {env}.")
     env.unwrapped.set_state(_to_arrays(state["env"]))
     for limit, elapsed in zip(_limits(env), state["elapsed"], strict=True):
-        limit._elapsed_steps = elapsed
+        set_elapsed_steps(limit, elapsed)
 
 
 def _limits(env: Any) -> list[Any]:
@@ -113,7 +114,7 @@ def _to_arrays(value: Any) -> Any:
 
 
 def creator_of(env: Gym) -> Callable[[], Gym] | None:
-    """Return a function that creates such an environment again; None if it isn't known."""
+    """Return a factory of environments like ``env``, or None if none is known."""
     if isinstance(env, SyncVectorEnv):
         return partial(SyncVectorEnv, list(env.env_fns)[:2], autoreset_mode=env.autoreset_mode)
     spec: Any = env.spec

@@ -6,6 +6,7 @@ step: a done row keeps its true final observation until it is reset with ``reset
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,12 +14,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from recurl.core.errors import ArgumentError, UsageError, WorkerError
 from recurl.envs.gym_state import SavedState
 from recurl.envs.gym_wrappers import Wrap, check_id, spec_of, with_clear_errors, wrapped
+from recurl.envs.gymnasium_compat import SyncVectorEnv, add_info, forget_pending
 
 __all__ = [
     "AsyncVectorEnv",
@@ -214,43 +215,11 @@ def autoreset_disabled(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any
     )
 
 
-class SyncVectorEnv(gym.vector.SyncVectorEnv):
-    """Faster version of Gymnasium's ``SyncVectorEnv`` with autoreset disabled.
-
-    Observations that are arrays of the space's shape and dtype are copied directly to their rows, instead of being
-    stacked afterwards.
-
-    Example:
-        >>> mode = AutoresetMode.DISABLED
-        >>> env = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=mode, copy=False)
-        >>> env.reset(seed=0)[0].shape, env.step(np.array([0, 1]))[1]
-        ((2, 4), array([1., 1.]))
-    """
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step every row."""
-        batch: Any = self._observations
-        rewards, terminated, truncated = self._rewards, self._terminations, self._truncations
-        space, infos = self.single_observation_space, dict[str, Any]()
-        fits = isinstance(space, gym.spaces.Box)
-        for index, (action, env) in enumerate(zip(iterate(self.action_space, actions), self.envs, strict=True)):
-            seen, rewards[index], terminated[index], truncated[index], info = env.step(action)
-            self._env_obs[index] = seen
-            fits = fits and type(seen) is np.ndarray and seen.dtype == space.dtype and seen.shape == space.shape
-            if fits:
-                batch[index] = seen
-            infos = self._add_info(infos, info, index) if info else infos
-        if not fits:
-            batch = self._observations = concatenate(space, self._env_obs, batch)
-        self._autoreset_envs = np.logical_or(terminated, truncated)
-        return batch, np.copy(rewards), np.copy(terminated), np.copy(truncated), infos
-
-
 class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
     """Version of Gymnasium's ``AsyncVectorEnv`` that raises if one of its processes hangs.
 
     Raises:
-        WorkerError: (at a reset or step) an environment hasn't replied for a minute. All processes are killed.
+        WorkerError: (at a reset or step) an environment hasn't replied for a minute. All processes were killed.
 
     Example:
         >>> AsyncVectorEnv.__mro__[1]
@@ -268,15 +237,20 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
         return super().step_wait(timeout)
 
     def _check_answers(self, timeout: float | None) -> None:
-        if timeout is not None or self._poll_pipe_envs(_TIMEOUT_SECONDS):  # else Gymnasium's own limit
+        if timeout is not None or self.closed:  # Gymnasium's own limit or error
+            return
+        end = time.monotonic() + _TIMEOUT_SECONDS
+        if all(pipe.poll(max(0.0, end - time.monotonic())) for pipe in self.parent_pipes):
             return
         silent = [index for index, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
         named = ", ".join(f"{index} (process {self.processes[index].pid})" for index in silent)
         for process in self.processes:
             process.kill()  # a stopped process ignores other signals
-        self._state = AsyncState.DEFAULT
+        forget_pending(self)
         self.close(terminate=True)
-        raise WorkerError(f"Environment {named} hangs: no answer for {_TIMEOUT_SECONDS:g} s. All processes are killed.")
+        raise WorkerError(
+            f"Environment {named} hangs: no answer for {_TIMEOUT_SECONDS:g} s. All processes were killed."
+        )
 
 
 class SameStepVectorEnv(gym.vector.VectorWrapper):
@@ -333,7 +307,7 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
         if not isinstance(final, dict):  # one dict per row
             rows, final = final, dict[str, Any]()
             for index in np.flatnonzero(self._done).tolist():
-                final = self._add_info(final, rows[index] or {}, index)
+                final = add_info(self, final, rows[index] or {}, index)
         own = ("final_obs", "_final_obs", "final_info", "_final_info")
         return _final_info({name: value for name, value in info.items() if name not in own}, final, self._done)
 
@@ -429,7 +403,7 @@ class SingleRowsVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _with_info(self, info: dict[str, Any], row_info: dict[str, Any], index: int) -> dict[str, Any]:
         """Return ``info`` with the info of a single-row vector environment added."""
-        return self._add_info(info, _only_row(row_info), index) if row_info else info
+        return add_info(self, info, _only_row(row_info), index) if row_info else info
 
     def _batched(self) -> Any:
         out = create_empty_array(self.single_observation_space, self.num_envs)

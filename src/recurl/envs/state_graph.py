@@ -26,6 +26,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from recurl.core.errors import ArgumentError
+from recurl.envs.gymnasium_compat import LAST_RESULTS
 from recurl.envs.state_foreign import FOREIGN
 from recurl.envs.state_plain import MAX_BYTES, PlainReader, PlainWriter, UnsavableError, unsavable
 
@@ -569,7 +570,7 @@ def _is_skipped(holder: object, name: str, content: Any) -> bool:
     """Return whether an attribute is neither saved nor restored: arrays of a space, last results of a vector env."""
     if isinstance(holder, gym.Space):
         return isinstance(content, np.ndarray)
-    return isinstance(holder, VectorEnv) and name in ("env_fns", "_env_obs", "_observations")
+    return isinstance(holder, VectorEnv) and name in ("env_fns", *LAST_RESULTS)
 
 
 def _nested_envs(root: object) -> Iterator[object]:

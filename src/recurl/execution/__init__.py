@@ -1,1 +1,1 @@
-"""Ways to run a function of a batch: lowered, compiled, captured."""
+"""Fast execution of networks and steps: lowered to tensors, compiled, or captured as CUDA graphs."""

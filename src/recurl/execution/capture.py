@@ -1,19 +1,22 @@
-"""Conditions of CUDA graph capture: tensors that stay in place, and no garbage collection during the capture."""
+"""Capture of CUDA graphs, and its conditions: tensors that stay in place, and no garbage collection meanwhile."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from types import FunctionType, MethodType
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from recurl.core.torch_compat import hooks_of, tensors_of
 
-__all__ = ["ModuleGuard", "recording", "without_garbage_collection"]
+__all__ = ["ModuleGuard", "on_side_stream", "record", "without_garbage_collection"]
+
+T = TypeVar("T")
 
 _SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
 
@@ -89,16 +92,58 @@ def without_garbage_collection() -> Generator[None]:
             gc.enable()
 
 
-@contextmanager
-def recording() -> Generator[None]:
-    """Capture CUDA graphs inside the block, without garbage collection, while other threads may use the GPU.
+def record(run: Callable[[], T], device: torch.device, *generators: torch.Generator) -> tuple[Callable[[], None], T]:
+    """Capture the kernels that ``run`` launches as a CUDA graph, without executing them.
 
-    NCCL's threads do, which would invalidate a capture in torch's default mode. See :func:`without_garbage_collection`.
+    Other threads may use the GPU during the capture, as those of NCCL do. See :func:`without_garbage_collection`.
+
+    Args:
+        run: function that launches kernels on the current stream. Run it before on :func:`on_side_stream`, so that
+            kernels are compiled and libraries have allocated their memory.
+        device: the GPU.
+        generators: random generators that it draws from, in addition to that of the device.
+
+    Returns:
+        the function that replays the graph on the current stream, and the result of ``run``, which replays overwrite.
     """
-    graph = torch.cuda.graph
-    torch.cuda.graph = partial(graph, capture_error_mode="thread_local")
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    stream = _side_stream(device)
+    with (
+        without_garbage_collection(),
+        torch.cuda.stream(stream),  # restores the current stream even where the end of a failed capture doesn't
+        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+    ):
+        result = run()
+    return graph.replay, result
+
+
+@contextmanager
+def on_side_stream(device: torch.device) -> Generator[None]:
+    """Launch kernels on another stream of a GPU inside the block, in order with those of the current stream."""
+    current, stream = torch.cuda.current_stream(device), _side_stream(device)
+    stream.wait_stream(current)
     try:
-        with without_garbage_collection():
+        with torch.cuda.stream(stream):
             yield
     finally:
-        torch.cuda.graph = graph
+        current.wait_stream(stream)
+
+
+class _Streams(threading.local):
+    """Side streams of this thread by GPU: kernels of another thread would become part of its captures."""
+
+    def __init__(self) -> None:
+        self.by_index: dict[int, torch.cuda.Stream] = {}
+
+
+_streams = _Streams()
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of a GPU on which functions of this thread run before and while they are captured."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index not in _streams.by_index:
+        _streams.by_index[index] = torch.cuda.Stream(torch.device("cuda", index))
+    return _streams.by_index[index]

@@ -60,7 +60,7 @@ class InductorFunction:
 
     Example:
         >>> weight = torch.ones(2)
-        >>> noisy = Traced(lambda x: (x * weight + torch.rand(2),), [torch.zeros(2)])
+        >>> noisy = InductorFunction(lambda x: (x * weight + torch.rand(2),), [torch.zeros(2)])
         >>> _ = weight.fill_(3.0), torch.manual_seed(0)
         >>> noisy(torch.ones(2))[0], 3.0 + torch.manual_seed(0).initial_seed() + torch.rand(2)
         (tensor([3.4963, 3.7682]), tensor([3.4963, 3.7682]))

@@ -51,7 +51,7 @@ def read_bench_train(arguments: list[str]) -> BenchTrain:
     if arguments:
         args = read_run(arguments, read_sources(arguments), prog="recurl bench train", extra=BenchTrain)
     if args is None:
-        raise ArgumentError(f"recurl bench train takes an algorithm ({', '.join(ALGORITHMS)}) and its options.")
+        raise ArgumentError(f"recurl bench train needs an algorithm ({', '.join(ALGORITHMS)}) and its options.")
     return args
 
 

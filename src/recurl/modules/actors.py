@@ -96,7 +96,7 @@ class Sampler(ProbabilisticTensorDictModule):
         return draw
 
     def compiled_density(self) -> Density:
-        """Return the action density in the form of the C++ library.
+        """Return the action density for the C++ library.
 
         Raises:
             NotCompiled: the library doesn't support this distribution.

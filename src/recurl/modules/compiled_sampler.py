@@ -34,14 +34,14 @@ def compile_sample(
         deterministic: take the deterministic sample.
 
     Raises:
-        NotCompiled: the distribution has no form in C++.
+        NotCompiled: the distribution has no C++ implementation.
     """
     if _is_categorical(distribution, parameters, options):
         _choose(program, distribution, parameters, outputs, deterministic=deterministic)
     elif _is_squashed_normal(distribution, parameters, options):
         _squash(program, parameters, options, outputs, deterministic=deterministic)
     else:
-        raise NotCompiled(f"a sampler of {distribution.__name__} has no form in C++")
+        raise NotCompiled(f"a sampler of {distribution.__name__} has no C++ implementation")
 
 
 def _is_categorical(distribution: type, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> bool:
@@ -55,17 +55,17 @@ def _is_squashed_normal(distribution: type, parameters: Mapping[str, NestedKey],
 
 
 def density_of(distribution: Any, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> Density:
-    """Return the density of a distribution in the form of the C++ library. Arguments as in :func:`compile_sample`.
+    """Return the density of a distribution for the C++ library. Arguments as in :func:`compile_sample`.
 
     Raises:
-        NotCompiled: the distribution has no form in C++.
+        NotCompiled: the distribution has no C++ implementation.
     """
     if _is_categorical(distribution, parameters, options):
         return Density(parameters["logits"], mask=parameters.get("mask"), one_hot=distribution.one_hot)
     if _is_squashed_normal(distribution, parameters, options):
         bounds = {name: options[name] for name in ("low", "high") if name in options}
         return Density(parameters["loc"], parameters["scale"], **bounds)
-    raise NotCompiled(f"the density of {distribution.__name__} has no form in C++")
+    raise NotCompiled(f"the density of {distribution.__name__} has no C++ implementation")
 
 
 def _choose(

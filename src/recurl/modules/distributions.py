@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from recurl.core.autograd import custom_backward_allowed, double_backward, needs_double_backward
 from recurl.core.errors import ArgumentError
 from recurl.core.messages import absent_names
-from recurl.core.torch_compat import assert_async
+from recurl.core.torch_compat import assert_async, is_compiling
 from recurl.modules.tanh_normal import TanhNormal
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
@@ -95,7 +95,7 @@ class Categorical(d.Categorical):
             ArgumentError: a probability is NaN (checked on the CPU; otherwise the device reports it).
         """
         probs: Any = self.probs
-        on_host, compiling = probs.device.type == "cpu", torch.compiler.is_compiling()
+        on_host, compiling = probs.device.type == "cpu", is_compiling()
         if self.mask is not None and on_host and custom_backward_allowed():
             _check_choices(self.mask)
         one = not len(sample_shape) and (compiling or custom_backward_allowed())

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from recurl.core.errors import ArgumentError, MissingKeyError
 from recurl.core.keys import ACTION, NestedKey, normalize_key
 from recurl.core.specs import Bounded, Categorical, Composite, TensorSpec, masked_rand
+from recurl.core.torch_compat import CompletedState
 from recurl.modules.qvalue import action_choices, mask_in
 from recurl.sequences.entries import Step, StepT, takes_entries
 from recurl.sequences.mode import ExplorationType, exploration_type
@@ -24,7 +25,7 @@ __all__ = ["AdditiveGaussianModule", "EGreedyModule"]
 _MAX_STEPS = 2**53  # cap of the step count: up to here, float64 represents all integers exactly
 
 
-class _Exploration(TensorDictModuleBase):
+class _Exploration(CompletedState, TensorDictModuleBase):
     """Base class of modules that perturb a policy's actions by an amount annealed linearly over environment steps.
 
     Args:
@@ -80,11 +81,10 @@ class _Exploration(TensorDictModuleBase):
         annealed = anchor - (init - end) * (self.frames.double() / self.annealing_num_steps)
         return torch.maximum(annealed, end).to(getattr(self, self.amount).dtype)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load a state. Without a step count (earlier versions), annealing continues from the loaded amount."""
+    def complete_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Add a step count and anchor, which earlier versions didn't save: annealing continues from the amount."""
         for name in (f"{self.amount}_anchor", "frames"):
             state_dict.setdefault(prefix + name, getattr(self, name))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     @takes_entries
     def forward(self, tensordict: StepT) -> StepT:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurl.core.errors import ArgumentError
+from recurl.core.torch_compat import is_compiling
 from recurl.distributed import merge_max
 
 __all__ = ["ARCHITECTURES", "LAYOUTS", "Architecture", "ImageEncoder", "ImageScale", "Layout", "image_layout"]
@@ -160,7 +161,7 @@ class ImageEncoder(nn.Module):
                 f"shape {list(images.shape)}."
             )
         flat = images.reshape(-1, *self.shape)
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or is_compiling():
             features = self.dense(self._convolve(flat))
         else:
             features = torch.cat([self.dense(self._convolve(part)) for part in flat.split(_CHUNK)])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
+from recurl.core.torch_compat import CompletedState
 from recurl.distributed import merge_moments
 from recurl.execution.compiled import Compilation, Signal
 from recurl.sequences.reverse import reverse_linear_recurrence
@@ -16,7 +17,7 @@ from recurl.sequences.reverse import reverse_linear_recurrence
 __all__ = ["ObservationNorm", "RewardScaler"]
 
 
-class _RunningMoments(nn.Module):
+class _RunningMoments(CompletedState):
     """Running mean and variance, merged batch by batch.
 
     They are stored in float64, as ``exact``, and rounded to ``mean`` and ``var``: after many samples, the change by one
@@ -50,10 +51,9 @@ class _RunningMoments(nn.Module):
         self.var.copy_(exact[1])
         self.count.add_(count)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load a state, which lacks the exact moments if saved by an earlier version."""
+    def complete_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Add the exact moments, which a state saved by an earlier version lacks."""
         state_dict.setdefault(f"{prefix}exact", self.exact)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class ObservationNorm(nn.Module):

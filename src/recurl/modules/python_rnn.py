@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 
+from recurl.core.torch_compat import NotifiedModule
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.recurrence import GRU as GRU_CELL
 from recurl.recurrence import LSTM as LSTM_CELL
@@ -62,7 +63,7 @@ class GRU(RecurrentNet):
         return features, h
 
 
-class CellNet(RecurrentNet):
+class CellNet(NotifiedModule, RecurrentNet):
     """Stacked layers of any cell, with the arguments of :class:`LSTM` after the cell.
 
     Args:
@@ -95,13 +96,11 @@ class CellNet(RecurrentNet):
         for layer, (weights, *_) in enumerate(self.layer_weights()):
             check_step(self.cell, weights, self._sizes(layer), shapes_only=shapes_only)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        before = self.dtype
-        super()._apply(fn, recurse)
+    def on_conversion(self, before: dtype) -> None:
+        """Check the cell's step again if the dtype changed."""
         if self.dtype != before:
             with suppress(RuntimeError):  # an operation missing for this dtype here may exist on the target device
                 self._check_steps(shapes_only=True)
-        return self
 
 
 class LSTMCell(nn.LSTMCell):

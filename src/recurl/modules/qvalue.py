@@ -96,7 +96,7 @@ class QValueModule(TensorDictModuleBase):
     def compile_entries(self, program: Compilation) -> None:
         """Compile the greedy choice to C++; see :class:`recurl.execution.compiled.Compilation`."""
         if self.action_mask_key is not None:
-            raise NotCompiled(f"{type(self).__name__} with a mask has no form in C++")
+            raise NotCompiled(f"{type(self).__name__} with a mask has no C++ implementation")
         values = program.numbers(program.read(self.action_value_key))
         action_key, values_key, chosen_key = self.out_keys
         one_hot = self.action_space == "one_hot"

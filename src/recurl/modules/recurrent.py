@@ -15,6 +15,7 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
 from recurl.core.precision import resolve_precision
 from recurl.core.specs import Unbounded
+from recurl.core.torch_compat import children_of, is_compiling
 from recurl.execution.compiled import Compilation, NotCompiled
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
@@ -63,7 +64,7 @@ class RecurrentModule(TensorDictModuleBase):
     @property
     def net(self) -> RecurrentNet:
         """The network: the child module ``lstm``, ``gru``, or ``cell`` for any other cell."""
-        net = self._modules[self.child_name]
+        net = children_of(self)[self.child_name]
         assert isinstance(net, RecurrentNet)
         return net
 
@@ -136,7 +137,7 @@ class RecurrentModule(TensorDictModuleBase):
             or (net.dropout and net.training)
         ):
             raise NotCompiled(
-                f"{type(self).__name__} uses dropout, is bidirectional or python_based, or in another mode"
+                f"{type(self).__name__} uses dropout, is bidirectional or python_based, or is in another mode"
             )
         x = program.numbers(program.read(self.in_keys[0]), net.input_size)
         is_init = program.read(IS_INIT)
@@ -229,7 +230,7 @@ class RecurrentModule(TensorDictModuleBase):
         weight = self.net.weight
         # Inputs like those checked last aren't checked again: a step is too short for full checks every time.
         checked = (weight.dtype, weight.device, tensordict.batch_size, [signature(value) for value in values])
-        kept = not torch.compiler.is_compiling()  # tracing would guard on the stored signature
+        kept = not is_compiling()  # tracing would guard on the stored signature
         if kept and checked == self._checked:
             x, *states, is_init = values
             return (x, is_init, *states)

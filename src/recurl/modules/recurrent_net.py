@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.core.torch_compat import is_compiling, tensors_of
 from recurl.recurrence import (
     BACKENDS,
     DEFAULT_OPTIONS,
@@ -80,7 +81,7 @@ class RecurrentNet(nn.Module):
                 for name, shape in self._shapes(layer).items():
                     empty = torch.empty(shape, device=device, dtype=dtype)
                     self.register_parameter(f"{name}_{suffix}", nn.Parameter(empty))
-        self._names = tuple(self._parameters)
+        self._names = tuple(tensors_of(self)[0])
         self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] = ((), (), [])
         remember(self.cell)
         self.reset_parameters()
@@ -137,14 +138,17 @@ class RecurrentNet(nn.Module):
     def set_python_based(self, value: bool) -> None:
         """Choose between plain torch operations and torch.nn's kernels."""
         if self.bidirectional:
-            raise UnsupportedError("A bidirectional network has no python_based form, so there is nothing to switch.")
+            raise UnsupportedError(
+                "python_based can't be set on a bidirectional network, which has no implementation in Python."
+            )
         self.python_based = value
 
     def layer_weights(self) -> list[list[Weights]]:
         """Return the parameters by layer, then by direction."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._collect_weights()
-        names, tensors = tuple(self._parameters), tuple(self._parameters.values())
+        parameters = tensors_of(self)[0]
+        names, tensors = tuple(parameters), tuple(parameters.values())
         known_names, known, weights = self._cache
         if names == known_names and all(map(operator.is_, tensors, known)):
             return weights
@@ -197,7 +201,7 @@ class RecurrentNet(nn.Module):
 
     def support(self, options: Options) -> Support:
         """Return the requirements of this network on a backend."""
-        weight, compiling = self.weight, torch.compiler.is_compiling()
+        weight, compiling = self.weight, is_compiling()
         return Support(self.cell, weight.device, weight.dtype, self.hidden_size, self.proj_size, options, compiling)
 
     def run(
@@ -217,7 +221,7 @@ class RecurrentNet(nn.Module):
 
     def _backend(self, name: str, options: Options) -> Backend:
         """Return the backend for sequences, selected again only if something that the choice depends on changed."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return BACKENDS.choose(name, self.support(options))
         weight = self.weight
         request = (BACKENDS.version, name, options, weight.dtype, weight.device)

@@ -13,6 +13,7 @@ from torch import distributions as d
 from torch.nn import functional as F
 
 from recurl.core.errors import ArgumentError
+from recurl.core.torch_compat import is_compiling
 
 __all__ = ["TanhNormal"]
 
@@ -131,7 +132,7 @@ class TanhNormal(d.Distribution):
         The mean has no closed form. It is computed by Gauss-Hermite quadrature with 32 nodes, so it is deterministic.
         The error is below 1e-7 nats for scales up to 1, 2e-4 at 2, 0.03 at 5 and 0.4 at 20.
         """
-        quadrature = _quadrature.__wrapped__ if torch.compiler.is_compiling() else _quadrature
+        quadrature = _quadrature.__wrapped__ if is_compiling() else _quadrature
         nodes, weights = quadrature(self.loc.dtype, self.loc.device)
         u = self.loc.unsqueeze(-1) + self.scale.unsqueeze(-1) * nodes
         slope = (_log_slope(u) * weights).sum(-1)

@@ -162,7 +162,7 @@ class ActorCriticLoss(ActionValueLoss):
         return [self._split_critic(cast(TensorDictModuleBase, network)) for network in networks]
 
     def _split_critic(self, network: TensorDictModuleBase) -> Critic:
-        modules = modules_in_order(network, apart=True)
+        modules = modules_in_order(network, ignore_global_hooks=True)
         if not self.reads_action:
             return Critic(SequenceTrunk(modules), TokenHead(()))
         after = depending_on([self.action_key], modules)
@@ -193,7 +193,7 @@ class ActorCriticLoss(ActionValueLoss):
         """Return ``count`` critics that share the memory of ``network`` and have separate layers after it."""
         if count < 1:
             raise ArgumentError(f"num_qvalue_nets must be at least 1, got {count}.")
-        modules = modules_in_order(network, apart=True)
+        modules = modules_in_order(network, ignore_global_hooks=True)
         if self.reads_action:
             after = depending_on([self.action_key], modules)
         else:

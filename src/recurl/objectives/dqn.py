@@ -11,6 +11,7 @@ from torch import Tensor
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
 from recurl.core.messages import without_arguments
+from recurl.core.torch_compat import children_of
 from recurl.execution.lowering import Network, why_not_lowered
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, entry, masked_mean, per_token, states_of
@@ -127,7 +128,7 @@ class DQNLoss(ActionValueLoss):
     @property
     def delay_value(self) -> bool:
         """Whether there is a target network."""
-        return "target_value_network" in self._modules
+        return "target_value_network" in children_of(self)
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network

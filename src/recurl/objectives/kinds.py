@@ -1,4 +1,4 @@
-"""Names of value estimators, as losses accept them."""
+"""Names of the value estimators that losses accept."""
 
 from __future__ import annotations
 

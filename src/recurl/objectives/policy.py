@@ -1,4 +1,4 @@
-"""Policies as losses use them: modules before the sampler, log-probabilities and entropies of the actions taken."""
+"""Policies inside losses: modules before the sampler, log-probabilities and entropies of the actions taken."""
 
 from __future__ import annotations
 

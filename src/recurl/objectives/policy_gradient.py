@@ -179,7 +179,7 @@ class PolicyGradientLoss(LossModule):
         Returns:
             The result of :meth:`tensors`, without gradients; or the reason why nothing was done.
         """
-        return f"{type(self).__name__} has no form in C++, or its networks aren't compiled"
+        return f"{type(self).__name__} has no C++ implementation, or its networks aren't compiled"
 
     def keys_of(self, plan: ActorCritic) -> TensorKeys:
         """Return the keys of the entries that the loss reads."""

@@ -20,6 +20,7 @@ from recurl.core.keys import (
     next_key,
     normalize_key,
 )
+from recurl.core.torch_compat import is_compiling
 from recurl.execution.lowering import Network, inputs_from, inputs_of
 from recurl.objectives.common import check_writes, entry, per_token, states_of
 from recurl.objectives.tensor_keys import TensorKeys
@@ -213,7 +214,7 @@ def bootstraps_at_ends_only(device: torch.device) -> bool:
 
     Compiled code can't read it on any device.
     """
-    return device.type in _GATHERED_ON and not torch.compiler.is_compiling()
+    return device.type in _GATHERED_ON and not is_compiling()
 
 
 def external_inputs(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:

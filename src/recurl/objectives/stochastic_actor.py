@@ -36,7 +36,7 @@ class StochasticActor(NamedTuple):
         Raises:
             ArgumentError: the network doesn't end with a sampler of one action.
         """
-        *modules, sampler = modules_in_order(network, apart=True)
+        *modules, sampler = modules_in_order(network, ignore_global_hooks=True)
         keys = getattr(sampler, "dist_sample_keys", None)
         if keys is None or len(keys) != 1 or states_of(sampler):
             given = f"its last module samples {keys}"

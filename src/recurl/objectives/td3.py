@@ -130,7 +130,7 @@ class TD3Loss(ActorCriticLoss):
 
     def network_keys(self) -> dict[str, NestedKey]:
         """Return the key of the action, if the actor's last module writes a single entry under another name."""
-        *_, last = modules_in_order(self.actor_network, apart=True)
+        *_, last = modules_in_order(self.actor_network, ignore_global_hooks=True)
         only = len(last.out_keys) == 1 and ACTION not in self.actor_network.out_keys
         return {"action": normalize_key(last.out_keys[0])} if only else {}
 
@@ -145,7 +145,7 @@ class TD3Loss(ActorCriticLoss):
     def _trunk_of(self, network: TensorDictModuleBase) -> SequenceTrunk:
         if self.action_key not in set(map(normalize_key, network.out_keys)):
             raise ArgumentError(f"The actor must write {self.action_key!r}, but its out_keys are {network.out_keys}.")
-        return SequenceTrunk(modules_in_order(network, apart=True))
+        return SequenceTrunk(modules_in_order(network, ignore_global_hooks=True))
 
     def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the losses; called in recurrent mode."""

@@ -86,7 +86,7 @@ class KeyedModule(TensorDictModuleBase):
         self._cached_keys = self._keys(self.network_keys())
         try:
             yield
-        finally:  # whatever other threads do meanwhile, keys are never cached longer
+        finally:  # never cached beyond the block, whatever other threads do
             self._cached_keys = None
 
     def _keys(self, decided: Mapping[str, NestedKey]) -> TensorKeys:

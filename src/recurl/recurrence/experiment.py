@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
 from recurl.core.seeding import derive_seed
+from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.cells import Cell, OneStep, Sizes, States
 from recurl.recurrence.segments import Segments
 from recurl.sequences.boundaries import Boundaries
@@ -42,7 +43,7 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, shapes_only: bool = Fa
     _check_no_parameters(cell)
     like: Tensor = next(weight for weight in weights if weight is not None).detach()
     key = (type(cell), cell.name, sizes, like.dtype, like.device.type)  # the class itself, as it may be redefined
-    if key in _passed or like.is_meta or type(like) is not Tensor or torch.compiler.is_compiling():
+    if key in _passed or like.is_meta or type(like) is not Tensor or is_compiling():
         return
     generator = torch.Generator().manual_seed(derive_seed(0, "trial of a cell"))
     shapes = [(sizes.input_size,), *cell.state_shapes(sizes)]

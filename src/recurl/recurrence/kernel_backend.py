@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recurl.core.autograd import custom_backward_allowed, needs_double_backward
-from recurl.core.torch_compat import is_forward_mode, is_functorch_active
+from recurl.core.torch_compat import is_compiling, is_forward_mode, is_functorch_active
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.cells import States, cell_named, remember
 from recurl.recurrence.kernels import Inputs, Kernels, count_outputs, features_and_states, inputs_of
@@ -50,7 +50,7 @@ class KernelBackend:
         """Run the layer."""
         inputs = inputs_of(call).flat
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             refuse_forward_mode(self.name)
             outputs = self._operators(call, keep=wanted and not call.options.recompute)
         elif is_forward_mode() and (plain := run_differentiable(self.kernels, call)) is not None:

@@ -21,7 +21,7 @@ from torch.library import Library
 
 from recurl.core.autograd import have_tangents, is_forward_mode
 from recurl.core.errors import UnsupportedError
-from recurl.core.torch_compat import is_known
+from recurl.core.torch_compat import is_compiling, is_known
 from recurl.recurrence.backend import LayerCall, Options, record_run, without_autocast
 from recurl.recurrence.cells import Cell, States, cell_named, remember
 from recurl.recurrence.kernels import Gradients, Inputs, Kernels, count_outputs, inputs_of, with_inputs
@@ -234,7 +234,7 @@ def map_each(
 
 def arguments_of(call: LayerCall) -> Arguments:
     """Convert a call to operator arguments."""
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         remember(call.cell)
     return with_options(inputs_of(call), call.boundaries.starts, *options_of(call))
 

@@ -1,22 +1,22 @@
 """Scan over time that ``torch.compile`` can trace: torch's scan operator with hand-written derivatives.
 
 A flat stream of N tokens is cut into chunks of equal size, which are processed in parallel. Each chunk handles the
-segments that *start* in it, up to their ends. The scan is therefore about as long as one chunk plus the longest
-segment, whatever N is; the chunk size and the number of steps are read on the host. At segment starts, the stored state
-is loaded inside the scan.
+segments that *start* in it, up to their ends. The length of the scan is therefore about that of one chunk plus the
+longest segment, independent of N. Reading the chunk size and the number of steps synchronizes with the device. At
+segment starts, the stored state is loaded inside the scan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.core.torch_compat import is_exporting, scan, trace
+from recurl.core.torch_compat import check, is_compiling, is_exporting, scan, trace
 from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
 from recurl.recurrence.kernel_backend import AutogradBackend
@@ -41,7 +41,7 @@ class ScanKernels:
         return None
 
     def unsupported(self, support: Support) -> str | None:
-        """Refuse export, since the length of the scan depends on the data."""
+        """Return why export is unsupported, or None otherwise."""
         return "its length depends on the data; to export use 'loop' or 'auto'" if is_exporting() else None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
@@ -80,7 +80,7 @@ class ScanBackend(AutogradBackend):
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
         # torch's own derivatives of a scan reject steps that create views, so a cell without hand-written derivatives
         # runs as an operator when gradients are needed.
-        if not torch.compiler.is_compiling() or (wanted and call.cell.derivatives is None):
+        if not is_compiling() or (wanted and call.cell.derivatives is None):
             return super().run(call)
         refuse_forward_mode(self.name)
         layout, starts = _layout(call.boundaries), call.boundaries.starts
@@ -252,7 +252,7 @@ def _count_reads() -> int:
 
 
 def _layout(boundaries: Boundaries) -> _Layout:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         _allow_scalars()
     tokens, device = boundaries.num_tokens, boundaries.device
     token = torch.arange(tokens, device=device)
@@ -271,13 +271,12 @@ def _layout(boundaries: Boundaries) -> _Layout:
 
 def _read(value: Tensor, most: int) -> int:
     """Read an integer from 1 to ``most`` from the device."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         # This clamp doesn't change the value. It keeps two reads of the same length, as by two layers, distinct:
         # torch.compile would merge them into one read but use two symbols for the sizes that depend on it.
         value = value.clamp(min=-_count_reads())
     number = int(value.item())
-    if torch.compiler.is_compiling():
-        check = cast(Any, torch)._check  # public API despite its name
+    if is_compiling():
         check(number >= 1)
         check(number <= most)
     return number
@@ -287,7 +286,7 @@ def _run(step: _Step, states: States, layout: _Layout, reverse: bool = False) ->
     """Scan over all steps of all chunks with a carry shaped like ``states``; return the outputs in token order."""
     grid, place = layout.grid, layout.place
     carry = tuple(state.new_zeros(grid.shape[1], *state.shape[1:]) for state in states)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         # Outputs must not share memory with the carry.
         def unaliased(carry: States, token: Tensor) -> tuple[States, States]:
             carry, out = step(carry, token)

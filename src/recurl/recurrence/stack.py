@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recurl.core.autograd import custom_backward_allowed
 from recurl.core.errors import ArgumentError
+from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
 from recurl.recurrence.cells import Cell, Shape, States
 from recurl.recurrence.cells import Weights as OneLayer
@@ -182,7 +183,7 @@ def step_stack(
         states = tuple(state.masked_fill(is_init.reshape(-1, *(1,) * (state.ndim - 1)), 0) for state in states)
     # torch can't vmap ATen's fused kernels, nor propagate tangents through them on every device.
     # On a GPU, Inductor fuses the definition into one kernel but can't see into the fused operation.
-    known = not x.is_cuda if torch.compiler.is_compiling() else custom_backward_allowed()
+    known = not x.is_cuda if is_compiling() else custom_backward_allowed()
     step = cell.fused_step if fused and known else cell.step
     after: list[States] = []
     features = x

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from recurl.core.errors import ArgumentError, UsageError
-from recurl.core.torch_compat import edits_of, is_functorch_active
+from recurl.core.torch_compat import edits_of, is_compiling, is_functorch_active
 
 _T = TypeVar("_T")
 
@@ -31,7 +31,7 @@ class _Cached(cached_property[_T]):
         if instance is None:
             return self
         value = self.func(instance)
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             vars(instance)[self.attrname] = value
         return value
 
@@ -356,7 +356,7 @@ def _is_cacheable(sources: Sequence[Tensor | None]) -> bool:
 
 
 def _is_transformed() -> bool:
-    return torch.compiler.is_compiling() or is_functorch_active()
+    return is_compiling() or is_functorch_active()
 
 
 def _is_being_captured(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from recurl.core.autograd import is_functorch_active
 from recurl.core.errors import MissingKeyError, UsageError
 from recurl.core.keys import ACTION, DONE, IS_INIT, MASK, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
+from recurl.core.torch_compat import is_compiling
 from recurl.sequences.boundaries import Boundaries, boundaries_of
 from recurl.sequences.entries import Step, leaves
 
@@ -120,7 +121,7 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
 
 def readable(value: Tensor) -> bool:
     """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
-    if torch.compiler.is_compiling() or is_functorch_active():
+    if is_compiling() or is_functorch_active():
         return False
     return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
 

@@ -14,7 +14,6 @@ compiled code recurl's blocks take precedence over TorchRL's, whose mode is shar
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import sys
@@ -24,12 +23,13 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
-import torch
 from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type  # in tensordict.nn only since 0.15
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.python_compat import running_loop
+from recurl.core.torch_compat import is_compiling
 
 __all__ = [
     "ExplorationType",
@@ -71,7 +71,7 @@ _thread = _Thread()
 def recurrent_mode() -> bool | None:
     """Return the active override: True (recurrent), False (sequential) or None (modules use their default)."""
     mode = _current()[-1].mode
-    if mode is not None and torch.compiler.is_compiling():
+    if mode is not None and is_compiling():
         return mode
     torchrl = sys.modules.get(_TORCHRL)
     theirs = None if torchrl is None else torchrl.recurrent_mode()
@@ -80,7 +80,7 @@ def recurrent_mode() -> bool | None:
 
 def _enter_torchrl(mode: bool | None) -> Any:
     """Enter and return a TorchRL block if TorchRL's mode would otherwise differ."""
-    torchrl = None if torch.compiler.is_compiling() else sys.modules.get(_TORCHRL)
+    torchrl = None if is_compiling() else sys.modules.get(_TORCHRL)
     if torchrl is None:
         return None
     theirs = torchrl.recurrent_mode()
@@ -92,14 +92,14 @@ def _enter_torchrl(mode: bool | None) -> Any:
 
 
 def _current() -> _Stack:
-    if torch.compiler.is_compiling() or asyncio._get_running_loop() is None:
+    if is_compiling() or running_loop() is None:
         return _thread.modes.stack
     return _task_stack.get()
 
 
 def _store(stack: _Stack) -> None:
     _thread.modes.stack = stack
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         _task_stack.set(stack)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS
 
-__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "advance", "step_numbers"]
+__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "next_trajectories", "step_numbers"]
 
 _BLOCK = 2**40
 
@@ -133,14 +133,14 @@ class Trajectories:
             batch.set(key, value.to(batch.device or "cpu"))
 
     def reserve(self, count: int) -> list[Tensor]:
-        """Return the trajectories in the form that :func:`advance` advances, with ids reserved for ``count`` steps."""
+        """Return the trajectories as arguments of :func:`next_trajectories`, with ids reserved for ``count`` steps."""
         rows = self._batch_size.numel()
         first = TRAJECTORY_IDS.claim(count * rows)
         new = torch.arange(first, first + rows, device=self._device).reshape(self._batch_size)
         return [self.ids, self._steps, new]
 
     def advance_to(self, trajectories: Sequence[Tensor]) -> None:
-        """Continue from trajectories that :func:`advance` has advanced."""
+        """Continue from trajectories that :func:`next_trajectories` has advanced."""
         self.ids, self._steps, _ = trajectories
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ class Trajectories:
             self.start_new()
 
 
-def advance(trajectories: Sequence[Tensor], done: Tensor) -> list[Tensor]:
+def next_trajectories(trajectories: Sequence[Tensor], done: Tensor) -> list[Tensor]:
     """Return the trajectories after a step.
 
     Args:
@@ -165,8 +165,8 @@ def advance(trajectories: Sequence[Tensor], done: Tensor) -> list[Tensor]:
 
     Example:
         >>> rows = Trajectories(torch.Size([2]), None)
-        >>> before = rows.ahead(8)
-        >>> ids, numbers, _ = followed(before, torch.tensor([True, False]))
+        >>> before = rows.reserve(8)
+        >>> ids, numbers, _ = next_trajectories(before, torch.tensor([True, False]))
         >>> numbers.tolist(), (ids == before[0]).tolist(), (ids == before[2]).tolist()
         ([0, 1], [False, True], [True, False])
     """

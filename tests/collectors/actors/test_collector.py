@@ -86,7 +86,7 @@ def test_batches_of_all_actors(collector: RayCollector, policy: Seq) -> None:
     assert collector.replacements == []
 
 
-def test_every_batch_says_which_weights_acted(
+def test_every_batch_names_the_weights_of_its_policy(
     collector: RayCollector, policy: Seq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, version = make_policy(), collector.version
@@ -137,7 +137,7 @@ def test_state_dict_continues_exactly(collector: RayCollector, monkeypatch: pyte
     collector.collect()
 
 
-def test_seeds_and_rows_that_begin_anew(collector: RayCollector) -> None:
+def test_seeds_and_restarted_rows(collector: RayCollector) -> None:
     collector.collect()
     rows = torch.tensor([False, True, False, False, False, True])
     collector.reset_rows(rows)
@@ -261,7 +261,7 @@ class Holder:
         return env_of(2)
 
 
-def test_what_is_refused(ray_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments(ray_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     make = functools.partial(RayCollector, lambda: env_of(2), frames_per_batch=20)
     holder = Holder()
     with pytest.raises(ArgumentTypeError, match=r"must be picklable, but create_env_fn.lock is a lock: "):

@@ -58,7 +58,7 @@ def listening(pids: list[int]) -> set[str]:
     return {words[1].partition(":")[0] for words in lines if words[3] == "0A" and words[9] in sockets}
 
 
-def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_the_program(programs: Programs) -> None:
+def test_a_private_ray_listens_on_loopback_and_ends_with_the_program(programs: Programs) -> None:
     program = programs.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True)
     try:
         found = json.loads(program.stdout.readline())
@@ -82,13 +82,13 @@ def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_the_program(programs
 
 
 @pytest.mark.parametrize(
-    ("address", "complaint"),
+    ("address", "error_line"),
     [
         ("nonsense", "The address of a Ray cluster is HOST:PORT, or auto, got 'nonsense'"),
         ("silent", "No Ray cluster answers at 127.0.0.1:{port} within 10 s"),
     ],
 )
-def test_an_address_where_nobody_answers(address: str, error_line: str) -> None:
+def test_an_address_that_does_not_answer(address: str, error_line: str) -> None:
     import ray
 
     assert not ray.is_initialized()

@@ -37,7 +37,7 @@ def test_choices_of_a_spec(spec, counts):
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 2**31))
-def test_random_actions_are_allowed_and_cover_what_is(counts, seed):
+def test_random_actions_are_allowed_and_cover_all_allowed_choices(counts, seed):
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(7, sum(counts), generator=generator) < 0.5
     parts = split_choices(mask, counts, False)
@@ -66,7 +66,7 @@ def test_parts_are_drawn_in_their_own_form():
     assert one_hot.tolist() == [[0, 1, 0]] * 5
 
 
-def test_what_counts_as_a_mask():
+def test_accepted_masks():
     def observed(spec):
         return Composite({"action_mask": spec}, shape=(2,))
 

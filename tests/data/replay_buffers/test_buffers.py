@@ -39,7 +39,7 @@ def test_batch_size():
             make(**options)
 
 
-def test_write_count_goes_on_when_old_steps_are_overwritten():
+def test_write_count_keeps_growing_when_old_steps_are_overwritten():
     buffer = make(max_size=30)
     assert buffer.write_count == 0
     for _ in range(3):

@@ -197,7 +197,7 @@ def check_chances(drawn, chances):
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS)
-def test_goes_on_as_it_was_saved(drawing):
+def test_resumes_from_a_saved_state(drawing):
     ends = [step % 5 == 4 for step in range(200)]
     pieces = list(batches(2, ends, [7, 7, 7, 7]))
     whole, restored = (DeviceSliceBuffer(2 * CAPACITY, 8, 3, drawing()) for _ in range(2))
@@ -226,7 +226,7 @@ def test_an_empty_buffer_is_saved_and_restored():
         buffer.sample()
 
 
-def test_what_cannot_be_stored():
+def test_invalid_batches():
     (batch,) = batches(2, [False] * 20, [10])
     buffer = DeviceSliceBuffer(10, 2, 2, ByStep())
     with pytest.raises(ArgumentError, match="10 steps can't be stored at once, as there is room for 5 per row"):

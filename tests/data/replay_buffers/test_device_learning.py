@@ -66,7 +66,7 @@ def test_burn_in_reads_nothing_back():
         RowBurnIn(gru, 2)(sample)
 
 
-def test_what_is_out_of_range():
+def test_values_out_of_range():
     gru = GRUModule(3, 5, in_key="observation", out_key="features")
     with pytest.raises(ArgumentError, match="burn-in steps must be positive, got 0"):
         RowBurnIn(gru, 0)

@@ -1,4 +1,4 @@
-"""Prioritised samplers."""
+"""Prioritized samplers."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_memory_is_real(data, name):
     assert (sample["observation"].grad[starts].abs().sum(-1) > 0).all()
 
 
-def test_slices_next_to_each_other_stay_apart(data):
+def test_adjacent_slices_stay_separate(data):
     """Two slices that happen to be adjacent in the storage are still two segments."""
     _, batches = data[None]
     length = 4

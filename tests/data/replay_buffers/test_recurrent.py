@@ -18,6 +18,7 @@ from recurl.data import (
 )
 from recurl.modules import set_recurrent_mode
 from tests.data.replay_buffers.collected import KNOWN, check_features, make_collector, make_policy, recomputed, segments
+from tests.pairs import paired
 
 
 def filled(policy, sampler, batch_size=32, rows=None, max_size=1000, batches=4):
@@ -33,20 +34,19 @@ def filled(policy, sampler, batch_size=32, rows=None, max_size=1000, batches=4):
 
 
 RAGGED = {"strict_length": False, "slice_len": 16}
+CELLS_AND_BACKENDS = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in KNOWN)]
+SAMPLERS = [
+    lambda: SliceSampler(slice_len=8),
+    lambda: SliceSampler(**RAGGED),
+    lambda: SliceSampler(**RAGGED, pad_output=True),
+    lambda: PrioritizedSliceSampler(1000, 1.0, 1.0, slice_len=8),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cell", "backend"), [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in KNOWN)])
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        lambda: SliceSampler(slice_len=8),
-        lambda: SliceSampler(**RAGGED),
-        lambda: SliceSampler(**RAGGED, pad_output=True),
-        lambda: PrioritizedSliceSampler(1000, 1.0, 1.0, slice_len=8),
-    ],
-)
-def test_burn_in_changes_nothing_for_the_policy_that_collected(sampler, cell, backend):
+@pytest.mark.parametrize(("kind", "sampler"), paired(CELLS_AND_BACKENDS, SAMPLERS))
+def test_burn_in_changes_nothing_for_the_policy_that_collected(kind, sampler):
+    cell, backend = kind
     policy = make_policy(cell, backend)
     buffer = filled(policy, sampler())
     sample = buffer.sample()
@@ -76,7 +76,7 @@ def test_burn_in_under_another_policy():
     assert torch.equal(buffer[index]["is_init"], rest["collector", "stored", "is_init"])
 
 
-def test_burn_in_runs_what_leads_to_the_states_only():
+def test_burn_in_runs_only_the_modules_that_compute_the_states():
     policy = make_policy()
     buffer = filled(policy, SliceSampler(slice_len=8))
     policy[1].module.register_forward_hook(lambda *_: pytest.fail("the head ran"))

@@ -292,7 +292,7 @@ def test_each_trajectory_once_per_epoch():
     assert [len(buffer.sample()) for _ in range(3)] == [12, 8, 12]
 
 
-def test_a_buffer_goes_on_where_it_was_saved():
+def test_a_buffer_resumes_where_it_was_saved():
     def make():
         sampler = PrioritizedSliceSampler(64, 0.7, 0.5, slice_len=4)
         generator = torch.Generator().manual_seed(3)
@@ -313,7 +313,7 @@ def test_a_buffer_goes_on_where_it_was_saved():
 
 
 @pytest.mark.parametrize("make", [SamplerWithoutReplacement, lambda: SliceSampler(slice_len=4, replacement=False)])
-def test_an_epoch_goes_on_where_it_was_saved(make):
+def test_an_epoch_resumes_where_it_was_saved(make):
     buffer = buffer_of(make(), [9] * 8, 12)
     buffer.sample()
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), sampler=make(), batch_size=12)

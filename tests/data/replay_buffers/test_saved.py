@@ -74,7 +74,7 @@ def assert_same(left, right):
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 @pytest.mark.parametrize("count", [40, 395, 400, 1000])
-def test_only_what_is_filled_is_saved_and_nothing_else_differs(tmp_path, storage, count):
+def test_only_filled_positions_are_saved(tmp_path, storage, count):
     buffer, by_state, by_folder = make(storage), make(), make(storage)
     for first in range(0, count, 20):
         buffer.extend(steps(first, min(20, count - first)))
@@ -291,7 +291,7 @@ def test_loading_changes_no_file(tmp_path, seal):
     assert outside.read_bytes() == bytes(224)
 
 
-def test_what_is_loaded_is_a_copy(tmp_path):
+def test_loaded_data_is_a_copy(tmp_path):
     saved(tmp_path / "saved", LazyTensorStorage)
     file = tmp_path / "saved" / "storage" / "observation.memmap"
     before, other = file.read_bytes(), make()

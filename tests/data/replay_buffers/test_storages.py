@@ -46,7 +46,7 @@ def test_a_ring_of_steps(make):
 
 
 @pytest.mark.parametrize("make", TENSORS)
-def test_rows_go_on(make):
+def test_rows_continue_across_calls(make):
     buffer = TensorDictReplayBuffer(storage=make(13, ndim=3), batch_size=4)
     assert buffer.extend(batch(2, 1, 4)).tolist() == [[[0, 1, 2, 3]], [[6, 7, 8, 9]]]
     assert len(buffer) == 8
@@ -114,7 +114,7 @@ def test_any_objects(tmp_path):
     assert ReplayBuffer().extend(["x"]).tolist() == [0]
 
 
-def test_what_is_stored_is_a_copy():
+def test_stored_data_is_a_copy():
     for make in (*TENSORS, ListStorage):
         buffer, data = ReplayBuffer(storage=make(5), batch_size=2), batch(3)
         buffer.extend(data)

@@ -101,7 +101,7 @@ def test_too_much_at_once():
         TrajectoryIndex(2, 4).append(np.zeros((2, 5), np.bool_))
 
 
-def test_memory_is_bounded_by_what_is_stored():
+def test_memory_is_bounded_by_the_stored_steps():
     """Slots of removed runs are reused."""
     index = TrajectoryIndex(1, 50)
     for _ in range(200):
@@ -109,7 +109,7 @@ def test_memory_is_bounded_by_what_is_stored():
     assert index._first.size <= 128
 
 
-def test_the_cost_of_an_append_does_not_depend_on_what_is_stored(monkeypatch):
+def test_the_cost_of_an_append_does_not_depend_on_the_stored_steps(monkeypatch):
     """The size of array operations when appending or drawing is bounded by the new steps, not by the stored ones."""
     index = TrajectoryIndex(1, 200_000)
     for _ in range(10):

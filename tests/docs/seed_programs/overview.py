@@ -1,4 +1,4 @@
-"""The overview of recurrent modules: modes, flat batches of sequences, backends, precision."""
+"""Program of the overview of recurrent modules: modes, flat batches of sequences, backends, precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flat_batch() -> TensorDict:
 
 
 def modes() -> None:
-    """A flat batch is a set of independent sequences, each from the state that is stored at its first step."""
+    """A flat batch is a set of independent sequences, each starting from the state stored at its first step."""
     gru = GRUModule(
         input_size=4,
         hidden_size=64,
@@ -40,21 +40,21 @@ def modes() -> None:
         outputs, _ = torch_gru(gru, stored["observation"][first:end], stored["recurrent_state"][first])
         torch.testing.assert_close(batch["features"][first:end], outputs)
 
-    # By default a module makes one step per element of the batch.
+    # By default a module takes one step per element of the batch.
     steps = gru(stored.clone())
     torch.testing.assert_close(steps["next", "recurrent_state"].squeeze(-2), steps["features"])
     assert not torch.allclose(steps["features"], batch["features"])
 
 
 def torch_gru(gru: GRUModule, inputs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch.nn makes of ``inputs`` ``[T, 4]`` from ``state`` ``[1, 64]`` with the same weights."""
+    """Return the result of torch.nn for ``inputs`` ``[T, 4]`` and ``state`` ``[1, 64]`` with the same weights."""
     net = torch.nn.GRU(4, 64)
     net.load_state_dict(gru.gru.state_dict())
     return net(inputs, state)
 
 
 def backends() -> None:
-    """Whoever computes, the numbers are the same."""
+    """All backends give the same numbers."""
     batch, features = flat_batch(), []
     torch.manual_seed(0)
     weights = GRUModule(input_size=4, hidden_size=64, in_key="observation", out_key="features").state_dict()
@@ -70,7 +70,7 @@ def backends() -> None:
 
 
 def precision() -> None:
-    """A preset resolves to what the hardware has; a module's own setting goes before that of the process."""
+    """A preset resolves to a precision of the hardware; a module's setting takes precedence over the process's."""
     set_recurrent_matmul_precision("high-prec")
     try:
         gru = GRUModule(

@@ -1,4 +1,4 @@
-"""The guide to recurrent policies in partially observed environments, from the modules to the backends."""
+"""Program of the guide to recurrent policies in partially observed environments, from modules to backends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Built(NamedTuple):
 
 
 def build() -> Built:
-    """An environment that marks episode starts, and an LSTM with a head that gives the action."""
+    """Build an environment that marks episode starts, and an LSTM with a head that outputs the action."""
     env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker())
     obs_dim = env.observation_spec["observation"].shape[-1]
     hidden_size = 64
@@ -58,11 +58,11 @@ def build() -> Built:
 
 
 def prime(built: Built) -> TransformedEnv:
-    """Declare the states to the environment: by one module's primer, and by all primers of a policy."""
+    """Declare the states to the environment, by the primer of one module and by all primers of a policy."""
     env = built.env.append_transform(built.lstm_module.make_tensordict_primer())
     primers = get_primers_from_module(built.policy)
     for p in primers:  # one primer or several: both can be iterated
-        env = env.append_transform(p)  # a second time does no harm
+        env = env.append_transform(p)  # repeating it is harmless
     check_env_specs(env)
     root = env.reset()
     assert root["rs_h"].shape == root["rs_c"].shape == (1, 64)
@@ -72,7 +72,7 @@ def prime(built: Built) -> TransformedEnv:
 
 
 def gru(built: Built) -> None:
-    """A GRU has one state instead of two; all else is the same."""
+    """A GRU has one state instead of two and is otherwise used the same."""
     gru_module = GRUModule(
         input_size=built.obs_dim,
         hidden_size=built.hidden_size,
@@ -94,7 +94,7 @@ def gru(built: Built) -> None:
 
 
 def step_mode(env: TransformedEnv, policy: TensorDictSequential) -> None:
-    """One observation at a time. What comes after a step is the root of the next: ``step_mdp`` makes it."""
+    """Step one observation at a time; ``step_mdp`` turns the result of a step into the root of the next one."""
     td = env.reset()
     states = [td["rs_h"]]
     for _ in range(5):
@@ -211,7 +211,7 @@ def train(built: Built, frames_per_batch: int, batches: int) -> list[float]:
         assert batch["advantage"].shape == (frames_per_batch, 1)
         replay_buffer.extend(batch.reshape(-1))
         for step, minibatch in enumerate(replay_buffer):
-            # Nearly all are lone steps, each from its stored state.
+            # Nearly all are single steps, each from its stored state.
             assert minibatch["is_init"].float().mean() > 0.9
             optim.zero_grad(set_to_none=True)
             loss = loss_module(minibatch)
@@ -227,7 +227,7 @@ def train(built: Built, frames_per_batch: int, batches: int) -> list[float]:
 
 
 def backends(built: Built) -> None:
-    """The backend concerns sequences only; a step is a step."""
+    """The backend affects sequences only, not single steps."""
     batch = built.env.rollout(8, built.policy)
     features = []
     for options in ({"recurrent_backend": "pad"}, {"recurrent_backend": "scan"}):

@@ -1,4 +1,4 @@
-"""The minimal LSTM policy on Pendulum, trained by PPO."""
+"""Program that trains a minimal LSTM policy on Pendulum with PPO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference pages of GRUModule and LSTMModule: the examples on them, for both."""
+"""Examples on the reference pages of GRUModule and LSTMModule, run for both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def policy_of(kind: type[GRUModule | LSTMModule], env: TransformedEnv) -> Seq:
 
 
 def one_step(kind: type[GRUModule | LSTMModule]) -> None:
-    """What a policy writes beside what an environment gives, and that it needs no stored state for it."""
+    """A policy adds its outputs to the entries of the environment, and needs no stored state."""
     env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker())
     policy = policy_of(kind, env)
     td = policy(env.reset())
@@ -41,7 +41,7 @@ def one_step(kind: type[GRUModule | LSTMModule]) -> None:
 
 
 def whole_trajectory(kind: type[GRUModule | LSTMModule]) -> None:
-    """The same policy over time, in recurrent mode."""
+    """The same policy runs over time in recurrent mode."""
     env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker())
     policy_training = policy_of(kind, env)
     traj_td = env.rollout(3)
@@ -71,7 +71,7 @@ def canonical(kind: type[GRUModule | LSTMModule]) -> None:
 
 
 def primer(kind: type[GRUModule | LSTMModule]) -> None:
-    """With the primer in the environment the states go round, through a collector too."""
+    """With the primer in the environment, states are fed back, also by a collector."""
     env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker())
     policy = policy_of(kind, env)
     policy(env.reset())

@@ -1,4 +1,4 @@
-"""The tutorial on training from sequence batches: collection, slices, both modes, isolation, a gradient step."""
+"""Program of the tutorial on training from sequence batches: collection, slices, modes, isolation, a gradient step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_policy() -> Seq:
 
 
 def collect(policy: Seq, device: torch.device) -> tuple[Collector, TensorDictBase]:
-    """The collector wires the environment by itself."""
+    """The collector wires the environment automatically."""
     env = GymEnv("CartPole-v1", device=device)
     env.set_seed(0)
     collector = Collector(
@@ -56,18 +56,18 @@ def collect(policy: Seq, device: torch.device) -> tuple[Collector, TensorDictBas
     ]
     assert data["is_init"].shape == (64, 1)
     assert data["next", "rs_h"].shape == (64, 1, HIDDEN)
-    # The flag is up at the first step and right after every end of an episode, nowhere else.
+    # The flag is set at the first step and right after the end of each episode, and nowhere else.
     ended = data["next", "done"].squeeze(-1)
     assert data["is_init"].squeeze(-1).tolist() == [True, *ended[:-1].tolist()]
     assert 1 < data["is_init"].sum() < 64
-    # The integer that is recorded is the action that was executed: it pushes the cart that way.
+    # The recorded integer is the executed action: it pushes the cart in that direction.
     push = (data["next", "observation"] - data["observation"])[:, 1]
     assert torch.equal(push > 0, data["action"] == 1)
     return collector, data
 
 
 def replay(data: TensorDictBase, device: torch.device) -> TensorDictReplayBuffer:
-    """Slices, one after another in a flat batch; the flag marks where each begins."""
+    """Slices are concatenated into a flat batch; the flag marks the start of each."""
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(max_size=1024, device=device),
         sampler=SliceSampler(slice_len=SLICE_LEN, strict_length=False),
@@ -88,7 +88,7 @@ def replay(data: TensorDictBase, device: torch.device) -> TensorDictReplayBuffer
 
 
 def equivalence(policy: Seq) -> None:
-    """Four steps one by one, and in one call."""
+    """Four single steps equal one call on a sequence of four."""
     steps = 4
     demo = TensorDict(
         {
@@ -117,7 +117,7 @@ def equivalence(policy: Seq) -> None:
 
 
 def replayed(policy: Seq, rb: TensorDictReplayBuffer) -> None:
-    """A sample in recurrent mode gives the features that were collected."""
+    """In recurrent mode, a sample reproduces the collected features."""
     sample = rb.sample()
     with set_recurrent_mode(True):
         out = policy(sample.clone())
@@ -127,7 +127,7 @@ def replayed(policy: Seq, rb: TensorDictReplayBuffer) -> None:
 
 
 def isolation(policy: Seq) -> None:
-    """Two sequences packed end to end: the second doesn't know the first."""
+    """Of two concatenated sequences, the second is independent of the first."""
     t_a = t_b = 4
     is_init_packed = torch.zeros(1, t_a + t_b, dtype=torch.bool)
     is_init_packed[0, 0] = True
@@ -153,7 +153,7 @@ def isolation(policy: Seq) -> None:
     with set_recurrent_mode(True):
         packed_out = policy(packed.clone())
         b_out = policy(b_only)
-        packed["observation"][:, :t_a] += 1.0  # another past
+        packed["observation"][:, :t_a] += 1.0  # a different past
         other = policy(packed)
     torch.testing.assert_close(packed_out["features"][:, t_a:], b_out["features"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(other["features"][:, t_a:], b_out["features"], rtol=1e-5, atol=1e-6)
@@ -161,7 +161,7 @@ def isolation(policy: Seq) -> None:
 
 
 def gradient_path(rb: TensorDictReplayBuffer, steps: int) -> list[float]:
-    """Supervised updates through recurrent mode, and the losses of one fixed sample before each of them."""
+    """Take supervised updates in recurrent mode; return the loss of a fixed sample before each of them."""
     trainable_policy = make_policy()
     optimizer = torch.optim.Adam(trainable_policy.parameters(), lr=3e-4)
     target_logits = torch.zeros(N_ACTIONS)

@@ -75,7 +75,7 @@ def assert_same(left, right):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_play_what_single_environments_play_in_every_autoreset_mode(task, mode):
+def test_rows_equal_single_environments_in_every_autoreset_mode(task, mode):
     kwargs = SHORT[task.id]
     native = task.vector_env(5, autoreset_mode=mode, **kwargs)
     rows = SyncVectorEnv([lambda: task.env(**kwargs)] * 5, autoreset_mode=mode)
@@ -96,7 +96,7 @@ def test_single_environment_passes_gymnasiums_checker(task):
     check_env(env, skip_render_check=bool(env.metadata["render_modes"]))
 
 
-def test_what_is_returned_lies_in_the_spaces(task):
+def test_results_are_in_the_spaces(task):
     env = task.vector_env(3, **SHORT[task.id])
     assert env.observation_space.contains(env.reset(seed=0)[0])
     for observations, reward, terminated, truncated, _ in play(env, 40, np.random.default_rng(0)):
@@ -134,7 +134,7 @@ def test_a_rows_episodes_depend_on_its_seed_alone(task):
             np.testing.assert_array_equal(all_rows[4:], last_rows)
 
 
-def test_every_row_may_have_a_seed_of_its_own(task):
+def test_every_row_may_have_its_own_seed(task):
     env, alike = (task.vector_env(3, **SHORT[task.id]) for _ in range(2))
     assert_same(env.reset(seed=[5, 6, 7]), alike.reset(seed=5))
     kept = env.rngs[1]
@@ -164,7 +164,7 @@ def test_the_masks_of_a_reset_are_left_alone(task):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("steps", [0, 3, 6, 7])
-def test_saved_state_goes_on_exactly(task, mode, steps):
+def test_saved_state_resumes_exactly(task, mode, steps):
     env = task.vector_env(4, autoreset_mode=mode, **SHORT[task.id])
     env.reset(seed=1)
     play(env, steps, np.random.default_rng(0), mode)
@@ -179,7 +179,7 @@ def test_saved_state_goes_on_exactly(task, mode, steps):
     assert_same(play(other, 60, np.random.default_rng(1), mode), expected)
 
 
-def test_saved_state_of_a_single_environment_goes_on_exactly_inside_its_wrappers(task):
+def test_saved_state_of_a_single_environment_resumes_exactly_inside_its_wrappers(task):
     def go_on(env):
         came, rng = [], np.random.default_rng(0)
         for _ in range(60):
@@ -281,7 +281,7 @@ def test_unknown_autoreset_mode_is_refused(task):
         task.vector_env(0)
 
 
-def test_autoreset_mode_is_told_per_instance():
+def test_autoreset_mode_is_declared_per_instance():
     assert TMazeVectorEnv(2).metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     assert TMazeVectorEnv(2, autoreset_mode="Disabled").metadata["autoreset_mode"] is AutoresetMode.DISABLED
 

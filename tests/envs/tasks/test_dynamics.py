@@ -217,7 +217,7 @@ def test_functions_of_numpy_are_refused_with_their_line():
         place = xp.asarray(np.asarray(state["place"]) * 0.5)
         return {"place": place}, place * 1.0, place > 3.0
 
-    with pytest.raises(UnsupportedError, match=r"test_dynamics\.py:\d+ does `place = xp.*; take functions of torch"):
+    with pytest.raises(UnsupportedError, match=r"test_dynamics\.py:\d+ does `place = xp.*; use functions of torch"):
         check_dynamics(Walk(advance=advance))
 
 

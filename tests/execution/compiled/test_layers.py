@@ -1,4 +1,4 @@
-"""Every layer with a form in C++ matches torch."""
+"""Every layer with a C++ implementation matches torch."""
 
 from __future__ import annotations
 

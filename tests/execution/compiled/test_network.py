@@ -174,7 +174,7 @@ def test_the_best_action_by_its_value(action_space: str) -> None:
         assert_close(found, expected, TOLERANCE[torch.float32])
     masked = QValueActor(values, action_space=action_space, action_mask_key="action_mask")
     found, expected, network = both(masked, entries)
-    assert network.why_not_compiled(entries) == "QValueModule with a mask has no form in C++"
+    assert network.why_not_compiled(entries) == "QValueModule with a mask has no C++ implementation"
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
@@ -233,7 +233,7 @@ def test_edits_in_place_count_at_once() -> None:
 
 
 @pytest.mark.parametrize("edit", ["data", "parameter", "module", "parametrization", "hook", "double"])
-def test_what_was_replaced_counts_in_the_next_network(edit: str) -> None:
+def test_replaced_modules_take_effect_in_the_next_network(edit: str) -> None:
     policy, entries = actor(gru()), root(5, h=HIDDEN)
     before = both(policy, entries)[0]["logits"]
     layers: Any = policy.module[0].module[2].module
@@ -256,7 +256,7 @@ def test_what_was_replaced_counts_in_the_next_network(edit: str) -> None:
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
-def test_memory_of_a_replaced_weight_stays_while_the_program_lives() -> None:
+def test_memory_of_a_replaced_weight_lives_as_long_as_the_program() -> None:
     policy, entries = actor(gru()), root(5, h=HIDDEN)
     network = CompiledNetwork(Network([policy]))
     before = network(entries.copy())["logits"]
@@ -284,9 +284,9 @@ def q_values(memory: nn.Module) -> nn.Module:
 
 
 LEFT: list[tuple[Callable[[], nn.Module], str]] = [
-    (lambda: q_values(gru()), "EGreedyModule has no form in C\\+\\+"),
-    (lambda: Seq(encoder(), gru(), head(4, nn.GELU())), "GELU has no form in C\\+\\+"),
-    (lambda: Seq(encoder(), gru(), Mod(Own(HIDDEN, 2), ["memory"], ["out"])), "Own has no form in C\\+\\+"),
+    (lambda: q_values(gru()), "EGreedyModule has no C\\+\\+ implementation"),
+    (lambda: Seq(encoder(), gru(), head(4, nn.GELU())), "GELU has no C\\+\\+ implementation"),
+    (lambda: Seq(encoder(), gru(), Mod(Own(HIDDEN, 2), ["memory"], ["out"])), "Own has no C\\+\\+ implementation"),
     (lambda: Seq(encoder(), gru(), Mod(lambda x: x + 1, ["memory"], ["out"])), "function is not a plain module"),
     (lambda: Seq(encoder(), gru(num_layers=2, dropout=0.5), head(2)), "GRUModule uses dropout"),
     (lambda: Seq(encoder(), gru(), head(2, nn.Dropout(0.5))), "Dropout in training draws"),
@@ -295,7 +295,7 @@ LEFT: list[tuple[Callable[[], nn.Module], str]] = [
 
 
 @pytest.mark.parametrize(("build", "reason"), LEFT)
-def test_what_has_no_form_in_the_library_runs_as_before(build: Callable[[], nn.Module], reason: str) -> None:
+def test_modules_that_the_library_lacks_run_as_before(build: Callable[[], nn.Module], reason: str) -> None:
     policy = build()
     memory = next(module for module in policy.modules() if hasattr(module, "state_keys"))
     entries = root(6, layers=memory.net.num_layers, **states_of(memory))

@@ -101,7 +101,7 @@ NETS: dict[str, Callable[[], list[list[Any]]]] = {
     "layer norm first": lambda: [[Mod(nn.LayerNorm(OBS), ["observation"], ["out"])]],
     "rms norm": lambda: net(nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, 2)),
     "observations": lambda: [[Mod(nn.Sequential(_norm(), nn.Linear(OBS, 2)), ["observation"], ["out"])]],
-    "normalised between": lambda: net(_norm(HIDDEN), nn.Linear(HIDDEN, 2)),
+    "normalized between": lambda: net(_norm(HIDDEN), nn.Linear(HIDDEN, 2)),
     "MLP": lambda: [[Mod(MLP(OBS, 3, num_cells=[8, 20]), ["observation"], ["out"])]],
     "frozen": lambda: _frozen(net(nn.Tanh(), nn.Linear(HIDDEN, 2))),
     "tied": lambda: net(nn.Tanh(), *([nn.Linear(HIDDEN, HIDDEN)] * 2)),
@@ -209,7 +209,7 @@ def test_threads_change_nothing() -> None:
     assert all(a is b or torch.equal(a, b) for a, b in zip(*found, strict=True))  # type: ignore[arg-type]
 
 
-def test_what_does_not_fit() -> None:
+def test_entries_that_do_not_fit() -> None:
     compiled = CompiledPass(net(), batch(), ["out"])
     for other in (batch(torch.float64), batch(shape=(0,))):
         assert not compiled.fits(other)
@@ -228,16 +228,16 @@ def test_hooks_of_parameters_are_not_passed_over() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], list[list[Any]]], str]] = {
-    "own module": (lambda: net(nn.Softmax(-1)), "has no form in C"),
+    "own module": (lambda: net(nn.Softmax(-1)), "has no C\\+\\+ implementation"),
     "dropout": (lambda: net(nn.Dropout(0.5)), "draws random numbers"),
-    "convolution": (lambda: net(nn.Unflatten(-1, (1, HIDDEN))), "has no form in C"),
+    "convolution": (lambda: net(nn.Unflatten(-1, (1, HIDDEN))), "has no C\\+\\+ implementation"),
     "another backend": (lambda: [memory("gru", recurrent_backend="loop")], "uses another backend"),
     "unwritten": (lambda: [[Mod(nn.Linear(OBS, 2), ["observation"], ["other"])]], "all wanted entries"),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_has_no_form_is_named(kind: str) -> None:
+def test_unsupported_modules_are_named(kind: str) -> None:
     make, message = REFUSED[kind]
     with pytest.raises(NotCompiled, match=message):
         CompiledPass(make(), batch(), ["out"])
@@ -251,7 +251,7 @@ class _Doubled(nn.Module):
 def test_computed_weights_are_refused() -> None:
     branches = net()
     parametrize.register_parametrization(branches[0][0].module[0], "weight", _Doubled())
-    with pytest.raises(NotCompiled, match=r"is not a parameter|not a plain module|has no form"):
+    with pytest.raises(NotCompiled, match=r"is not a parameter|not a plain module|has no C\+\+ implementation"):
         CompiledPass(branches, batch(), ["out"])
 
 

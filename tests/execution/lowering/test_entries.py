@@ -27,7 +27,7 @@ def test_entries_answer_as_a_tensordict_does() -> None:
     assert entries.pop("x", None) is None
 
 
-def test_a_copy_has_nested_entries_of_its_own_and_shares_tensors() -> None:
+def test_a_copy_has_separate_nested_entries_and_shares_tensors() -> None:
     entries = step()
     copy = entries.copy()
     copy.set(("next", "inner", "z"), torch.zeros(2))
@@ -43,7 +43,7 @@ def test_leaves_of_entries_and_tensordict_are_the_same() -> None:
     )
 
 
-def test_like_makes_what_was_given() -> None:
+def test_like_creates_the_given_kind() -> None:
     made = {("a", "b"): torch.zeros(2)}
     assert isinstance(like(None, made, torch.Size([2]), None), TensorDict)
     assert isinstance(like(TensorDict({}, [2]), made, torch.Size([2]), None), TensorDict)
@@ -61,7 +61,7 @@ class Overriding(Marked):
     def act(self) -> None: ...
 
 
-def test_the_mark_is_lost_by_what_overrides_it() -> None:
+def test_the_mark_is_lost_when_overridden() -> None:
     assert unmarked(Marked(), "act") is None
     assert unmarked(Overriding(), "act") == "Overriding.act needs a TensorDict"
     replaced = Marked()

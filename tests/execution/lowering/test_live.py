@@ -306,7 +306,7 @@ def test_updaters_see_an_assigned_network() -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, None])
-def test_burn_in_runs_the_policy_as_it_is(duplicate: Callable[[Any], Any] | None) -> None:
+def test_burn_in_runs_the_current_policy(duplicate: Callable[[Any], Any] | None) -> None:
     agent, batch = prepared("gru", True, "loop")
     sample = batch.reshape(-1)
     burn_in = BurnIn(agent.actor, 3)

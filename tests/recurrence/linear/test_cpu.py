@@ -54,8 +54,8 @@ def test_any_boundaries(isa, starts, width, constant, imaginary):
     assert worst_error(solve(case, CpuLinear(isa)), exact(case)) <= 1e-12
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-4, 0.02])
-@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize(("constant", "rate"), [(False, 0.0), (True, 1e-4), (False, 0.02)])
 def test_same_bits_for_any_number_of_threads(constant, rate, restore_threads):
     """Large enough for several threads: one, few or many segments, odd channel counts, and rows larger than a page."""
     sizes = ((40_000, 200, torch.float32), (40_000, 37, torch.complex64), (40_000, 3, torch.float32))

@@ -147,6 +147,7 @@ def long_problem(constant):
     return case, exact(case.to(torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", KERNELS)
 def test_long_sequences_with_decay_near_one(backend):
     for constant in (False, True):
@@ -166,6 +167,7 @@ def test_same_input_same_bits(backend):
                 assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)

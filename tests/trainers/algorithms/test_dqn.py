@@ -79,7 +79,7 @@ def test_target_network_follows_at_every_step():
 @pytest.mark.parametrize(
     ("name", "of_old", "now"), [("drawn_by", "trajectory", "step"), ("greedy_returns", False, True)]
 )
-def test_runs_of_old_go_on_as_they_were(name, of_old, now):
+def test_runs_of_earlier_versions_resume(name, of_old, now):
     values = config().to_dict()
     del values[name]
     assert getattr(DQNConfig.from_dict(values), name) == of_old

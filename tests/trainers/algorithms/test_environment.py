@@ -69,12 +69,12 @@ def cartpole():
 @pytest.mark.parametrize(
     "source", [cartpole, lambda: GymEnv("CartPole-v1"), lambda num_envs: GymEnv("CartPole-v1", num_envs)]
 )
-def test_functions_make_as_many_rows_as_asked_for(source):
+def test_functions_create_the_requested_number_of_rows(source):
     assert make_env(PPOConfig(env=source), 3).batch_size == (3,)
     assert training_env(PPOConfig(env=source, num_envs=5)).batch_size == (5,)
 
 
-def test_an_object_is_trained_in_and_not_made_anew():
+def test_an_object_is_used_for_training_and_never_recreated():
     env = GymEnv("CartPole-v1", 2)
     config = PPOConfig(env=env, num_envs=2, minibatches=2)
     assert training_env(config) is env
@@ -86,7 +86,7 @@ def test_an_object_is_trained_in_and_not_made_anew():
         training_env(config)
 
 
-def test_objects_are_used_as_they_are():
+def test_objects_are_used_unchanged():
     env = GymEnv("CartPole-v1", 8)
     for options in (
         {"env_workers": 2},
@@ -106,7 +106,7 @@ def test_objects_are_used_as_they_are():
         _checked(replace(PPOConfig(env=env), device="cuda"), env)
 
 
-def test_a_name_alone_asks_for_the_environment():
+def test_a_name_alone_needs_the_function_again():
     config = PPOConfig.from_dict(PPOConfig(env=cartpole).to_dict())
     assert config.env == f"{__name__}.cartpole()"
     with pytest.raises(ArgumentError, match=r"passed in Python, as .*\.cartpole\(\): pass the function again, as in"):
@@ -144,7 +144,8 @@ def test_ways_to_step_together():
 
 
 @pytest.mark.slow
-def test_workers_give_what_one_process_gives():
+@pytest.mark.usefixtures("shared_interpreter")
+def test_workers_collect_the_same_as_one_process():
     options = {"env": "recurl/TMaze-v0", "num_envs": 4, "previous_action": True, "previous_reward": True}
     batches, weights = [], None
     for workers in (0, 2):
@@ -191,7 +192,7 @@ def test_which_tasks_are_stepped_on_the_device(options, on_device):
     assert isinstance(_dynamics_on_device(config), RepeatPrevious) == on_device
 
 
-def test_what_is_no_task_can_not_be_stepped_on_the_device():
+def test_only_tasks_can_be_stepped_on_the_device():
     with pytest.raises(ArgumentError, match=r"needs a task written as Dynamics, and CartPole-v1 is not one"):
         make_env(PPOConfig(env="CartPole-v1", vectorization="device"), 2)
     with pytest.raises(ArgumentError, match=r"does not take --env-kwargs colour=1"):
@@ -213,6 +214,7 @@ def test_what_is_no_task_can_not_be_stepped_on_the_device():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_async_environments_are_those_of_one_process_in_workers():
     config = PPOConfig(env="CartPole-v1")
     with make_env(replace(config, vectorization="async"), 3) as env, make_env(config, 3) as same:
@@ -235,6 +237,7 @@ def test_a_single_environment_needs_no_process():
             assert type(env) is GymEnv
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_async_environments_that_cannot_be_made():
     config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=0",), vectorization="async")
     with pytest.raises(ArgumentError, match=r"^--env recurl/RepeatPrevious-v0 k=0 can't be used: k must be"):

@@ -25,14 +25,14 @@ ENV = "recurl/TMaze-v0"
         (R2D2Config, {"buffer_size": 2 * 10**9, "cell": "gru"}, "for the replay buffer.*lower --buffer-size,"),
     ],
 )
-def test_what_no_machine_holds_is_refused_before_it_is_taken(kind, options, words):
+def test_too_much_memory_is_refused_before_it_is_allocated(kind, options, words):
     with pytest.raises(ArgumentError, match=f"At least .*{words}"):
         make_algorithm(kind(env=ENV, **options))
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("kind", [PPOConfig, R2D2Config])
-def test_what_is_said_to_be_needed_is_needed(kind, cell):
+def test_the_footprint_is_a_lower_bound(kind, cell):
     options = {} if kind is PPOConfig else {"buffer_size": 5_000}
     config = kind(env=ENV, cell=cell, hidden_size=96, num_layers=2, num_envs=8, rollout_steps=32, **options)
     algorithm = make_algorithm(config)

@@ -17,13 +17,13 @@ def learner(request):
     made.close()
 
 
-def test_reports_what_it_names(learner):
+def test_reports_the_metrics_it_names(learner):
     for _ in range(2):
         assert list(learner.learn(learner.collect())) == list(learner.reported)
     assert learner.live.format(**dict.fromkeys(learner.reported, 0.5))
 
 
-def test_what_remains_falls_from_one(learner):
+def test_the_remaining_fraction_falls_from_one(learner):
     remaining = []
     for _ in range(3):
         learner.collect()
@@ -57,7 +57,7 @@ def test_the_first_number_that_is_not_finite_is_the_fault():
     dqn.close()
 
 
-def test_every_row_begins_anew_where_it_is_told_to(learner):
+def test_requested_rows_restart(learner):
     learner.collect()
     rows = torch.tensor([True, False, False, True])
     assert learner.restart(rows) is False

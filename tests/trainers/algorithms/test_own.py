@@ -119,7 +119,7 @@ def test_its_options_are_those_of_the_command_line(capsys):
     assert "--gae-lambda must lie between 0 and 1, got 2" in capsys.readouterr().err
 
 
-def test_names_that_are_taken_or_none():
+def test_names_already_in_use_or_missing():
     class Mine(PPOConfig):
         algorithm = "ppo"
 

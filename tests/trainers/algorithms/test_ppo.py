@@ -50,7 +50,7 @@ def test_an_update_changes_every_weight(options):
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "none"])
-def test_ratio_is_one_at_first_with_normalisation_on(cell):
+def test_ratio_is_one_at_first_with_normalization(cell):
     ppo = PPO(config(cell=cell, learning_rate=1e-12))
     for _ in range(3):
         row = ppo.learn(ppo.collect())
@@ -74,7 +74,7 @@ def test_a_state_of_other_options_is_refused():
     "options", [{"clip_value": 0.02}, {"adam_eps": 0.1}, {"clip_value": 0.02, "shared_trunk": False}]
 )
 def test_options_of_loss_and_optimizer_count_with_and_without_the_compiled_pass(options):
-    def learnt(compiled, **more):
+    def learned(compiled, **more):
         ppo = PPO(config(learning_rate=0.01, **more))
         batch = ppo.collect()
         gradients, passes = ppo.loss.gradients, []
@@ -91,9 +91,9 @@ def test_options_of_loss_and_optimizer_count_with_and_without_the_compiled_pass(
         return torch.nn.utils.parameters_to_vector(ppo.agent.parameters()).detach()
 
     fast, plain, other = (
-        learnt(True, **options),
-        learnt(False, **options),
-        learnt(True, **{**options, "clip_value": 0.0, "adam_eps": 1e-5}),
+        learned(True, **options),
+        learned(False, **options),
+        learned(True, **{**options, "clip_value": 0.0, "adam_eps": 1e-5}),
     )
     torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-4)
     assert (fast - other).abs().max() > 1e-2

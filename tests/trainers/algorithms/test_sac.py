@@ -74,7 +74,7 @@ def test_every_weight_is_trained_once(shared):
     sac.close()
 
 
-def test_rewards_are_stored_as_they_are_and_scaled_when_they_are_learnt_from():
+def test_rewards_are_stored_unscaled_and_scaled_for_learning():
     sac = SAC(config(gamma=0.5))
     batch = sac.collect()
     sac.learn(batch)

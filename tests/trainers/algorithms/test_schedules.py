@@ -126,7 +126,7 @@ def test_an_extended_run_is_the_longer_run_where_nothing_depends_on_its_length(t
 
 
 @pytest.mark.parametrize("kind", [PPOConfig, R2D2Config])
-def test_schedules_go_on_over_the_new_total_from_the_present_step(tmp_path, kind, capsys):
+def test_schedules_continue_over_the_new_total_from_the_current_step(tmp_path, kind, capsys):
     train(config(kind, total_steps=192, learning_rate=1e-3, learning_rate_schedule="linear"), tmp_path)
     assert main(["train", "--resume", str(tmp_path), "--total-steps", "400"]) == 0
     expected = [1 - done / 3 for done in range(3)] + [1 - done / 6 for done in range(3, 6)]

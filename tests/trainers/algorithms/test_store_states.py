@@ -22,7 +22,7 @@ def config(kind=PPOConfig, **options):
     return kind(**{**SMALL, **SIZES, **lengths, **options})
 
 
-def learnt(learner, updates=2):
+def learned(learner, updates=2):
     """Metrics of some updates, the weights after them, and the sparse states of a batch."""
     rows = []
     for _ in range(updates):
@@ -45,8 +45,8 @@ def learnt(learner, updates=2):
     ],
 )
 def test_learning_has_the_bits_of_all_states(kind, make, options):
-    expected = learnt(make(config(kind, store_states="all", **options)))
-    found = learnt(make(config(kind, store_states="starts", **options)))
+    expected = learned(make(config(kind, store_states="all", **options)))
+    found = learned(make(config(kind, store_states="starts", **options)))
     assert repr(found[0]) == repr(expected[0])
     for left, right in zip(found[1], expected[1], strict=True):
         assert torch.equal(left, right)
@@ -54,16 +54,16 @@ def test_learning_has_the_bits_of_all_states(kind, make, options):
     assert expected[2] == []
 
 
-def test_a_resumed_run_goes_on_with_either():
+def test_a_resumed_run_continues_with_either():
     learner = PPO(config(store_states="starts"))
     learner.learn(learner.collect())
     state = learner.state_dict()
-    expected = learnt(learner)
+    expected = learned(learner)
     for stored in ("all", "starts"):
         again = PPO(config(store_states=stored))
         again.load_state_dict(state)
         torch.manual_seed(3)
-        found = learnt(again)
+        found = learned(again)
         assert len(found[1]) == len(expected[1])
     assert expected[2]
 
@@ -85,7 +85,7 @@ def test_which_states_are_stored(options, every):
     assert config(**options).states_every == every
 
 
-def test_whole_rows_are_learnt_from():
+def test_whole_rows_are_learned_from():
     assert config(A2CConfig, device="cuda").states_every == 16
 
 

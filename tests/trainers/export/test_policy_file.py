@@ -103,8 +103,9 @@ def arguments(description, rows):
 
 
 @pytest.mark.parametrize(
-    ("case", "kind"), [*((case, "onnx") for case in CASES), ("ppo-gru-continuous", "torch"), ("dqn-none", "torch")]
+    ("case", "kind"), [(case, "torch" if case in ("ppo-gru-continuous", "dqn-none") else "onnx") for case in CASES]
 )
+@pytest.mark.usefixtures("brief_verification")
 def test_exported_policies_fit_their_description(tmp_path, case, kind):
     path = export_run(trained(tmp_path, *CASES[case]), kind)
     description = about(path)
@@ -125,9 +126,14 @@ def test_exported_policies_fit_their_description(tmp_path, case, kind):
             assert (list(result.shape), str(result.dtype)) == ([rows, *part["shape"][1:]], part["dtype"])
 
 
+def test_files_are_verified_with_a_thousand_steps(files):
+    assert inspect.signature(verify).parameters["steps"].default == 1000
+    assert [about(path)["verified_steps"] for path in files.values()] == [1000, 1000]
+
+
+@pytest.mark.usefixtures("brief_verification")
 def test_the_description_names_what_a_user_needs(tmp_path):
     description = about(export_run(trained(tmp_path, PPOConfig, "recurl-test/Picture-v0", {"cell": "gru"}), "onnx"))
-    assert description["verified_steps"] == inspect.signature(verify).parameters["steps"].default == 1000
     assert [(part["name"], part["shape"], part["dtype"]) for part in description["inputs"]] == [
         ("image", ["batch", 4, 5, 1], "uint8"),
         ("parts.place", ["batch", 2], "float32"),

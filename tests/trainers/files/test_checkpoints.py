@@ -38,7 +38,7 @@ def test_round_trip_and_the_one_before_is_kept(tmp_path):
     assert state.keys() == {"format_version", "x", "nested"}
 
 
-def test_a_run_that_goes_back_leaves_no_later_checkpoint(tmp_path):
+def test_a_run_that_is_rolled_back_leaves_no_later_checkpoint(tmp_path):
     for step in (1, 20, 3):
         save_checkpoint(tmp_path, step, {"x": step})
     assert names(tmp_path) == ["000000000001.pt", "000000000003.pt"]
@@ -52,7 +52,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
     assert load_checkpoint(path)["x"] == 1
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_files_left_by_a_killed_process_are_removed(tmp_path):
     (tmp_path / "000000000001.pt.7.partial").write_text("half")
     path = save_checkpoint(tmp_path, 2, {"x": 1})
     assert names(tmp_path) == [path.name]
@@ -135,7 +135,7 @@ def test_an_edited_checkpoint_is_refused_by_name(tmp_path):
     assert load_checkpoint(save_checkpoint(tmp_path, 2, state))["x"].tolist() == [0, 0, 0]
 
 
-def test_the_newest_undamaged_one_is_taken_with_a_notice(tmp_path):
+def test_the_newest_undamaged_one_is_used_with_a_notice(tmp_path):
     first, second = (save_checkpoint(tmp_path, step, {"x": step}) for step in (1, 2))
     notices = []
     assert load_newest(tmp_path, notices.append)[0] == second

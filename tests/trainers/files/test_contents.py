@@ -46,7 +46,7 @@ def test_a_tensor_of_one_number_may_have_any_stride():
         (lambda state: state.update(empty=None), "empty was dict of 0, is NoneType"),
     ],
 )
-def test_what_was_changed_is_named(edit, said):
+def test_changed_values_are_named(edit, said):
     state = copy.deepcopy(STATE)
     edit(state)
     assert first_difference(state, contents_of(STATE)) == said

@@ -35,7 +35,7 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_in_the_block_leaves_what_was_there(tmp_path):
+def test_an_error_in_the_block_leaves_the_existing_file(tmp_path):
     path = tmp_path / "file"
     write_atomic(path, b"before")
 
@@ -51,7 +51,7 @@ def test_an_error_in_the_block_leaves_what_was_there(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_no_room_leaves_what_was_there(tmp_path, small_files):
+def test_a_full_disk_leaves_the_existing_file(tmp_path, small_files):
     path = tmp_path / "file"
     write_atomic(path, b"x" * 1000)
     with pytest.raises(
@@ -81,7 +81,7 @@ def test_no_room_leaves_what_was_there(tmp_path, small_files):
     ],
 )
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
-def test_every_error_of_the_system_says_where_and_what_to_do(tmp_path, monkeypatch, number, advice, call):
+def test_every_system_error_names_the_path_and_a_remedy(tmp_path, monkeypatch, number, advice, call):
     path = tmp_path / "file"
     write_atomic(path, b"before")
 
@@ -103,7 +103,7 @@ def test_an_error_without_a_number():
         raise OSError("odd")
 
 
-def test_short_writes_are_gone_on_with(tmp_path, monkeypatch):
+def test_short_writes_are_completed(tmp_path, monkeypatch):
     write, path = os.write, tmp_path / "file"
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
     write_atomic(path, b"0123456789")

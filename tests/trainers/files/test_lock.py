@@ -93,7 +93,7 @@ def test_whoever_copies_the_folder_does_not_free_it(tmp_path):
         assert not is_free(tmp_path)
 
 
-def test_a_folder_made_anew_is_another_one(tmp_path):
+def test_a_recreated_folder_is_another_one(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     with FolderLock(folder, print).hold():
@@ -176,17 +176,17 @@ def test_without_locks_a_dead_owner_is_succeeded(tmp_path, no_locks):
 @pytest.mark.parametrize(
     "other", [{"host": "elsewhere"}, {"boot": "another"}, {"namespace": "pid:[1]"}, {"boot": None, "namespace": None}]
 )
-def test_without_locks_nobody_else_is_taken_for_dead(tmp_path, no_locks, other):
+def test_without_locks_other_owners_are_not_presumed_dead(tmp_path, no_locks, other):
     dead_owner(tmp_path, **other)
     with (
-        pytest.raises(LockedError, match=r"if there is no such process any more, remove that file"),
+        pytest.raises(LockedError, match=r"if that process no longer exists, remove the file"),
         FolderLock(tmp_path, lambda text: None).hold(),
     ):
         pass
     assert (tmp_path / ".owner").exists()
 
 
-def test_without_locks_an_owner_that_names_nobody(tmp_path, no_locks):
+def test_without_locks_an_unreadable_owner_file(tmp_path, no_locks):
     (tmp_path / ".owner").write_text("{")
     with (
         pytest.raises(LockedError, match=r"another process is using this folder"),

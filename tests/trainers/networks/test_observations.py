@@ -76,7 +76,7 @@ class Words(specs.TensorSpec):
         return value == "a"
 
 
-def test_what_cant_be_encoded_is_refused():
+def test_unsupported_observations_are_refused():
     entries = {"x": specs.Unbounded(4, 2), "parts": {"words": Words((4,), None, None)}}
     with pytest.raises(
         UnsupportedError, match=r"parts.words \(None \[\]\) has no encoder.*--drop-observations parts.words"
@@ -118,7 +118,7 @@ def test_options_of_images_without_images_are_refused(options, match):
         observe({"x": specs.Unbounded(4, 2)}, **options)
 
 
-def test_the_scale_of_images_follows_what_is_seen():
+def test_the_scale_of_images_follows_the_observed_range():
     observations = observe({"image": IMAGE, "low": specs.Bounded(0, 4, (4, 5, 5), dtype=torch.uint8)})
     image, low = (part.scale for part in observations.images)
     assert (image.factor, low.factor) == (torch.tensor(1 / 255), torch.tensor(1 / 4))

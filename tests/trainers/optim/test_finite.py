@@ -91,7 +91,7 @@ def test_the_first_culprit_counts_and_all_rows():
     assert "The observation 'a' of environment 2 at step 2" in CHECK(data, 12)[1]
 
 
-def test_what_nobody_reads_may_be_anything():
+def test_unread_entries_may_hold_anything():
     data = batch()
     data["other"][0, 0] = math.nan
     assert CHECK(data, 12) is None

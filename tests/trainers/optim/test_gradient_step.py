@@ -75,7 +75,7 @@ def test_parameters_of_several_dtypes():
     assert [weight.tolist() for weight in weights] == [pytest.approx([0.8, 0.8])] * 2
 
 
-def test_a_saved_state_goes_on_bit_for_bit():
+def test_a_saved_state_resumes_bit_for_bit():
     first = net()
     step = GradientStep(first.parameters(), learning_rate=0.1, max_norm=1.0)
     x = torch.randn(7, 3, dtype=torch.float64)

@@ -38,6 +38,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.usefixtures("brief_verification")
 def test_it_acts_as_predict_does(name, runs):
     run = runs(name)
     policy, file = recurl.load(run), recurl.load(export_run(run, "compiled"))
@@ -87,5 +88,7 @@ def test_refusals(runs, monkeypatch, tmp_path):
 
 def test_an_observation_that_is_no_box(tmp_path):
     run = trained(tmp_path / "run", PPOConfig, "Taxi-v4", {"cell": "gru", "action_mask": "none"})
-    with pytest.raises(UnsupportedError, match=r"A compiled policy reads one Box, .* of Discrete\(500\): use predict"):
+    with pytest.raises(
+        UnsupportedError, match=r"A compiled policy must read a single Box, .* of Discrete\(500\): use predict"
+    ):
         recurl.load(run).compiled()

@@ -112,7 +112,7 @@ def test_the_previous_action_is_in_the_state_and_zero_at_starts():
     assert not np.array_equal(restarted["recurrent_state_h"][1], fresh["recurrent_state_h"][1])
 
 
-def test_a_reward_that_is_read_is_asked_for():
+def test_a_reward_that_is_read_is_required():
     policy, _, _ = with_previous(MEMORY, 1)
     eye = np.eye(4, dtype=np.float32)
     _, state = policy.predict(eye)  # no reward is needed where episodes begin

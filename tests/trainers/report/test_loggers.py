@@ -53,7 +53,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, logger, extra):
 
 
 @pytest.mark.slow
-def test_wandb_offline_goes_on_under_its_id(tmp_path, monkeypatch):
+def test_wandb_offline_resumes_under_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     ids = []
     for status in ("stopped", "failed"):

@@ -56,7 +56,7 @@ def test_a_row_is_there_as_soon_as_it_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("left", ["", "update,env", "update,env_steps,return_mean_20,x\r\n", None])
-def test_a_run_goes_on_without_rows_that_are_lost(tmp_path, left):
+def test_a_run_resumes_without_lost_rows(tmp_path, left):
     path, notices = tmp_path / "metrics.csv", []
     if left is not None:
         path.write_text(left)
@@ -76,7 +76,7 @@ def test_a_row_that_was_cut_is_dropped(tmp_path, cut):
     assert len(notices) == 1
 
 
-def test_what_remains_is_in_order(tmp_path):
+def test_remaining_rows_are_in_order(tmp_path):
     path, notices = tmp_path / "metrics.csv", []
     write(path, (1, 2, 2, 4, 3, 5, 9))
     write(path, (6, 7), since=5, notify=notices.append)

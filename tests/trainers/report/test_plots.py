@@ -1,12 +1,5 @@
-import pytest
-
 from recurl.trainers.report.figure import Line, draw_returns
 from recurl.trainers.report.plots import plot_learning_curve
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _drawn_once():
-    """Draw each picture in the working directory."""
 
 
 def test_draws_a_picture(tmp_path):

@@ -73,13 +73,13 @@ def test_all_of_it_in_order(tmp_path):
     ("logger", "options"),
     [
         ("tensorboard", {"kind": PPOConfig}),
-        ("wandb", {"kind": PPOConfig}),
         ("wandb", {"kind": R2D2Config}),
         ("tensorboard", {"overlap": True}),
-        ("wandb", {"env": "CartPole-v1", "env_kwargs": ()}),
+        ("tensorboard", {"env": "CartPole-v1", "env_kwargs": ()}),
         ("tensorboard", {"vectorization": "device", "previous_reward": True}),
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, logger, options):
     if logger == "wandb":
         monkeypatch.setenv("WANDB_MODE", "offline")
@@ -158,7 +158,7 @@ class Quitter:
         raise KeyError("nothing")
 
 
-def test_the_command_line_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_the_command_line_says_how_to_resume(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[3])
     words = "--env recurl/TMaze-v0 --num-envs 4 --rollout-steps 16 --minibatches 2 --total-steps 128".split()  # noqa: SIM905 - written as on a command line
     folder = str(tmp_path / "run")
@@ -219,7 +219,7 @@ class Precision:
 
 
 @pytest.mark.parametrize(("option", "during"), [("auto", "highest"), ("medium", "medium")])
-def test_a_run_has_a_precision_of_its_own(option, during, tmp_path):
+def test_a_run_has_its_own_precision(option, during, tmp_path):
     before, watch = torch.get_float32_matmul_precision(), Precision()
     options = config(matmul_precision=option)
     run(options, tmp_path / "run", watch)

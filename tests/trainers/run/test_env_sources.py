@@ -51,7 +51,8 @@ def train(config, folder, *, resume=False, updates=3):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_run_goes_on_bit_for_bit(kind, tmp_path):
+@pytest.mark.usefixtures("shared_interpreter")
+def test_a_stopped_run_resumes_bit_for_bit(kind, tmp_path):
     algorithm, options = KINDS[kind]
     config = algorithm(**{"env": make, **SMALL, **PAST, **options})
     whole, stopped = RunFolder(tmp_path / "whole", pytest.fail), RunFolder(tmp_path / "stopped", pytest.fail)
@@ -75,7 +76,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_the_folder_keeps_the_name_and_asks_for_the_function(folder):
+def test_the_folder_keeps_the_name_and_needs_the_function(folder):
     name = f"{__name__}.make()"
     assert json.loads(folder.config.read_text())["env"] == name
     for use in (

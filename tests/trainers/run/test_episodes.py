@@ -6,7 +6,7 @@ import torch
 from recurl.trainers.run.episodes import EpisodeStats
 
 
-def test_episodes_go_on_over_batches_and_through_a_saved_state():
+def test_episodes_continue_over_batches_and_through_a_saved_state():
     rewards = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 1.0]])
     dones = torch.tensor([[False, True, False, False], [False, False, False, True]])
     stats = EpisodeStats(2)

@@ -93,7 +93,7 @@ def test_an_episode_that_ends_at_the_bound_is_not_cut():
     assert "cut" not in str(evaluation)
 
 
-def test_a_run_has_a_bound_of_its_own(tmp_path):
+def test_a_run_has_its_own_step_limit(tmp_path):
     folder = RunFolder(tmp_path)
     config = dataclasses.replace(CONFIG, env_kwargs=("corridor_length=2", "max_episode_steps=60"), eval_max_steps=7)
     folder.create(config)

@@ -91,7 +91,8 @@ def is_good(folder):
         ("sac", "reward", "nan"),
     ],
 )
-def test_a_bad_number_stops_the_run_before_it_is_learnt_from(tmp_path, kind, where, number):
+@pytest.mark.usefixtures("shared_interpreter")
+def test_a_bad_number_stops_the_run_before_it_is_learned_from(tmp_path, kind, where, number):
     # Step 40 of environment 1 is the last of the fifth batch; its observation is read one step later.
     options = config(kind, env_kwargs=(f"where={where}", f"number={number}", "steps=40"))
     folder, error = run(tmp_path, options)
@@ -132,6 +133,7 @@ def test_continuous_actions(tmp_path):
         ("r2d2", "observation"),
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_bad_batch_can_be_skipped(tmp_path, kind, where):
     options = config(kind, env_kwargs=(f"where={where}", "steps=37-42"), on_nonfinite="skip")
     folder, outcome = run(tmp_path, options)
@@ -267,7 +269,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     assert is_good(folder)
 
 
-def test_a_run_that_was_stopped_by_a_bad_number_goes_on_when_it_is_mended(tmp_path, monkeypatch):
+def test_a_run_stopped_by_a_bad_number_resumes_once_it_is_fixed(tmp_path, monkeypatch):
     folder, error = run(tmp_path, config(env_kwargs=("steps=70",)))
     assert isinstance(error, NonFiniteError)
     trainer = Trainer(folder.read_config(), folder, console=Console(file=io.StringIO()))

@@ -25,7 +25,7 @@ def leave_a_run(folder, config=CONFIG):
     (folder.checkpoints / "1.pt").write_text("old")
 
 
-def test_a_run_is_replaced_when_that_is_asked_for(tmp_path):
+def test_a_run_is_replaced_on_request(tmp_path):
     folder = RunFolder(tmp_path / "a" / "b")
     folder.check_free(overwrite=False)
     leave_a_run(folder)
@@ -39,7 +39,7 @@ def test_a_run_is_replaced_when_that_is_asked_for(tmp_path):
     assert folder.read_config() == OTHER
 
 
-def test_what_made_a_run_is_kept_from_start_to_start(tmp_path):
+def test_the_provenance_of_every_start_is_kept(tmp_path):
     folder = RunFolder(tmp_path / "run")
     leave_a_run(folder)
     folder.note_start({"env_steps": 0})
@@ -53,7 +53,7 @@ def test_what_made_a_run_is_kept_from_start_to_start(tmp_path):
     assert names(folder) == [".lock", "config.json", "notes.txt"]
 
 
-def test_what_made_a_run_is_not_written_through_a_link(tmp_path):
+def test_the_provenance_is_not_written_through_a_link(tmp_path):
     folder, other = RunFolder(tmp_path / "run"), tmp_path / "other"
     folder.create(CONFIG)
     other.write_text("mine")
@@ -63,7 +63,7 @@ def test_what_made_a_run_is_not_written_through_a_link(tmp_path):
     assert other.read_text() == "mine"
 
 
-def test_what_a_lock_and_a_killed_process_leave_is_no_content(tmp_path):
+def test_files_left_by_a_lock_and_a_killed_process_do_not_count(tmp_path):
     folder = RunFolder(tmp_path)
     with folder.hold():
         pass
@@ -121,7 +121,7 @@ def test_folders_that_are_no_runs(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_cannot_be_removed_is_said(tmp_path, monkeypatch):
+def test_an_unremovable_file_is_reported(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     leave_a_run(folder)
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_removed_is_said(tmp_path, monkeypatch):
     assert folder.read_config() == CONFIG
 
 
-def test_notices_are_warnings_unless_somebody_takes_them(tmp_path):
+def test_notices_are_warnings_without_a_handler(tmp_path):
     with pytest.warns(UserWarning, match="odd"):
         RunFolder(tmp_path).notify("odd")
     notices = []

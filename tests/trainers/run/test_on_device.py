@@ -118,7 +118,7 @@ def test_pictures(tmp_path):
         (["--drop-observations", "a", "--env-workers", "2"], "without --env-workers, --drop-observations: leave them"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_line(tmp_path, monkeypatch, capsys, words, message):
+def test_invalid_options_are_refused_in_a_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     env = [] if "--env" in words else ["--env", "recurl/Bandit-v0"]
     assert main(["train", "ppo", *env, "--vectorization", "device", *words]) == 2

@@ -42,7 +42,7 @@ def test_a_resumed_run_has_the_same_evaluations(tmp_path, kind):
     assert differing(*best) == []
 
 
-def test_rows_that_are_lost_are_said(tmp_path):
+def test_lost_rows_are_reported(tmp_path):
     options = config(**EVALUATED)
     train(options, tmp_path, stop_after=5)
     RunFolder(tmp_path).evaluations.unlink()

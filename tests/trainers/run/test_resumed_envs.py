@@ -115,11 +115,12 @@ def test_so_it_is_with_an_environment_of_ones_own(tmp_path):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_and_in_other_processes(options, tmp_path):
     assert_resumes_bit_for_bit(small(env="CartPole-v1", **options), tmp_path)
 
 
-def test_why_a_state_is_not_saved_is_said_when_a_run_is_resumed(tmp_path):
+def test_resuming_reports_why_a_state_was_not_saved(tmp_path):
     config = small(env=Forgetful)
     train(config, tmp_path, stop_after=3)
     said = " ".join(train(config, tmp_path, resume=True).split())
@@ -170,6 +171,7 @@ class Fleeing(OwnEnv):
         (Fleeing, None, r"can't be restored: The state has the method flee", "the checkpoint has no matching state"),
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_state_that_is_lost_after_the_trial_costs_no_training(tmp_path, env, saving, restoring, why, workers):
     config = small(env=env, env_workers=workers)
     with pytest.warns(UserWarning, match=saving) if saving else nullcontext():

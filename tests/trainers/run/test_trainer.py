@@ -123,7 +123,7 @@ def final_state(path):
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "matplotlib"])
-def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package):
+def test_a_missing_package_is_reported_before_the_run(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependencyError, match=rf"{package} is not installed: pip install 'recurl\[train\]'"):
         Trainer(PPOConfig(env="recurl/TMaze-v0"), RunFolder(tmp_path), console=Console())
@@ -153,6 +153,7 @@ def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package
         {"kind": R2D2Config, "env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "start_state": "zero"},
     ],
 )
+@pytest.mark.usefixtures("shared_interpreter")
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path, options):
     options = config(**options)
     whole, _ = train(options, tmp_path / "whole")
@@ -217,7 +218,7 @@ def test_ends_when_solved_and_stays_so(tmp_path):
     assert (again.status, again.env_steps) == ("solved", outcome.env_steps)
 
 
-def test_every_start_says_what_made_it(tmp_path):
+def test_every_start_records_its_provenance(tmp_path):
     options = config(checkpoint_every=1)
     train(options, tmp_path, stop_after=2)
     train(options, tmp_path, resume=True)

@@ -56,7 +56,7 @@ def test_presets_and_files(tmp_path):
     ("words", "message"),
     [
         ("", r"Missing from recurl sweep: --run-dir"),
-        ("--run-dir out", r"recurl sweep takes an algorithm \(ppo, dqn, r2d2"),
+        ("--run-dir out", r"recurl sweep needs an algorithm \(ppo, dqn, r2d2"),
         ("pppo --run-dir out", r"There is no algorithm 'pppo': did you mean ppo\?"),
         (f"{BASE} --set celll=lstm", r"--set: ppo has no option 'celll'\. Did you mean cell\?"),
         (f"{BASE} --set cell", r"--set takes field=value,value such as cell=lstm,gru, got 'cell'"),

@@ -64,12 +64,12 @@ def joined(parts: Sequence[Mapping[_Key, Array]], dim: int | None) -> dict[_Key,
         {'x': tensor([1., 1., 1., 1.])}
     """
     for index, part in enumerate(parts[1:], 1):
-        _check_alike(parts[0], part, index)
+        _check_same_entries(parts[0], part, index)
     join: Callable[[Sequence[_Numbers]], _Numbers] = np.stack if dim is None else lambda all_: np.concatenate(all_, dim)
     return {key: first.tensor(join([part[key].values for part in parts])) for key, first in parts[0].items()}
 
 
-def _check_alike(first: Mapping[Any, Array], other: Mapping[Any, Array], index: int) -> None:
+def _check_same_entries(first: Mapping[Any, Array], other: Mapping[Any, Array], index: int) -> None:
     kinds = [{key: (part.dtype, part.values.shape) for key, part in batch.items()} for batch in (first, other)]
     for key in {**first, **other}:
         one, another = (kind.get(key) for kind in kinds)

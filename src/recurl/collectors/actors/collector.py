@@ -345,8 +345,8 @@ def _checked_lag(max_lag: int | None, count: int, *, sync: bool) -> int | None:
             raise ArgumentError(f"max_lag must not be negative, got {max_lag}.")
     elif max_lag is not None and max_lag < count:
         raise ArgumentError(
-            f"max_lag must be at least the number of actors, {count}, if each collects separate batches, as every "
-            f"other actor may bring new weights before its batch is delivered; got {max_lag}. Use sync=True."
+            f"max_lag must be at least the number of actors, {count}, if each collects separate batches, since the "
+            f"batches of all other actors may be learned from before its own; got {max_lag}. Use sync=True."
         )
     return max_lag
 

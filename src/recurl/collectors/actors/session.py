@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
 from typing import Any
 
+from recurl.collectors.actors.ray_compat import on_loopback
 from recurl.collectors.actors.signals import signals_deferred
 from recurl.core.errors import ArgumentError, MissingDependencyError, UnsupportedError, WorkerError
 
@@ -119,7 +118,7 @@ class RaySession:
 
 
 def _start(ray: Any) -> None:
-    with _on_loopback():
+    with on_loopback():
         try:
             context = ray.init(
                 address="local",
@@ -138,18 +137,6 @@ def _start(ray: Any) -> None:
             f"Ray {ray.__version__} would also listen on {found}, where others may reach it: start Ray yourself "
             "(ray.init) to allow that, or install the version that recurl is tested with."
         )
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Generator[None]:
-    """Let Ray bind to the loopback interface; on Linux it would otherwise use the machine's address."""
-    constants: Any = importlib.import_module("ray._private.ray_constants")
-    before = constants.ENABLE_RAY_CLUSTER
-    constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
 
 
 def _connect(ray: Any, address: str) -> None:

@@ -159,7 +159,7 @@ class Supply:
             UsageError: the policy is not a module and has no weights.
         """
         if not isinstance(self._policy, nn.Module):
-            raise UsageError(f"Weights need a policy that is an nn.Module, got {type(self._policy).__name__}.")
+            raise UsageError(f"Only an nn.Module has weights to update, got a policy {type(self._policy).__name__}.")
         reference = self._put(matching(self._policy if weights is None else weights, self._like))
         with self._lock:
             self._weights = [reference]

@@ -151,13 +151,13 @@ def _entries(data: bytes, count: int) -> tuple[list[Member], list[int]]:
         place += _ENTRY_FORMAT.size
         named, extra, comment = lengths
         name = data[place : place + named].decode(errors="backslashreplace")
-        further = data[place + named : place + named + extra]
+        extra_field = data[place + named : place + named + extra]
         place += named + extra + comment
         if method or flags & _ENCRYPTED:
             raise DamageError(f"{name!r} is compressed or encrypted, which recurl never writes")
         if outer & _FOLDER:  # torch would read nothing and return uninitialized memory
             raise DamageError(f"{name!r} is marked as a folder")
-        size, packed, offset = _large(further, [size, packed, offset])
+        size, packed, offset = _zip64_numbers(extra_field, [size, packed, offset])
         if packed != size:
             raise DamageError(f"{name!r} has two sizes")
         if disk or "\0" in name:
@@ -169,7 +169,7 @@ def _entries(data: bytes, count: int) -> tuple[list[Member], list[int]]:
     return members, offsets
 
 
-def _large(extra: bytes, numbers: list[int]) -> list[int]:
+def _zip64_numbers(extra: bytes, numbers: list[int]) -> list[int]:
     """Return the sizes and offset of an entry; those that exceed 32 bits are read from its extra field."""
     wanted = [place for place, number in enumerate(numbers) if number == _MANY_32]
     place = 0

@@ -37,7 +37,7 @@ _STORAGES = {
     "LongStorage": torch.int64,
     "ShortStorage": torch.int16,
 }
-_NO_NUMBERS = ("quint8", "qint8", "qint32", "quint4x2", "quint2x4")
+_QUANTIZED = ("quint8", "qint8", "qint32", "quint4x2", "quint2x4")
 
 
 class ContentError(ArgumentError):
@@ -218,7 +218,7 @@ class _Interpreter:
             self._push(self._globals[name])
         elif module == "torch" and last in _STORAGES:
             self._push(_Kind(_STORAGES[last]))
-        elif module == "torch" and isinstance(getattr(torch, last, None), torch.dtype) and last not in _NO_NUMBERS:
+        elif module == "torch" and isinstance(getattr(torch, last, None), torch.dtype) and last not in _QUANTIZED:
             self._push(getattr(torch, last))
         else:
             _refuse(f"{name[:80].replace(' ', '.')}, which is not a tensor or a plain value")

@@ -20,6 +20,7 @@ from recurl.core.keys import ACTION_MASK
 from recurl.core.specs.base import TensorSpec
 from recurl.core.specs.composite import Composite
 from recurl.core.specs.leaves import Binary, Categorical, MultiCategorical, OneHot
+from recurl.core.torch_compat import is_compiling
 
 __all__ = ["choice_counts", "has_mask", "masked_rand", "rows_without_choice", "split_choices"]
 
@@ -80,7 +81,7 @@ def split_choices(values: Tensor, counts: Sequence[int], fill: float | bool) -> 
     width = max(counts)
     if all(count == width for count in counts):
         return values.unflatten(-1, (len(counts), width))
-    places = _padded_indices.__wrapped__ if torch.compiler.is_compiling() else _padded_indices
+    places = _padded_indices.__wrapped__ if is_compiling() else _padded_indices
     padded = F.pad(values, (0, 1), value=fill)
     return padded.index_select(-1, places(tuple(counts), values.device)).unflatten(-1, (len(counts), width))
 

@@ -261,7 +261,9 @@ class ReplayBuffer:
         outside |= positions % stored.capacity >= stored.filled
         if outside.any():
             empty = positions[outside][:5].tolist()
-            raise ArgumentError(f"Positions must hold steps, but nothing is stored at {empty} ({len(self)} steps are).")
+            raise ArgumentError(
+                f"Positions must hold steps, but nothing is stored at {empty}: the buffer has {len(self)} steps."
+            )
         return positions
 
     def _current(self, index: Tensor, write_step: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -310,7 +312,9 @@ class ReplayBuffer:
         """
         index, write_step, mask = (sample.get(key, None) for key in (INDEX, WRITE_STEP, MASK))
         if index is None:
-            raise MissingKeyError("The sample must have its 'index', where states are written to: keep that entry.")
+            raise MissingKeyError(
+                "The sample must have its 'index', the positions to write the states to: keep that entry."
+            )
         with self._lock:
             positions, current = self._current(index, write_step)
             if mask is not None:
@@ -356,7 +360,7 @@ class ReplayBuffer:
         """
         path = Path(path)
         if path.exists() and any(path.iterdir()) and not (path / _STATE).exists():
-            raise UsageError(f"The folder {path} must be empty or hold a saved buffer, but has other files in it.")
+            raise UsageError(f"The folder {path} must be empty or hold a saved buffer, but contains other files.")
         with self._lock, fresh_folder(path) as fresh:
             self.storage.dumps(fresh / "storage", self._filled().filled)
             save_archive(self._metadata(), fresh / _STATE)

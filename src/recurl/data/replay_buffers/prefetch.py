@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Prefetcher(Generic[_T]):
-    """Call a function in a thread so that ``depth`` results are ready or being computed.
+    """Prefetcher: calls a function in a thread so that ``depth`` results are ready or being computed.
 
     Args:
         make: function that computes one result; calls never overlap.

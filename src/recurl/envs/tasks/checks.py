@@ -91,11 +91,11 @@ def call_checked(
     except RecurlError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         line = line_of(traceback.extract_tb(error.__traceback__), *_LIBRARY_FILES) or "a call of it raises"
         on = "the host" if xp is HOST else "a device"
         raise ArgumentError(
-            f"{_name(dynamics)}.{function} fails on {on}, as {line}: {type(error).__name__}: {said}. Use "
+            f"{_name(dynamics)}.{function} fails on {on}, as {line}: {type(error).__name__}: {reason}. Use "
             "array operators and functions of xp, which are the same for NumPy and torch"
         ) from error
     if any(isinstance(array, Tensor) == (xp is HOST) for array in _arrays(result)):

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recurl.core.torch_compat import is_compiling
+
 __all__ = ["functions_on", "numpy_dtype"]
 
 _Axes: TypeAlias = int | tuple[int, ...] | None
@@ -132,7 +134,7 @@ def _var(array: Tensor, axis: _Axes = None, correction: float = 0.0, keepdims: b
 
 
 def _argsort(array: Tensor, axis: int = -1) -> Tensor:
-    return _argsort_opaque(array, axis) if torch.compiler.is_compiling() else array.argsort(axis)
+    return _argsort_opaque(array, axis) if is_compiling() else array.argsort(axis)
 
 
 @torch.library.custom_op("recurl::argsort", mutates_args=(), schema="(Tensor tensor, int axis) -> Tensor")

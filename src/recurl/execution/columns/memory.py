@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from recurl.core.torch_compat import schema_of
+from recurl.core.torch_compat import OPERATIONS, schema_of
 
 __all__ = ["argument_of", "base_of", "touched"]
 
@@ -16,7 +16,7 @@ aten: Any = torch.ops.aten
 _Node = Any  # torch.fx does not type the arguments of its nodes
 _SHARING = (
     operator.getitem,
-    aten._unsafe_view.default,
+    OPERATIONS.unsafe_view,
 )  # views, which their schemas don't say
 
 

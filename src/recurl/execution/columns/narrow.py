@@ -19,7 +19,7 @@ class ColumnLayout(NamedTuple):
         axis: dimension of the rows.
 
     Example:
-        >>> narrow = Narrow(torch.Size([1, 2]), 0)
+        >>> narrow = ColumnLayout(torch.Size([1, 2]), 0)
         >>> narrow.vectors(torch.tensor([[1, 2], [3, 4], [5, 6]]))
         [tensor([1, 3, 5]), tensor([2, 4, 6])]
         >>> narrow.joined(torch.tensor([[1, 3, 5], [2, 4, 6]]))
@@ -69,7 +69,7 @@ def join_columns(forms: Sequence[ColumnLayout | None], steps: Sequence[Sequence[
         dim: the new dimension.
 
     Example:
-        >>> forms = [Narrow(torch.Size([1, 2]), 0), None]
+        >>> forms = [ColumnLayout(torch.Size([1, 2]), 0), None]
         >>> steps = [split_columns(forms, [torch.tensor([[i, 2], [3, 4]]), torch.tensor(i)]) for i in range(3)]
         >>> pairs, numbers = join_columns(forms, steps, 0)
         >>> pairs[2].tolist(), numbers.tolist()

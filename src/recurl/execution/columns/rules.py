@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from recurl.core.torch_compat import OPERATIONS
 from recurl.execution.columns.memory import argument_of
 
 __all__ = ["RULES", "Columns", "largest"]
@@ -145,7 +146,7 @@ def _stacked(graph: Rewriter, node: _Node) -> Columns | None:
         if columns is None:
             return None
         if argument.meta["val"].dtype != value.dtype:
-            columns = graph.each(columns, lambda part: graph.call(aten._to_copy.default, part, dtype=value.dtype))
+            columns = graph.each(columns, lambda part: graph.call(OPERATIONS.to_copy, part, dtype=value.dtype))
         several.append(columns)
     axis = several[0].axis
     if any(columns.axis != axis for columns in several):
@@ -169,7 +170,7 @@ def _summed(graph: Rewriter, node: _Node) -> Columns | None:
 
     def add(parts: list[Any]) -> Any:
         if node.args[0].meta["val"].dtype != dtype:
-            parts = [graph.call(aten._to_copy.default, part, dtype=dtype) for part in parts]
+            parts = [graph.call(OPERATIONS.to_copy, part, dtype=dtype) for part in parts]
         return graph.fold(aten.add.Tensor, parts)
 
     return graph.reduced(node, argument_of(node, "dim"), bool(argument_of(node, "keepdim")), add)
@@ -198,7 +199,7 @@ def _softmax(graph: Rewriter, node: _Node) -> Columns | None:
         less = [graph.call(aten.sub.Tensor, part, most) for part in parts]
         powers = [graph.call(aten.exp.default, part) for part in less]
         total = graph.fold(aten.add.Tensor, powers)
-        if node.target is aten._softmax.default:
+        if node.target is OPERATIONS.softmax:
             result[line] = [graph.call(aten.div.Tensor, part, total) for part in powers]
         else:
             log = graph.call(aten.log.default, total)
@@ -268,7 +269,7 @@ _Rule = Callable[[Rewriter, _Node], Columns | None]
 def _rules() -> dict[Any, _Rule]:
     kinds: list[tuple[_Rule, tuple[Any, ...]]] = [
         (_same, (aten.clone.default, aten.detach.default, aten.alias.default)),
-        (_view, (aten.view.default, aten._unsafe_view.default, aten.reshape.default)),
+        (_view, (aten.view.default, OPERATIONS.unsafe_view, aten.reshape.default)),
         (_permuted, (aten.permute.default, aten.t.default, aten.transpose.int)),
         (_unsqueezed, (aten.unsqueeze.default,)),
         (_squeezed, (aten.squeeze.dim,)),
@@ -276,10 +277,10 @@ def _rules() -> dict[Any, _Rule]:
         (_sliced, (aten.slice.Tensor,)),
         (_selected, (aten.select.int,)),
         (_stacked, (aten.stack.default, aten.cat.default)),
-        (_converted, (aten._to_copy.default,)),
+        (_converted, (OPERATIONS.to_copy,)),
         (_summed, (aten.sum.dim_IntList,)),
         (_all, (aten.all.dim, aten.any.dim)),
-        (_softmax, (aten._softmax.default, aten._log_softmax.default)),
+        (_softmax, (OPERATIONS.softmax, OPERATIONS.log_softmax)),
         (_gathered, (aten.gather.default,)),
         (_looked_up, (aten.index.Tensor,)),
     ]

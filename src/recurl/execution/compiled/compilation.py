@@ -250,7 +250,7 @@ class Compilation:
             raise NotCompiled(f"{name} is not a plain module: it is a function, or has hooks or its own forward")
         write = self._layers.get(type(module))
         if write is None and not defines_both(type(module), "compile_tensors"):
-            raise NotCompiled(f"{type(module).__name__} has no form in C++")
+            raise NotCompiled(f"{type(module).__name__} has no C++ implementation")
         with unsupported():
             found: Any = write(self, module, *inputs) if write else module.compile_tensors(self, *inputs)  # pyright: ignore[reportCallIssue, reportUnknownVariableType] - a method by that name
         return found if type(found) is tuple else (found,)

@@ -1,4 +1,4 @@
-"""A whole network as a function of tensors or arrays: one call of the C++ library for any number of rows."""
+"""Complete networks as functions of tensors or arrays: one call of the C++ library for any number of rows."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def function_of(
         recorder: see :class:`Compilation`.
 
     Raises:
-            UnsupportedError: a module has no form in C++, draws random numbers or doesn't write an output; or the
+        UnsupportedError: a module has no C++ implementation, draws random numbers or doesn't write an output, or the
             library is missing.
     """
     absent = missing()

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from tensordict.nn import NormalParamExtractor
-from tensordict.nn.utils import biased_softplus
 from torch import nn
 
-from recurl.core.torch_compat import Dropout
+from recurl.core.torch_compat import DROPOUTS
 from recurl.execution.compiled.compilation import Compilation, NotCompiled, Signal
+from recurl.sequences.tensordict_compat import is_biased_softplus
 
 __all__ = ["LAYERS"]
 
@@ -38,7 +38,7 @@ def _activation(name: str, low: str | float = 0.0, high: str | float = torch.inf
 
 
 def _same(program: Compilation, layer: nn.Module, x: Signal) -> Signal:
-    if isinstance(layer, Dropout) and layer.training:
+    if isinstance(layer, DROPOUTS) and layer.training:
         raise NotCompiled(f"{type(layer).__name__} in training draws random numbers")
     return x
 
@@ -66,7 +66,7 @@ def _normal_parameters(program: Compilation, layer: NormalParamExtractor, x: Sig
     lowest: Any = layer.scale_lb
     columns = program.numbers(x).value.columns
     half = columns // 2
-    if type(mapping) is not biased_softplus or isinstance(lowest, torch.Tensor) or columns % 2:
+    if not is_biased_softplus(mapping) or isinstance(lowest, torch.Tensor) or columns % 2:
         raise NotCompiled("a scale mapping other than biased softplus")
     scale = program.inside(half)
     program.program.positive(

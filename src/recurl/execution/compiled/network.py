@@ -11,7 +11,6 @@ from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey, normalize_key
-from recurl.core.torch_compat import returns_other_entries
 from recurl.execution.compiled.compilation import Compilable, Compilation, NotCompiled, defines_both, unsupported
 from recurl.execution.compiled.in_memory import StepsInMemory
 from recurl.execution.compiled.layers import LAYERS
@@ -20,6 +19,7 @@ from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.step import can_step
 from recurl.sequences.entries import Entries
 from recurl.sequences.mode import set_recurrent_mode
+from recurl.sequences.tensordict_compat import returns_other_entries
 
 __all__ = ["CompiledNetwork", "add_module", "write_all"]
 
@@ -31,8 +31,8 @@ class CompiledNetwork:
     """A lowered network that computes steps without gradients, as far as possible with the C++ library.
 
     The first call with a batch size decides which modules run together as one program. Other modules run as in the
-    lowered network, and so do all modules if the shape of an entry has changed or if something follows torch's
-    operations. Random numbers are drawn from torch's generator as in the lowered network. Results are equal to
+    lowered network, and so do all modules if the shape of an entry has changed, or if autograd or a transform or mode
+    of torch is active. Random numbers are drawn from torch's generator as in the lowered network. Results are equal to
     rounding, about 1e-6 of their norm in float32. Weights are read in place, so in-place edits take effect at once.
     Replaced weights and modules take effect in the next ``CompiledNetwork``: create one for each batch.
 
@@ -64,7 +64,7 @@ class CompiledNetwork:
     def why_not_compiled(self, entries: Entries) -> str | None:
         """Return the reason why a step on ``entries`` is not one call of the C++ library, or None if it is one."""
         if not can_step():
-            return missing() or "autograd, or something else that follows torch's operations, is active"
+            return missing() or "autograd, or a transform or mode of torch, is active"
         with set_recurrent_mode(False):
             return self._compiled(self._leaves, entries, [])[1]
 
@@ -222,7 +222,7 @@ def add_module(compilation: Compilation, module: TensorDictModuleBase) -> None:
         for key, signal in zip(module.out_keys, outputs, strict=True):
             compilation.write(normalize_key(key), signal)
     else:
-        raise NotCompiled(f"{type(module).__name__} has no form in C++")
+        raise NotCompiled(f"{type(module).__name__} has no C++ implementation")
 
 
 class _CompiledModules:

@@ -1,4 +1,4 @@
-"""Networks that run over sequences: one call of the C++ library for the forward pass, one for the backward pass."""
+"""Compiled passes over sequences: one call of the C++ library for the forward pass, one for the backward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from recurl.core.autograd import custom_backward_allowed
 from recurl.core.keys import NestedKey
-from recurl.core.torch_compat import are_modes_active
+from recurl.core.torch_compat import are_modes_active, has_tensor_hooks
 from recurl.execution.compiled.compilation import Compilation, NotCompiled
 from recurl.execution.compiled.layers import LAYERS
 from recurl.execution.compiled.network import add_module
@@ -32,7 +32,7 @@ def why_no_pass() -> str | None:
         return missing()
     traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - documented under this name
     if not custom_backward_allowed() or are_modes_active() or traced or torch.is_autocast_enabled("cpu"):
-        return "something that follows torch's operations, or autocast, is active"
+        return "autocast, tracing, forward-mode differentiation or a transform or mode of torch is active"
     return None
 
 
@@ -54,7 +54,7 @@ class CompiledPass:
         layout: the program and the layout of its arguments.
 
     Raises:
-        NotCompiled: a module has no form in C++ with derivatives; the message names it.
+        NotCompiled: a module has no differentiable C++ implementation; the message names it.
 
     Example:
         >>> from tensordict.nn import TensorDictModule
@@ -122,8 +122,7 @@ class CompiledPass:
                 return False
             if value.shape[:lead] != entries.batch_size or value.shape[lead:] != shape:
                 return False
-        hooked = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType] - torch offers no other way
-        return entries.batch_size.numel() > 0 and not any(hooked)
+        return entries.batch_size.numel() > 0 and not any(map(has_tensor_hooks, self.parameters))
 
     def inputs(self, entries: Entries) -> list[Tensor]:
         """Return the input tensors from ``entries``, and record the runs of recurrent modules."""
@@ -166,7 +165,7 @@ class PassLayout(NamedTuple):
 
 
 class _Pass(torch.autograd.Function):
-    """(layout, batch size, starts, number of inputs, *inputs, *parameters) -> outputs."""
+    """Autograd function: (layout, batch size, starts, number of inputs, *inputs, *parameters) -> outputs."""
 
     @staticmethod
     def forward(
@@ -187,12 +186,12 @@ class _Pass(torch.autograd.Function):
         starts, *tensors = ctx.saved_tensors
         inputs, parameters = tensors[:count], tensors[count:]
         given = [None if grad is None else grad.contiguous() for grad in grads]
-        nothing = [None] * len(given)
-        into = torch.zeros(sum(layout.sizes), dtype=layout.dtype)
-        places = layout.filled(inputs, nothing)
-        of_outputs = gradients_of(layout, given)
-        layout.program.backward(places, of_outputs, ctx.tokens, starts, ctx.memory, into)
-        parts = zip(into.split(layout.sizes), parameters, strict=True)
+        no_outputs = [None] * len(given)
+        flat_grads = torch.zeros(sum(layout.sizes), dtype=layout.dtype)
+        places = layout.filled(inputs, no_outputs)
+        output_grads = gradients_of(layout, given)
+        layout.program.backward(places, output_grads, ctx.tokens, starts, ctx.memory, flat_grads)
+        parts = zip(flat_grads.split(layout.sizes), parameters, strict=True)
         return (None,) * (4 + count) + tuple(part.view(parameter.shape) for part, parameter in parts)
 
 

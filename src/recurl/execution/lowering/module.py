@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey, normalize_key
-from recurl.core.torch_compat import has_global_hooks, has_hooks, passes_keywords, returns_other_entries, samples
+from recurl.core.torch_compat import has_global_hooks, has_hooks
 from recurl.sequences.entries import Entries, unmarked
+from recurl.sequences.tensordict_compat import passes_keywords, returns_other_entries, samples
 
 __all__ = ["Link", "Linkable", "Links", "children_in_order", "hooked", "in_order", "link"]
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch import distributions as d
 
 from recurl.core.keys import NestedKey, normalize_key
-from recurl.core.torch_compat import has_hooks, returns_other_entries
+from recurl.core.torch_compat import has_hooks
 from recurl.execution.lowering.module import Links, children_in_order, hooked, links_of
 from recurl.sequences.entries import Entries, Step, unmarked
+from recurl.sequences.tensordict_compat import returns_other_entries
 
 __all__ = [
     "Network",
@@ -98,23 +99,23 @@ def inputs_from(
     return run
 
 
-def modules_in_order(module: TensorDictModuleBase, *, apart: bool = False) -> list[TensorDictModuleBase]:
+def modules_in_order(module: TensorDictModuleBase, *, ignore_global_hooks: bool = False) -> list[TensorDictModuleBase]:
     """Return the modules that ``module`` runs one after another, with nested sequences flattened.
 
     A sequence that selects its outputs, has hooks, or does more than run its modules is kept as one module.
 
     Args:
         module: a module or a sequence.
-        apart: flatten sequences even under global module hooks, which then don't see the sequences themselves.
+        ignore_global_hooks: flatten sequences even under global module hooks, which then don't see the sequences.
     """
-    if not isinstance(module, TensorDictSequential) or (hooked(module) is not None and not apart):
+    if not isinstance(module, TensorDictSequential) or (hooked(module) is not None and not ignore_global_hooks):
         return [module]
     if has_hooks(module) or returns_other_entries(module):
         return [module]
     children = children_in_order(module)
     if isinstance(children, str):
         return [module]
-    return [leaf for child in children for leaf in modules_in_order(child, apart=apart)]
+    return [leaf for child in children for leaf in modules_in_order(child, ignore_global_hooks=ignore_global_hooks)]
 
 
 def why_not_decomposable(sequence: TensorDictSequential) -> str:

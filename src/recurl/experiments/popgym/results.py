@@ -77,7 +77,7 @@ class Results:
             for name in _SETTING_FIELDS:
                 if getattr(row, name) != wanted[name]:
                     raise ArgumentError(
-                        f"{self.path} holds results of another setting, and settings must not be mixed: its {name} is "
+                        f"{self.path} must hold results of one setting only, but its {name} is "
                         f"{getattr(row, name)}, not {wanted[name]}. Continue with that setting, or name another folder "
                         "(--out)."
                     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.cells.by_hand import Derivatives, LoopKernel, States
 
 Shape: TypeAlias = tuple[int, ...]
@@ -116,7 +117,7 @@ class Cell(ABC):
     @property
     def name(self) -> str:
         """Unique name of the cell: its built-in name or ``module:Class``, with its non-default attributes."""
-        plain = not torch.compiler.is_compiling() and not vars(self) and not self._slots
+        plain = not is_compiling() and not vars(self) and not self._slots
         return self._base_name if plain else self._full_name()
 
     @property

@@ -24,7 +24,9 @@ _FASTEST = math.log(torch.finfo(torch.float64).max) / _LONGEST - 0.02  # fastest
 
 @dataclass(frozen=True, repr=False)
 class FFMCell(Block, name="ffm"):
-    """Morad et al. 2023, "Reinforcement learning with fast and forgetful memory".
+    """FFM cell: fast and forgetful memory.
+
+    Source: Morad et al., "Reinforcement learning with fast and forgetful memory" (2023).
 
     The state is a trace of the gated input for each of m decays and c oscillations, h[m, c] =
     exp(-abs(alpha_m) + i omega_c) h[m, c] + (W x)_m sigmoid(W_g x)_m, accumulated step by step and never through

@@ -65,7 +65,10 @@ def _loop_backward(coefficients: States, grads: States, out: Tensor, flows: Stat
 
 
 class GRUCell(GatedCell, name="gru"):
-    """Cho et al. 2014 in the variant of ``torch.nn.GRU`` (reset gate after the product): gates r, z, n; state h."""
+    """GRU cell as in ``torch.nn.GRU``: gates r, z, n; state h.
+
+    Source: Cho et al. (2014), in the variant with the reset gate after the product.
+    """
 
     child_name = "gru"
     num_gates = 3

@@ -21,7 +21,9 @@ from recurl.recurrence.cells.time import ONE_STEP, Time
 
 @dataclass(frozen=True, repr=False)
 class LRUCell(StateSpace, name="lru"):
-    """Orvieto et al. 2023, "Resurrecting recurrent neural networks": h = a h + gamma (B u), y = Re(C h) + D u.
+    """LRU cell: h = a h + gamma (B u), y = Re(C h) + D u.
+
+    Source: Orvieto et al., "Resurrecting recurrent neural networks" (2023).
 
     a = exp(-exp(nu) + i exp(theta)) is constant in time; gamma is learned and starts at sqrt(1 - abs(a)^2). Block and
     initial values follow the paper's appendix: layer norm, recurrence, GELU, gated linear unit, skip connection.

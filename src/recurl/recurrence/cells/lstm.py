@@ -69,7 +69,10 @@ def _loop_backward(coefficients: States, grads: States, out: Tensor, flows: Stat
 
 
 class LSTMCell(GatedCell, name="lstm"):
-    """Hochreiter and Schmidhuber 1997 with forget gate, as ``torch.nn.LSTM``: gates i, f, g, o; states h, c."""
+    """LSTM cell as in ``torch.nn.LSTM``: gates i, f, g, o; states h, c.
+
+    Source: Hochreiter and Schmidhuber (1997), with a forget gate.
+    """
 
     state_names = ("h", "c")
     child_name = "lstm"

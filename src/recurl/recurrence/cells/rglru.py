@@ -34,7 +34,9 @@ _LARGEST_SLOPE = 1000.0
 
 @dataclass(frozen=True, repr=False)
 class RGLRUCell(Block, name="rglru"):
-    """De et al. 2024, "Griffin", section 2.4: a = exp(-8 softplus(L) r), h = a h + sqrt(1 - a^2) i x.
+    """RG-LRU cell: a = exp(-8 softplus(L) r), h = a h + sqrt(1 - a^2) i x.
+
+    Source: De et al., "Griffin" (2024), section 2.4.
 
     r = sigmoid(W_a x + b_a) and i = sigmoid(W_x x + b_x). The block is that of the paper and of Google's
     recurrentgemma: a GELU branch times a branch of convolution and recurrence, then a gated feed-forward network. Each

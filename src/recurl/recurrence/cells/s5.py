@@ -27,7 +27,9 @@ _NODES, _WEIGHTS = ((_GAUSS[0] + 1) / 2).tolist(), (_GAUSS[1] / 2).tolist()  # o
 
 @dataclass(frozen=True, repr=False)
 class S5Cell(StateSpace, name="s5"):
-    """Smith et al. 2022, "Simplified state space layers": h = exp(L dt) h + (exp(L dt) - 1) / L (B u), y = 2 Re(C h).
+    """S5 cell: h = exp(L dt) h + (exp(L dt) - 1) / L (B u), y = 2 Re(C h).
+
+    Source: Smith et al., "Simplified state space layers" (2022).
 
     L is initialized to the diagonal of HiPPO-N, discretized by zero-order hold, with one eigenvalue of each conjugate
     pair; its real part stays below -1e-4. The block consists of a layer norm, the recurrence with skip D u, GELU, a
@@ -53,7 +55,9 @@ class S5Cell(StateSpace, name="s5"):
         check_numbers(min_step=self.min_step, max_step=self.max_step)
         check_sizes(state_size=(self.state_size, 2))
         if self.state_size is not None and self.state_size % 2:
-            raise ArgumentError(f"state_size must be even, since numbers come with conjugates; got {self.state_size}.")
+            raise ArgumentError(
+                f"state_size must be even, since its numbers form conjugate pairs; got {self.state_size}."
+            )
         if not 0 < self.min_step <= self.max_step < math.inf:
             raise ArgumentError(
                 f"min_step and max_step must be positive, finite and in order, got {self.min_step} and {self.max_step}."

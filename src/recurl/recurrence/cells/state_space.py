@@ -14,10 +14,11 @@ from recurl.recurrence.cells.cell import Shape, Sizes
 
 
 class StateSpace(Block):
-    """Base class: x + GLU(GELU(Re(C h) + D u)) with u = norm(x), h = a h + B u; subclasses define a and scale B.
+    """Base class of LRU and S5: x + GLU(GELU(Re(C h) + D u)) with u = norm(x) and h = a h + B u.
 
-    Complex numbers, including states, are pairs of real ones, ``[..., 2]``. ``weight_b`` holds B as alternating rows
-    Re, Im; ``weight_c`` holds C as alternating columns Re, -Im, so that one real product yields the real part.
+    Subclasses define a and scale B. Complex numbers, including states, are pairs of real ones, ``[..., 2]``.
+    ``weight_b`` holds B as alternating rows Re, Im; ``weight_c`` holds C as alternating columns Re, -Im, so that one
+    real product yields the real part.
 
     Attributes:
         norm: whether the block has a layer norm.

@@ -39,7 +39,7 @@ class CpuAdam:
 
     Example:
         >>> weight, *kept = (torch.zeros(2) for _ in range(3))
-        >>> adam = Adam([weight], [kept[0]], [kept[1]], [torch.tensor(0.0)])
+        >>> adam = CpuAdam([weight], [kept[0]], [kept[1]], [torch.tensor(0.0)])
         >>> with torch.no_grad():
         ...     adam.step([torch.tensor([3.0, 4.0])], torch.tensor(1.0), 1.0, 0.1, (0.9, 0.999), 1e-8)
         tensor(5.)

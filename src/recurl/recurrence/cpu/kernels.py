@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, LayerStruct, instruction_sets, missing
@@ -45,7 +46,7 @@ class CpuKernels:
     def missing(self) -> str | None:
         """Return what must be installed, or None."""
         # missing() accesses the file system, which can't be traced.
-        return self._missing if torch.compiler.is_compiling() else missing()
+        return self._missing if is_compiling() else missing()
 
     def unsupported(self, support: Support) -> str | None:
         """Return why the call can't be served: tensors elsewhere, an unsupported dtype, or a missing library."""

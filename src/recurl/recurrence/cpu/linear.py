@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, Linear, instruction_sets, missing
 from recurl.recurrence.linear.derivatives import Gradients, Needs
 from recurl.recurrence.linear.kernels import Inputs
@@ -38,7 +39,7 @@ class CpuLinear:
     def missing(self) -> str | None:
         """Return what must be installed, or None."""
         # missing() accesses the file system, which can't be traced.
-        return self._missing if torch.compiler.is_compiling() else missing()
+        return self._missing if is_compiling() else missing()
 
     def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return why tensors can't be served: they aren't on the CPU."""

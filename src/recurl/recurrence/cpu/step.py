@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recurl.core.torch_compat import are_modes_active, is_forward_mode, is_functorch_active
+from recurl.core.torch_compat import are_modes_active, is_compiling, is_forward_mode, is_functorch_active
 from recurl.recurrence.cells import Cell, LayerWeights, States
 from recurl.recurrence.cpu.library import check, instruction_sets, step_function
 
@@ -35,7 +35,7 @@ def can_step() -> bool:
     """
     return (
         not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        and not is_compiling()
         and not is_functorch_active()
         and not is_forward_mode()
         and not are_modes_active()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.torch_compat import is_exporting
+from recurl.core.torch_compat import is_compiling, is_exporting
 from recurl.sequences.boundaries import Boundaries
 
 ACCUMULATED = {
@@ -108,7 +108,7 @@ class LinearRegistry:
                 f"The backend of a linear recurrence must be one of {', '.join(self.names)}; got {name!r}."
             )
         if name == "auto":
-            name = "scan" if torch.compiler.is_compiling() and not is_exporting() else "loop"
+            name = "scan" if is_compiling() and not is_exporting() else "loop"
         elif name == "fastest":
             name = next((one for one in self._fast if self._refusal(one, device, dtype) is None), "loop")
         reason = self._refusal(name, device, dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recurl.core.autograd import needs_double_backward
 from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.torch_compat import is_functorch_active
+from recurl.core.torch_compat import is_compiling, is_functorch_active
 from recurl.recurrence.linear.derivatives import Gradients, gradients, tangent
 from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs, LinearKernels
 from recurl.recurrence.linear.loop import ReferenceLinear
@@ -91,10 +91,10 @@ def _check(a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries) -> None
 
 def _run(kernels: LinearKernels, a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries) -> Tensor:
     if isinstance(kernels, ReferenceLinear):
-        if torch.compiler.is_compiling():
+        if is_compiling():
             raise UnsupportedError("The backend 'reference' loops over tokens on the host; under tracing use 'auto'.")
         return forward(kernels, Inputs(a, b, states, boundaries))
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         return _Recurrence.apply(kernels, boundaries, boundaries.starts, a, b, states)
     refuse_forward_mode(kernels.name)
     length = boundaries.batch_shape[-1]

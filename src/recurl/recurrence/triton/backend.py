@@ -14,10 +14,10 @@ from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
 from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.ops import known_rows
-from recurl.recurrence.triton import nvrtc
 from recurl.recurrence.triton.config import CLUSTERS, GLUON_CAPABILITY, Tile, tile_for
 from recurl.recurrence.triton.form import form_for
 from recurl.recurrence.triton.layer import TritonLayer, lazy_import
+from recurl.recurrence.triton.triton_compat import nvrtc_library
 
 _OLDEST_TRITON = (3, 6)
 _OLDEST_CAPABILITY = (8, 0)
@@ -137,7 +137,7 @@ def _hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ..
 def _query_hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
     properties = torch.cuda.get_device_properties(device)
     capability = properties.major, properties.minor
-    can = capability == GLUON_CAPABILITY and nvrtc.library() is not None
+    can = capability == GLUON_CAPABILITY and nvrtc_library() is not None
     clusters = lazy_import("cuda_launch").clusters_on(device, CLUSTERS) if can else ()
     return capability, properties.multi_processor_count, clusters
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-from triton.runtime import driver
-from triton.runtime.cache import get_cache_manager
 
 from recurl.recurrence.triton import nvrtc
+from recurl.recurrence.triton.triton_compat import current_stream, from_disk_cache
 
 
 class CudaLaunch:
@@ -48,7 +46,7 @@ class CudaLaunch:
         words = [value if value.__class__ is int else value.data_ptr() for value in arguments]
         structure = (ctypes.c_int64 * len(words))(*words)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(structure))
-        stream = _active().get_current_stream(device)
+        stream = current_stream(device)
         status = _driver().cuLaunchKernel(function, *self._grid, self._shared, stream, parameters, None)
         _check("cuLaunchKernel", status)
 
@@ -74,13 +72,8 @@ def _allow_shared(function: ctypes.c_void_p, size: int) -> None:
 
 def machine_code(source: str, constants: dict[str, Any]) -> bytes:
     """Return the machine code of a source file, from Triton's disk cache if it was compiled before."""
-    files, name = get_cache_manager(nvrtc.identity(source, constants)), f"{source}bin"
-    found = files.get_file(name)
-    if found is not None:
-        return Path(found).read_bytes()
-    code, _ = nvrtc.compiled(source, constants)
-    files.put(code, name)
-    return code
+    key = nvrtc.identity(source, constants)
+    return from_disk_cache(key, f"{source}bin", lambda: nvrtc.compiled(source, constants)[0])
 
 
 _SHARED_BYTES = 120 * 1024  # more than half of a multiprocessor's, so that a CTA is alone on it
@@ -131,10 +124,6 @@ def _driver() -> ctypes.CDLL:
     numbers = [ctypes.c_uint] * 7
     found.cuLaunchKernel.argtypes = [ctypes.c_void_p, *numbers, *[ctypes.c_void_p] * 3]
     return found
-
-
-def _active() -> Any:
-    return driver.active
 
 
 def _check(name: str, status: int) -> None:

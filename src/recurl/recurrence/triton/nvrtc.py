@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
+from recurl.recurrence.triton.triton_compat import nvrtc_library
 
 _OPTIONS = ("--gpu-architecture=sm_90", "--std=c++17", "--device-as-default-execution-space")
 
 
-@cache
-def library() -> ctypes.CDLL | None:
-    """Return the NVRTC library of torch's CUDA version (without CUDA: any installed next to torch), or None."""
-    version = torch.version.cuda.split(".")[0] if torch.version.cuda else "*"
-    for folder in sorted(Path(torch.__file__).parents[1].glob("nvidia/*/lib")):
-        for path in folder.glob(f"libnvrtc.so.{version}"):
-            for needed in folder.glob("libnvrtc-builtins.so.*"):  # NVRTC looks for it by name, not in this folder
-                ctypes.CDLL(str(needed))
-            return ctypes.CDLL(str(path))
-    try:
-        return ctypes.CDLL(f"libnvrtc.so.{version}")
-    except OSError:
-        return None
-
-
 def identity(name: str, constants: dict[str, Any]) -> str:
     """Return a hash of everything that the machine code of a kernel depends on."""
-    major, minor, nvrtc = ctypes.c_int(), ctypes.c_int(), library()
+    major, minor, nvrtc = ctypes.c_int(), ctypes.c_int(), nvrtc_library()
     assert nvrtc is not None
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     parts = (major.value, minor.value, _OPTIONS, sorted(constants.items()), _source(name))
@@ -53,7 +37,7 @@ def compiled(name: str, constants: dict[str, Any], *options: str) -> tuple[bytes
     Raises:
         RuntimeError: the source doesn't compile.
     """
-    nvrtc = library()
+    nvrtc = nvrtc_library()
     assert nvrtc is not None
     defined = (f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in constants.items())
     words = [word.encode() for word in (*_OPTIONS, *options, *defined)]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from triton.compiler import CompiledKernel
+
+from recurl.recurrence.triton.triton_compat import launch_of
 
 _MOST_LAUNCHES = 1024
 _MOST_KINDS = 256  # specializations of a launch, such as lengths of a ragged stream
@@ -56,10 +57,11 @@ class PreparedLaunch:
     def _prepare(self, key: tuple[Any, ...], arguments: tuple[Tensor | int, ...]) -> None:
         """PreparedLaunch the kernel through Triton, and cache the compiled kernel."""
         compiled = self._kernel[self._programs](*arguments, **self._constants)
-        if isinstance(compiled, CompiledKernel):  # else it is interpreted
+        run = launch_of(compiled, self._programs)
+        if run is not None:  # else it is interpreted
             if len(self._runs) >= _MOST_KINDS:
                 self._runs.clear()
-            self._runs[key] = compiled[(*self._programs, 1, 1)[:3]]
+            self._runs[key] = run
 
 
 _launches: dict[tuple[Any, ...], PreparedLaunch] = {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import Library
 
-from recurl.core.torch_compat import are_modes_active, is_exporting, is_forward_mode, is_functorch_active
+from recurl.core.torch_compat import are_modes_active, is_compiling, is_exporting, is_forward_mode, is_functorch_active
 from recurl.recurrence.backend import Options, record_run
 from recurl.recurrence.cells import Cell, LayerWeights, States, cell_named
 from recurl.recurrence.triton.backend import missing_package, refused_device
@@ -74,7 +74,7 @@ def step(
     precision = "bf16" if lowest else "tf32" if options.precision == "tf32" else "ieee"
     if not pays(x.shape[0], weights[0].hidden_size, precision):
         return None
-    if torch.compiler.is_compiling() or are_modes_active():
+    if is_compiling() or are_modes_active():
         given = [tensor is not None for layer in weights for tensor in layer[:4]]
         tensors = [tensor for layer in weights for tensor in layer[:4] if tensor is not None]
         features, *after = step_operator(x, tensors, list(states), is_init, given, cell.name, precision)
@@ -99,7 +99,7 @@ def _serves(cell: Cell, weights: Sequence[LayerWeights], x: Tensor, states: Stat
 
 
 def _fits(tensor: Tensor, x: Tensor, shape: tuple[int, ...]) -> bool:
-    traced = torch.compiler.is_compiling() or bool(are_modes_active())  # tracing uses other tensor classes
+    traced = is_compiling() or bool(are_modes_active())  # tracing uses other tensor classes
     differentiated = torch.is_grad_enabled() and tensor.requires_grad
     fits = tensor.dtype == x.dtype and tensor.device == x.device and tensor.shape == shape
     return (traced or type(tensor) in _PLAIN) and not differentiated and fits

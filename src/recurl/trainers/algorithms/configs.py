@@ -1,4 +1,4 @@
-"""Options of the built-in algorithms; importing them takes no torch."""
+"""Options of the built-in algorithms, importable without torch."""
 
 from __future__ import annotations
 

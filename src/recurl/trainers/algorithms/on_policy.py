@@ -219,12 +219,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             explained = explained_variance(batch[keys.value], batch[keys.value_target], None)
         reports: list[list[_Report]] = []
         with self.loss.compiled():
-            for epoch, dealt in enumerate(
+            for epoch, minibatches in enumerate(
                 self._epochs(batch.select(*self.loss.in_keys, strict=False), orders), start=1
             ):
                 # compiled code always computes the metrics
                 self.loss.metrics = epoch == self.passes.epochs or self.config.compile
-                reports.append([self._descend(minibatch) for minibatch in dealt])
+                reports.append([self._descend(minibatch) for minibatch in minibatches])
         checked = _means([checked for epoch in reports for checked, _ in epoch])
         diagnostics = _means([diagnostics for _, diagnostics in reports[-1]])
         return torch.cat([checked, *(value.reshape(1) for value in (*self.measured(batch), *diagnostics, explained))])

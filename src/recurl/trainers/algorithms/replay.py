@@ -79,7 +79,7 @@ class ReplayLoss(Protocol):
 
 
 class _Slices:
-    """Base class of both: start states and burn-in.
+    """Base class of host and device slices: start states and burn-in.
 
     Args:
         config: the options.

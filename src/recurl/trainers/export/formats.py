@@ -21,6 +21,7 @@ from recurl.core.archive import damage
 from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.core.keys import IS_INIT, next_key
 from recurl.core.messages import quiet
+from recurl.core.torch_compat import EXPORT_LOGGER
 from recurl.execution.compiled import Recorder, function_of, read_function, write_function
 from recurl.execution.lowering import Network
 from recurl.recurrence.cpu.library import missing
@@ -35,7 +36,7 @@ _ONNX = ("onnx", "onnxscript", "onnxruntime")
 @contextmanager
 def _quietly() -> Generator[None]:
     """Silence torch's exporters."""
-    with quiet("torch.onnx._internal.exporter._registration", logging.ERROR), warnings.catch_warnings():
+    with quiet(EXPORT_LOGGER, logging.ERROR), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
@@ -74,8 +75,8 @@ def _without_pickles() -> Generator[None]:
         yield
     except UnpicklingError as error:
         raise ArgumentError(
-            "An exported policy must contain a program and tensors, this one contains objects that would run code: "
-            "export the run again."
+            "An exported policy must contain a program and tensors only, but this one contains objects that would "
+            "run code: export the run again."
         ) from error
     finally:
         if before is None:

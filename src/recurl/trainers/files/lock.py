@@ -140,10 +140,10 @@ def _try_lock(descriptor: int, folder: Path) -> bool:
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return False
-        said = os.read(descriptor, 400).decode(errors="replace")
+        text = os.read(descriptor, 400).decode(errors="replace")
         os.close(descriptor)
         if error.errno in _HELD_BY_ANOTHER:
-            raise LockedError(_refusal(said, folder)) from None
+            raise LockedError(_refusal(text, folder)) from None
         raise
     return True
 
@@ -161,9 +161,9 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _refusal(said: str, folder: Path) -> str:
+def _refusal(text: str, folder: Path) -> str:
     try:
-        owner = json.loads(said)
+        owner = json.loads(text)
         holder = f"Another process (pid {owner['pid']} on {owner['host']})"
     except (ValueError, TypeError, KeyError):  # it hasn't written its id yet
         holder = "Another process"

@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, UsageError
-from recurl.core.messages import quiet
-from recurl.execution.capture import ModuleGuard, recording
+from recurl.core.torch_compat import foreach_copy_
+from recurl.execution.capture import ModuleGuard, on_side_stream, record
 from recurl.sequences.entries import Entries, leaves
 
 Batch = TensorDictBase | Entries
-_WARM_UP = 3
+_WARM_UP = 2  # calls before capture, in which kernels are compiled, libraries allocate memory and states are created
 _Signature = dict[tuple[str, ...], tuple[torch.Size, torch.dtype, torch.device]]
+
+
+class _CapturedGraph(NamedTuple):
+    replay: Callable[[], None]
+    memory: list[Tensor]
+    results: Any
 
 
 class CudaGraphStep:
     """Training step captured as a CUDA graph: one launch for all kernels, without Python in between.
 
-    Every call makes exactly one step. The first three calls run eagerly, and the third is captured. A replay runs the
-    captured kernels on the same memory: batches are copied into it, and parameters, buffers and the optimizer's state
-    may only be changed in place. Python code is not run again: a number that changes, such as the learning rate, must
-    be a GPU tensor that is filled in place.
+    Every call makes exactly one step. The first two calls run eagerly on a side stream. The third captures the step,
+    and it and later calls replay the graph. A replay runs the captured kernels on the same memory: batches are copied
+    into it, and parameters, buffers and the optimizer's state may only be changed in place. Python code is not run
+    again: a number that changes, such as the learning rate, must be a GPU tensor that is filled in place.
 
     The step must not wait for the GPU: no ``.item()`` or ``.cpu()``, no shapes that depend on data, no new tensors from
     Python numbers. Among the recurrent backends, ``"triton"`` satisfies this. The step must clear gradients by setting
     them to None, as ``optimizer.zero_grad()`` does.
 
-    Capture uses ``tensordict.nn.CudaGraphModule``.
-
     Args:
         step: function from a batch (a TensorDict or ``Entries``), and optional further tensors, to one or more tensors
-            without gradients. It computes the loss and its gradients, and steps the optimizer.
+            without gradients, which may be in tuples, lists or dicts. It computes the loss and its gradients, and steps
+            the optimizer. It gets copies of the batch and tensors.
         module: the module to train.
         optimizer: its optimizer or optimizers, created with ``capturable=True``.
 
@@ -47,7 +49,8 @@ class CudaGraphStep:
             or the optimizer's state has been replaced since the first call (see :meth:`reset`), or the step can't be
             captured.
         ArgumentError: if an optimizer is not capturable. When called: if the entries of the batch, or their shapes,
-            dtypes or devices, differ from those of the first call.
+            dtypes or devices, differ from those of the first call; or if one requires gradients or is on another device
+            than the parameters.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -81,6 +84,7 @@ class CudaGraphStep:
                 )
         self._step = step
         self._module = module
+        self._device: torch.device = self._optimizers[0].param_groups[0]["params"][0].device
         self.reset()
 
     def reset(self) -> None:
@@ -88,35 +92,61 @@ class CudaGraphStep:
         self._signature: _Signature = {}
         self._guard: ModuleGuard | None = None
         self._guarded_optimizer_state: list[Any] = []
-        self._graph: CudaGraphModule | None = None
-        self._calls = 0
+        self._run: Callable[..., Any] = self._step
+        self._graph: _CapturedGraph | None = None
+        self._warm = 0
 
     def __call__(self, batch: Batch, *tensors: Tensor) -> Any:
         """Make one step on ``batch`` and return its results, in tensors that later calls don't change."""
         entries = {**dict(leaves(batch)), **{(f"tensor {index}",): tensor for index, tensor in enumerate(tensors)}}
         signature = {key: (value.shape, value.dtype, value.device) for key, value in entries.items()}
-        if self._graph is None:
-            self._graph = self._create_graph(batch, signature, len(tensors))
+        if self._guard is None:
+            self._begin(batch, signature, len(tensors))
         if signature != self._signature:
             raise ArgumentError(_describe_difference(self._signature, signature))
         self._check_unchanged()
+        values = [entries[key] for key in self._signature]
+        if any(value.requires_grad for value in values):
+            needing = [_name(key) for key in self._signature if entries[key].requires_grad]
+            raise ArgumentError(
+                f"The batch of a captured step must not require gradients, but {', '.join(needing)} does: detach it. "
+                "Tensors that are trained belong to the module."
+            )
+        if self._warm < _WARM_UP:
+            copies = [value.clone() for value in values]
+            with on_side_stream(self._device):
+                results = _clone(self._run(*copies))
+            self._warm += 1
+            return results
+        graph = self._graph
+        if graph is None:
+            graph = self._graph = self._capture(values)
+        else:
+            foreach_copy_(graph.memory, values)
+        graph.replay()
+        return _clone(graph.results)
+
+    def _capture(self, values: Sequence[Tensor]) -> _CapturedGraph:
+        memory = [value.clone() for value in values]
         try:
-            with self._recording(), quiet("tensordict", logging.WARNING):  # it logs the capture
-                return self._graph(*(entries[key] for key in self._signature))
+            replay, results = record(lambda: self._run(*memory), self._device)
         except RuntimeError as error:
-            if "captur" in str(error):
-                raise UsageError(
-                    "The step can't be captured as a CUDA graph: it must not wait for the GPU (.item(), .cpu(), shapes "
-                    "that depend on data, the recurrent backends loop and pad) or create tensors from Python numbers. "
-                    f"CUDA says: {str(error).splitlines()[0]}"
-                ) from error
-            raise
+            if "captur" not in str(error):
+                raise
+            raise UsageError(
+                "The step can't be captured as a CUDA graph: it must not wait for the GPU (.item(), .cpu(), shapes "
+                "that depend on data, the recurrent backends loop and pad) or create tensors from Python numbers. "
+                f"CUDA says: {str(error).splitlines()[0]}"
+            ) from error
+        return _CapturedGraph(replay, memory, results)
 
-    def _recording(self) -> AbstractContextManager[None]:
-        self._calls += 1
-        return recording() if self._calls == _WARM_UP else nullcontext()
-
-    def _create_graph(self, batch: Batch, signature: _Signature, extra: int) -> CudaGraphModule:
+    def _begin(self, batch: Batch, signature: _Signature, extra: int) -> None:
+        other = [key for key, (_, _, device) in signature.items() if device != self._device]
+        if other:
+            raise ArgumentError(
+                f"The batch of a captured step must be on {self._device}, like the parameters, but {_name(other[0])} "
+                f"is on {signature[other[0]][-1]}: move it there with batch.to({str(self._device)!r})."
+            )
         self._signature = signature
         self._guard = ModuleGuard(self._module)
         self._guarded_optimizer_state = self._optimizer_state()
@@ -131,8 +161,7 @@ class CudaGraphStep:
                 rebuilt.set(key, value)
             return self._step(rebuilt, *tensors[count:])
 
-        with quiet("tensordict", logging.WARNING):  # it logs the capture
-            return CudaGraphModule(run, warmup=_WARM_UP)
+        self._run = run
 
     def _optimizer_state(self) -> list[Any]:
         rates = [group["lr"] for stepped in self._optimizers for group in stepped.param_groups]
@@ -152,6 +181,18 @@ class CudaGraphStep:
                     "still uses the old one: pass lr as a tensor and fill it in place, or call reset() to capture the "
                     "graph again."
                 )
+
+
+def _clone(results: Any) -> Any:
+    """Copy tensors, or tuples, lists and dicts of them."""
+    if isinstance(results, (Tensor, TensorDictBase, Entries)):
+        return results.clone()
+    if isinstance(results, dict):
+        return {key: _clone(result) for key, result in results.items()}
+    if isinstance(results, (tuple, list)):
+        copies = [_clone(result) for result in results]
+        return type(results)(*copies) if hasattr(results, "_fields") else type(results)(copies)
+    return results
 
 
 def check_devices(module: nn.Module) -> None:

@@ -26,8 +26,8 @@ class GradientStep:
     device, without synchronization. Under torchrun, gradients and loss are averaged over the ranks.
 
     If all parameters have the same floating-point dtype and are on the CPU or on one CUDA device, the optimizer runs as
-    one kernel over all of them (``fused=True``), called without the bookkeeping of ``torch.optim``, in 0.6 to 0.8 of
-    the time. In float32 on a GPU, three custom kernels are used, whose results are equal up to rounding.
+    one fused kernel over all of them (``fused=True``), called without the bookkeeping of ``torch.optim``. This takes
+    0.6 to 0.8 of the time. In float32 on a GPU, three custom kernels are used, whose results are equal up to rounding.
 
     Args:
         parameters: the parameters to train.

@@ -84,5 +84,7 @@ def _checked_shape(converter: Converter, keys: list[NestedKey], states: list[Nes
     observed = [key for key in keys if key != IS_INIT and key not in states]
     space = converter.observation_space
     if len(observed) != 1 or not isinstance(space, gym.spaces.Box):
-        raise UnsupportedError(f"A compiled policy reads one Box, this one reads {observed} of {space}: use predict.")
+        raise UnsupportedError(
+            f"A compiled policy must read a single Box, but this one reads {observed} of {space}: use predict."
+        )
     return space.shape

@@ -54,9 +54,9 @@ class LineDisplay:
 
     def _print(self) -> None:
         self._pending = False
-        taken = 0 if self._latest.row is None else int(self._latest.row["env_steps"])
+        steps = 0 if self._latest.row is None else int(self._latest.row["env_steps"])
         self._console.print(
-            f"{taken:>9,}/{self._total:,} steps  {self._latest.text}  left {self._latest.left}",
+            f"{steps:>9,}/{self._total:,} steps  {self._latest.text}  left {self._latest.left}",
             soft_wrap=True,
             markup=False,
             highlight=False,

@@ -29,11 +29,11 @@ def check_same_options(config: RunConfig) -> None:
     first, *others = gather(config.to_dict())
     for number, options in enumerate(others, 1):
         for name, value in first.items():
-            came = options.get(name)
-            if came != value and name not in _PER_RANK_OPTIONS:
+            other = options.get(name)
+            if other != value and name not in _PER_RANK_OPTIONS:
                 what = "algorithm" if name == "algorithm" else flag(name)
                 raise ArgumentError(
-                    f"All ranks must have the same options, but {what} is {value} on rank 0 and {came} on rank "
+                    f"All ranks must have the same options, but {what} is {value} on rank 0 and {other} on rank "
                     f"{number}."
                 )
 

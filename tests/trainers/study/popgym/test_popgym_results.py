@@ -85,7 +85,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         Results(path)
 
 
-def test_what_spreadsheets_write_is_read(tmp_path):
+def test_files_of_spreadsheets_are_read(tmp_path):
     path = tmp_path / "popgym.csv"
     Results(path).add(FIRST)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n\r\n")

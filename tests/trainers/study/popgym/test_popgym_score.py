@@ -70,7 +70,7 @@ def test_windows_have_65536_steps_and_100_episodes():
     assert found.value == found.last == 2048 * 0.36
 
 
-def test_running_episodes_keep_what_is_not_finite_to_themselves():
+def test_non_finite_rewards_stay_within_their_episode():
     running = RunningEpisodes(2)
     rewards = np.array([[1.0, np.nan, 2.0, 3.0], [np.inf, 1.0, 1.0, 1.0]])
     dones = np.array([[True, True, False, True], [True, False, True, False]])

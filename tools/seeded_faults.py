@@ -12,13 +12,17 @@ benchmarks/results/seeded_faults.csv, with one row per fault; exits with 1 if a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import importlib
 import io
+import json
 import os
 import platform
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +31,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -35,9 +39,9 @@ FAULTS = Path(__file__).with_suffix(".toml")
 RESULTS = ROOT / "benchmarks" / "results" / "seeded_faults.csv"
 LIBRARY = Path("src/recurl/recurrence/cpu/librecurl_cpu.so")
 NOT_CAUGHT = ""
+HUNG = 124
 _COPIED = ("benchmarks", "docs", "examples", "src", "tests", "tools")
 _SECONDS = 600  # limit for the tests of a fault; one that makes them hang is caught by the limit
-_KERNELS, _SLOW = "not kernels", "not kernels and not slow and not learning"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -117,43 +121,97 @@ def commit() -> str:
     return f"{name}-dirty" if changes else name
 
 
-class Copy:
-    """Copy of the repository in which faults are applied."""
+def serve() -> None:
+    """Fork a process for each request on standard input, which runs pytest; a line of output is its exit code.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    The first line names the modules to import before. They are those of other packages, whose import takes most of the
+    time of a short test.
+    """
+    sys.path[0] = os.getcwd()
+    for name in json.loads(sys.stdin.readline()):
+        with contextlib.suppress(Exception):  # some modules can't be imported by themselves
+            importlib.import_module(name)
+    import pytest  # noqa: PLC0415 - after the modules that it may have to rewrite
+
+    for line in sys.stdin:
+        output, limit, arguments = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY)):
+                os.dup2(os.open(path, flags), descriptor)
+            os.dup2(1, 2)
+            sys.exit(pytest.main(arguments))
+        end = time.monotonic() + limit
+        while not (found := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+            time.sleep(0.02)
+        if not found[0]:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(found[1]) if found[0] else HUNG, flush=True)
+
+
+def other_modules() -> list[str]:
+    """Return the modules of other packages that the tests import first, without pytest's plugins."""
+    program = "import sys; sys.path[:0] = ['.', 'src', 'benchmarks']; import conftest; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    plugins = {plugin.module.partition(".")[0] for plugin in entry_points(group="pytest11")}
+    own = {"__main__", "conftest", "recurl", "tests", *plugins} - {"_pytest"}
+    return [name for name in done.stdout.split() if name.partition(".")[0] not in own]
+
+
+def tests_left(quick: bool) -> str:
+    """Return an expression of markers that leaves out tests of GPU kernels, and with ``quick`` all that takes long."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    known = {text.partition(":")[0] for text in options["markers"]}
+    return " and ".join(
+        f"not {name}" for name in ("kernels", *(("slow", "learning") if quick else ())) if name in known
+    )
+
+
+class Copy:
+    """Copy of the repository in which faults are applied, and a process that runs its tests."""
+
+    def __init__(self, folder: Path, modules: Sequence[str]) -> None:
+        self.folder = folder / "copy"
         ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
         for name in _COPIED:
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+            shutil.copytree(ROOT / name, self.folder / name, ignore=ignored)
         for path in ROOT.iterdir():
             if path.is_file():
-                shutil.copy2(path, folder / path.name)
+                shutil.copy2(path, self.folder / path.name)
+        self._output = folder / "output"
         self._time = time.time()
+        self._server = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._say(modules)
+
+    def _say(self, value: object) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(value) + "\n")
+        self._server.stdin.flush()
 
     def run(self, tests: Sequence[str], markers: str, *options: str) -> tuple[int, str, float]:
-        """Run tests, and return pytest's exit code, its output and the seconds; 124 if they take too long."""
-        variables = {
-            **os.environ,
-            "PYTHONPATH": str(self.folder / "src"),
-            "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode"),
-            "OMP_NUM_THREADS": "1",
-        }
+        """Run tests, and return pytest's exit code (HUNG if they take too long), its output and the seconds."""
+        assert self._server.stdout is not None
         words = ["-q", "-n0", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-m", markers, *options, *tests]
+        self._output.write_bytes(b"")
         start = time.perf_counter()
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *words],
-                cwd=self.folder,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return 124, "", time.perf_counter() - start
-        return done.returncode, done.stdout + done.stderr, time.perf_counter() - start
+        self._say([str(self._output), _SECONDS, words])
+        code = int(self._server.stdout.readline())
+        return code, self._output.read_text(encoding="utf-8", errors="replace"), time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
 
     def catch(self, fault: Fault, markers: str) -> tuple[str, str, float]:
         """Return the first test that fails with the fault (or NOT_CAUGHT), the output and the seconds."""
@@ -171,9 +229,9 @@ class Copy:
             if fault.build:
                 shutil.copy2(ROOT / LIBRARY, self.folder / LIBRARY)
         found = _FAILED.findall(output)
-        if code == 124:  # noqa: PLR2004 - see run
+        if code == HUNG:
             return f"a limit of {_SECONDS} s", output, seconds
-        return (found[0] if code == 1 and found else NOT_CAUGHT), output, seconds
+        return (found[0] if code == 1 and found and "::" in found[0] else NOT_CAUGHT), output, seconds
 
     def _build(self) -> None:
         words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
@@ -182,9 +240,7 @@ class Copy:
             raise SystemExit(f"The C++ library can't be built:\n{built.stderr[-2000:]}")
 
 
-def run_all(
-    faults: Sequence[Fault], markers: str, jobs: int, done: dict[str, Row], every: Sequence[Fault]
-) -> list[str]:
+def run_all(faults: Sequence[Fault], quick: bool, jobs: int, done: dict[str, Row], every: Sequence[Fault]) -> list[str]:
     """Run the faults, add their rows to ``done`` and to the table; return the names of those that weren't caught."""
     about = {
         "date": time.strftime("%Y-%m-%d"),
@@ -194,12 +250,13 @@ def run_all(
         "tensordict": version("tensordict"),
         "processor": platform.machine(),
     }
-    suite = "quick" if markers == _SLOW else "all"
+    suite, markers = ("quick" if quick else "all"), tests_left(quick)
     missed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="recurl-faults-") as name:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        modules = other_modules()
         for job in range(jobs):
-            copies.put(Copy(Path(name) / str(job)))
+            copies.put(Copy(Path(name) / str(job), modules))
 
         def run(fault: Fault) -> tuple[Fault, str, str, float]:
             copy = copies.get()
@@ -219,7 +276,8 @@ def run_all(
                     print("".join(f"    {line}\n" for line in output.splitlines()[-8:]), end="", flush=True)
         caught = {fault.name: done[fault.name].caught_by for fault in faults}
         tests = sorted({test for test in caught.values() if "::" in test})
-        code, output, _ = copies.get().run(tests, markers) if tests else (0, "", 0.0)
+        copies.put(copy := copies.get())
+        code, output, _ = copy.run(tests, markers) if tests else (0, "", 0.0)
         if code:
             print(output[-4000:])
             failing = set(_FAILED.findall(output))
@@ -229,6 +287,8 @@ def run_all(
                 done[fault].caught_by = NOT_CAUGHT
             write_rows(RESULTS, done, every)
             missed += also
+        for _ in range(jobs):
+            copies.get().close()
     return missed
 
 
@@ -239,7 +299,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="leave out slow tests and those in which agents learn")
     parser.add_argument("--resume", action="store_true", help="leave out faults that have a row for this commit")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="number of faults to try at the same time")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.serve:
+        serve()
+        return 0
     every = read_faults()
     known = {name for fault in every for name in (fault.name, fault.room)}
     unknown = sorted(set(args.only or ()) - known)
@@ -249,7 +313,7 @@ def main() -> int:
     done, now = read_rows(RESULTS), commit()
     if args.resume:
         chosen = [f for f in chosen if f.name not in done or done[f.name].commit != now or not done[f.name].caught_by]
-    missed = run_all(chosen, _SLOW if args.quick else _KERNELS, args.jobs, done, every)
+    missed = run_all(chosen, args.quick, args.jobs, done, every)
     print(
         f"{len(chosen) - len(missed)} of {len(chosen)} faults caught.",
         f"Not caught: {', '.join(missed)}" if missed else "",

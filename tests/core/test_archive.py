@@ -40,6 +40,12 @@ def test_saved_values_are_read_back(tmp_path):
         assert same(torch.load(tmp_path / name, weights_only=True), VALUE)
 
 
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**63, -(2**63) - 1, 2**200, -(2**200)])
+def test_integers_of_any_size_keep_their_sign(tmp_path, value):
+    save_archive([value], tmp_path / "a.pt")
+    assert load_archive(tmp_path / "a.pt") == [value]
+
+
 @pytest.mark.slow
 def test_no_flipped_bit_changes_a_value(tmp_path):
     path, damaged = tmp_path / "good.pt", tmp_path / "damaged.pt"

@@ -25,6 +25,16 @@ def same(found):
     return found["b"] == VALUE["b"] and all(torch.equal(found[key], VALUE[key]) for key in "ac")
 
 
+@pytest.mark.parametrize("place", [0.2, 0.5, 0.8])
+def test_members_that_are_read_in_pieces_are_checked_whole(place):
+    file = io.BytesIO()
+    torch.save(torch.arange(3 << 18), file)  # 6 MiB
+    data = bytearray(file.getvalue())
+    assert damage(bytes(data)) is None
+    data[int(place * len(data))] ^= 1
+    assert damage(bytes(data)) is not None
+
+
 @pytest.mark.slow
 def test_a_flip_of_any_bit_is_found_or_changes_nothing(saved):
     assert damage(saved) is None

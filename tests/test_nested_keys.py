@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -70,6 +70,16 @@ STATES: list[NestedKey] = [
     ("robot", "memory", "h"),  # in its own group inside that of the observations
 ]
 COMBINATIONS = list(itertools.product(OBSERVATIONS, STATES))
+
+
+def with_keys(paths: Iterable[str]) -> list[tuple[str, NestedKey, NestedKey]]:
+    """Pair each path with every observation and every state, and every observation with every state."""
+    observations = list(OBSERVATIONS)
+    return [
+        (path, observations[(number + index) % len(observations)], state)
+        for number, path in enumerate(paths)
+        for index, state in enumerate(STATES)
+    ]
 
 
 class Bot(gym.Env):
@@ -292,8 +302,7 @@ def assert_same(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor
         assert torch.equal(value, expected[key]), key
 
 
-@pytest.mark.parametrize(("observation", "state"), COMBINATIONS, ids=str)
-@pytest.mark.parametrize("path", COLLECTIONS)
+@pytest.mark.parametrize(("path", "observation", "state"), with_keys(COLLECTIONS), ids=str)
 def test_collection(path: str, observation: NestedKey, state: NestedKey) -> None:
     kind = LSTMModule if len(path) % 2 else GRUModule
     check_collection(COLLECTIONS[path], observation, state, kind)
@@ -419,8 +428,7 @@ LEARNING: dict[str, Callable[[Case], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("observation", "state"), COMBINATIONS, ids=str)
-@pytest.mark.parametrize("path", LEARNING)
+@pytest.mark.parametrize(("path", "observation", "state"), with_keys(LEARNING), ids=str)
 def test_learning(path: str, observation: NestedKey, state: NestedKey) -> None:
     found = []
     for case in (Case(observation, state), Case(observation, "h")):

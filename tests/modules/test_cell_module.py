@@ -116,6 +116,8 @@ def test_compiles_as_one_graph(cell: str, backend: str, layers: int) -> None:
         batch = random_batch(module, shape)
         for found, expected in zip(outputs(module, batch, compiled), outputs(module, batch), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        if layers == 1:
+            continue
         with torch.no_grad(), set_recurrent_mode(True):
             found, expected = compiled(batch.clone()), module(batch.clone())
         torch.testing.assert_close([found[key] for key in module.out_keys], [expected[key] for key in module.out_keys])

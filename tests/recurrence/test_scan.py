@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from recurl.modules import LSTMModule, set_recurrent_mode
+from recurl.modules import GRUModule, set_recurrent_mode
 from recurl.recurrence import BACKENDS, LSTM, Boundaries, Support
 from recurl.recurrence.scan import _layout  # the length of the scan isn't visible elsewhere
 
@@ -120,7 +120,7 @@ def test_compiles_tensors_that_share_memory() -> None:
 def test_inductor() -> None:
     """Full compilation once: "auto" selects the scan, and two layers read the same lengths."""
     torch._dynamo.reset()
-    module = LSTMModule(5, 7, num_layers=2, in_key="obs", out_key="features", recurrent_backend="auto")
+    module = GRUModule(5, 7, num_layers=2, in_key="obs", out_key="features", recurrent_backend="auto")
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
     with set_recurrent_mode(True):
         batch = make_batch(module, 2, 7)

@@ -218,6 +218,17 @@ def test_state_dict_continues_exactly() -> None:
     assert torch.equal(batch["collector", "traj_ids"][:, 0], expected["collector", "traj_ids"][:, 0])
 
 
+def test_restored_trajectories_continue_their_step_numbers() -> None:
+    straight, resumed = (
+        Collector(GymEnv("recurl/RepeatPrevious-v0", num_envs=3), frames_per_batch=60) for _ in range(2)
+    )
+    straight.collect()
+    assert resumed.load_state_dict(straight.state_dict()) is True
+    expected, found = (collector.collect()["collector", "traj_steps"] for collector in (straight, resumed))
+    assert (expected[:, 0] == 20).all()
+    assert torch.equal(found, expected)
+
+
 def test_state_of_an_environment_that_cannot_be_saved() -> None:
     collector = Collector(random_ends(None), make_policy(), frames_per_batch=4)  # can't be recreated
     collector.collect()

@@ -34,6 +34,13 @@ def test_breaks():
     assert batch["next", "terminated"].sum() == 5
 
 
+def test_steps_are_numbered_within_their_trajectories():
+    found = rows(2, 3).rollout(6, break_when_any_done=False)["collector"]
+    assert found["traj_steps"].tolist() == [[0, 1, 0, 1, 0, 1], [0, 1, 2, 0, 1, 2]]
+    ids = found["traj_ids"] - found["traj_ids"].min()
+    assert ids.tolist() == [[0, 0, 1, 1, 2, 2], [3, 3, 3, 4, 4, 4]]
+
+
 def test_set_truncated():
     after = rows(2, 3).rollout(2, set_truncated=True)["next"]
     assert after["done"][:, -1].all()

@@ -27,6 +27,17 @@ def test_categorical(how):
     assert td["action"].dtype == torch.int64
 
 
+@pytest.mark.parametrize("space", ["categorical", "one_hot"])
+def test_the_best_of_the_allowed_actions_is_taken(space):
+    mask = torch.tensor([[True, False, True], [False, True, False]])
+    module = QValueModule(space, action_mask_key="action_mask")
+    td = module(TensorDict({"action_value": VALUES, "action_mask": mask}, [2]))
+    action = td["action"] if space == "categorical" else td["action"].argmax(-1)
+    assert action.tolist() == [2, 1]
+    assert td["chosen_action_value"].tolist() == [[2.0], [1.0]]
+    assert torch.equal(td["action_value"], VALUES.masked_fill(~mask, -torch.inf))
+
+
 def test_keys():
     module = QValueModule("categorical", "q", out_keys=["move", "values", ("best", "value")])
     td = module(TensorDict({"q": VALUES}, [2]))

@@ -180,6 +180,13 @@ class TestStepCounter:
         assert out["done"].all()
         assert not out["terminated"].any()
 
+    def test_truncations_of_the_environment_are_kept(self):
+        counter = StepCounter(max_steps=2)
+        ended = torch.tensor([[True], [False]])
+        out = counter._step(counter._reset(None, root()), after().update({"truncated": ended, "done": ended}))
+        assert torch.equal(out["truncated"], ended)
+        assert torch.equal(out["done"], ended)
+
     def test_partial_reset(self):
         counter = StepCounter()
         held = root(step_count=torch.tensor([[4], [5]]))

@@ -59,6 +59,16 @@ def test_burn_in_changes_nothing_for_the_policy_that_collected(kind, sampler):
     assert set(sample.keys(True, True)) == set(before.keys(True, True)) == set(rest.keys(True, True))
 
 
+@pytest.mark.parametrize("steps", [2, 3, 50])
+def test_burn_in_leaves_the_last_step_of_a_short_slice(steps):
+    policy = make_policy()
+    sample = filled(policy, SliceSampler(slice_len=3), batch_size=12).sample()
+    rest = BurnIn(policy, steps)(sample)
+    assert segments(rest) == [1] * 4
+    assert torch.equal(rest["observation"], sample["observation"][2::3])
+    check_features(policy, rest)
+
+
 def test_burn_in_under_another_policy():
     """States at the cut are those of the new policy run from the stored state; gradients don't reach the prefix."""
     buffer = filled(make_policy(), SliceSampler(slice_len=8))

@@ -196,6 +196,14 @@ def test_batches_of_any_dimensions() -> None:
         assert_close(found, expected, TOLERANCE[torch.float32])
 
 
+def test_a_network_of_several_inputs_reads_them_side_by_side() -> None:
+    head = Mod(MLP(2 * OBS + 7, 4, num_cells=[6]), ["observation", "embedding", "observation"], ["y"])
+    entries = root(4)
+    found, expected, network = both(Seq(encoder(), head), entries)
+    assert network.why_not_compiled(entries) is None
+    assert_close(found, expected, TOLERANCE[torch.float32])
+
+
 def test_only_selected_outputs_are_written() -> None:
     policy = Seq(actor(gru()), selected_out_keys=["action", ("next", "h")])
     for entries in (root(4, h=HIDDEN), root(4, h=HIDDEN).set("logits", torch.zeros(4, ACTIONS))):

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule as Mod
+from tensordict.nn import TensorDictSequential as Seq
 
-from recurl.execution.lowering import Entries, leaves, like, takes_entries, unmarked
+from recurl.execution.lowering import Entries, Network, leaves, like, takes_entries, unmarked
 
 
 def step() -> Entries:
@@ -67,3 +69,17 @@ def test_the_mark_is_lost_when_overridden() -> None:
     replaced = Marked()
     replaced.act = lambda: None
     assert unmarked(replaced, "act") == "Marked.act needs a TensorDict"
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_a_sequence_that_selects_its_outputs_writes_no_other_entries(present: bool) -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    network = Network([Seq(Mod(twice, ["x"], ["y"]), Mod(twice, ["y"], ["z"]), selected_out_keys=["z"])])
+    assert network.why_not_lowered() is None
+    data = TensorDict({"x": torch.arange(2)} | ({"y": torch.zeros(2)} if present else {}), [2])
+    found, expected = network(Entries.of(data)), network(data.copy())
+    assert found.keys() == expected.keys()
+    assert ("y" in found) == present
+    assert all(torch.equal(found[key], value) for key, value in expected.items())

@@ -124,6 +124,28 @@ def test_set_truncated() -> None:
     assert (second["collector", "traj_ids"][:, 0] != batch["collector", "traj_ids"][:, -1]).all()
 
 
+def test_a_trajectory_that_ends_with_the_batch_is_not_truncated() -> None:
+    collector = Collector(random_ends(3), make_policy(), frames_per_batch=15, set_truncated=True)
+    collector.set_seed(1)
+    terminated = [collector.collect()["next"][:, -1] for _ in range(20)]
+    ended = torch.cat([after["terminated"] for after in terminated])
+    assert ended.any()
+    assert not ended.all()
+    assert torch.equal(torch.cat([after["truncated"] for after in terminated]), ~ended)
+
+
+def test_entries_that_a_policy_edits_in_place_are_stored_as_it_left_them() -> None:
+    def doubled(observation: Tensor) -> Tensor:
+        return observation.mul_(2)[..., 0].gt(0).long()
+
+    policy = Mod(doubled, ["observation"], ["action"])
+    batch = Collector(random_ends(3), policy, frames_per_batch=30).collect()
+    inner = ~batch["is_init"][:, 1:, 0]
+    assert inner.any()
+    before, after = batch["observation"][:, 1:], batch["next", "observation"][:, :-1]
+    assert torch.equal(before[inner], 2 * after[inner])
+
+
 def test_max_frames_per_traj() -> None:
     batch = Collector(GymEnv("Pendulum-v1"), frames_per_batch=12, max_frames_per_traj=5).collect()
     assert batch["next", "truncated"].squeeze(-1).nonzero().squeeze(-1).tolist() == [4, 9]

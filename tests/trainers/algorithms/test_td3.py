@@ -47,6 +47,15 @@ def test_the_actor_is_trained_at_every_second_step():
     td3.close()
 
 
+def test_the_turn_of_the_actor_is_saved():
+    td3, resumed = (TD3(config(gradient_steps=1, learning_starts=0, policy_delay=2)) for _ in range(2))
+    td3.learn(td3.collect())  # a step of the actor
+    resumed.load_state_dict(td3.state_dict())
+    assert [resumed.count() for _ in range(3)] == [False, True, False]
+    td3.close()
+    resumed.close()
+
+
 def test_an_update_without_a_step_of_the_actor_is_no_fault():
     td3 = TD3(config(gradient_steps=1, learning_starts=0, policy_delay=2))
     rows = [td3.learn(td3.collect()) for _ in range(4)]

@@ -50,3 +50,12 @@ def test_changed_values_are_named(edit, said):
     state = copy.deepcopy(STATE)
     edit(state)
     assert first_difference(state, contents_of(STATE)) == said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("place", [0, 100, 4999])
+def test_every_number_of_a_tensor_counts(dtype, place):
+    before = torch.zeros(5000, dtype=dtype)
+    after = before.clone()
+    after[place] = 1
+    assert first_difference({"x": after}, contents_of({"x": before})) == "x has another value"

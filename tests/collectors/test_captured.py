@@ -312,7 +312,7 @@ def test_a_step_that_waits_is_named(monkeypatch):
     collector = make(TMaze(2), cuda_graph=True)
     batches(collector, 2)
     monkeypatch.setattr(captured, "record", refuse)
-    with pytest.raises(UsageError, match=r"test_captured\.py:\d+ does `raise RuntimeError.*nothing may wait for the"):
+    with pytest.raises(UsageError, match=r"test_captured\.py:\d+ does `raise RuntimeError.*don't wait for the"):
         collector.collect()
 
 

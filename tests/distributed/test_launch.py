@@ -51,7 +51,7 @@ def test_gpus(launched):
     with pytest.raises(ArgumentError, match="this machine has 0 for its local rank 0"), joined("cuda"):
         pass
     launched.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ArgumentError, match="write --device cuda, got cuda:1"), joined("cuda:1"):
+    with pytest.raises(ArgumentError, match="all got cuda:1: write --device cuda"), joined("cuda:1"):
         pass
 
 

@@ -113,7 +113,7 @@ def test_a_plain_recurrent_network(rows: list[str], name: str, capsys: pytest.Ca
     assert main(["doctor", "--env", "CartPole-v1", *rows, "--policy", "wires:plain"]) == 1
     said = capsys.readouterr().out
     assert f"FAIL  {name}" in said
-    assert "by LSTMModule(input_size=4, hidden_size=8, in_key=..., out_key=...) of recurl.modules" in said
+    assert "with LSTMModule(input_size=4, hidden_size=8, in_key=..., out_key=...) of recurl.modules" in said
 
 
 def test_feed_forward(capsys: pytest.CaptureFixture[str]) -> None:

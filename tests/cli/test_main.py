@@ -79,7 +79,7 @@ def test_train_from_replay_then_resume_then_evaluate(tmp_path, capsys, algorithm
     options = CONTINUOUS if algorithm == "td3" else REPLAY
     assert main(["train", algorithm, *options, "--total-steps", "256", "--run-dir", folder]) == 0
     said = capsys.readouterr().out
-    for words in (f"by {algorithm} with lstm", "256/256 steps", shown, "Finished after 256 steps", "Greedy"):
+    for words in (f"with {algorithm} (lstm)", "256/256 steps", shown, "Finished after 256 steps", "Greedy"):
         assert words in said
     assert RunFolder(tmp_path / "run").curve.exists()
     assert main(["train", "--resume", folder]) == 0
@@ -169,9 +169,9 @@ def test_help_and_version(capsys):
         ("evaluate {tmp}/none --seed -1", ["--seed must not be negative, got -1"]),
         ("evaluate {tmp}/none --episodes 0", ["--episodes must be positive, got 0"]),
         ("export {tmp}/none --out {tmp}/nope/policy.onnx", ["There is no folder", "nope", "--out"]),
-        ("evaluate", ["Folder of the run. (required)"]),
+        ("evaluate", ["Run folder. (required)"]),
         ("evaluate {tmp}/none", ["holds no run"]),
-        ("export", ["Folder of the run. (required)"]),
+        ("export", ["Run folder. (required)"]),
         ("export {tmp}/none", ["holds no run"]),
         ("export {tmp}/none --format tf", ["--format", "onnx"]),
         ("export {tmp}/none --out policy.pt2", ["must end with .onnx"]),

@@ -194,7 +194,7 @@ def test_random_actions_and_rounding() -> None:
         collector = MultiSyncCollector([lambda: env_of(3)], frames_per_batch=8)
     with collector:
         assert collector.collect().shape == (1, 3, 3)
-        with pytest.raises(UsageError, match=r"that is an nn\.Module"):
+        with pytest.raises(UsageError, match=r"Only an nn\.Module has weights"):
             collector.update_policy_weights_()
     with (
         pytest.warns(UserWarning, match="frames_per_batch=3 is not a multiple of 2 workers: 4 will"),

@@ -181,7 +181,7 @@ def test_traj_ids() -> None:
 
 def test_traj_steps() -> None:
     batch = collected(make_policy())
-    assert "steps numbered" in check_traj_ids(batch).detail
+    assert "numbered steps" in check_traj_ids(batch).detail
     assert "numbered" not in check_traj_ids(batch.exclude(STEPS)).detail
     steps = batch[STEPS]
     inner = (steps[0] > 0).nonzero()[3]

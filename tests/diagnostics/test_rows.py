@@ -42,7 +42,7 @@ def test_rows_become_time(kind: type[nn.Module], rows: int | None) -> None:
             in result.detail
         )
     module = "LSTMModule" if name == "LSTM" else "GRUModule"
-    assert f"by {module}(input_size=4, hidden_size=8, in_key=..., out_key=...)" in result.fix
+    assert f"with {module}(input_size=4, hidden_size=8, in_key=..., out_key=...)" in result.fix
 
 
 @pytest.mark.parametrize("kind", NETWORKS.values(), ids=NETWORKS.keys())

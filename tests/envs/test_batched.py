@@ -222,7 +222,7 @@ def test_arguments():
 
 def test_environments_must_be_alike():
     names = ["CartPole-v1", "Pendulum-v1"]
-    with pytest.raises(ArgumentError, match="must have equal specs: observation_spec of number 1"):
+    with pytest.raises(ArgumentError, match="must have equal specs: observation_spec of environment 1"):
         SerialEnv(2, [EnvCreator(GymEnv, {"env_name": name}) for name in names])
 
 

@@ -150,8 +150,11 @@ Fallback: compare the contents.
 scan: Callable[..., Any] = find("torch._higher_order_ops.scan:scan")
 """Scan over a dimension, which ``torch.compile`` keeps as one loop. Replacement: ``torch.scan``, once torch has it."""
 
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-"""All classes of dropout modules; their common base class is private."""
+DROPOUTS: Any = find(
+    "torch.nn.modules.dropout:_DropoutNd",
+    (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+"""Base class of all dropout modules, users' own included. Fallback: torch's own classes."""
 
 check: Callable[[bool], None] = find("torch:_check")
 """Tell ``torch.compile`` that a condition holds; public, despite its name."""

@@ -55,7 +55,7 @@ def test_trains_resumes_evaluates_and_exports(tmp_path, capsys, cell):
     assert train(folder.path, "--cell", cell, "--total-steps", "256") == 0
     said = capsys.readouterr().out
     for words in (
-        f"by reinforce with {cell}",
+        f"with reinforce ({cell})",
         "256/256 steps",
         "loss +",
         "Finished after 256 steps",

@@ -284,7 +284,7 @@ def test_a_damaged_file_is_refused(files, tmp_path, kind):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
-        with pytest.raises(ArgumentError, match=r"must have the SHA-256 in .*json, \w{64}, got \w{64}: it was damaged"):
+        with pytest.raises(ArgumentError, match=r"must have the SHA-256 in .*json, \w{64}, got \w{64}: it is damaged"):
             check_export(path)
     path.write_bytes(data)
     description = path.with_name(path.name + ".json")

@@ -76,7 +76,7 @@ def test_mistakes(run, file, tmp_path):
     refused(r"a file that ends with \.pt2 or \.onnx or \.recurl, got .*policy\.txt", tmp_path / "policy.txt")
     refused("--checkpoint must be one of newest, best, got 'bets': did you mean best?", run, "bets")
     refused("An exported file holds one policy, so checkpoint must be left out, got 'best': export", file, "best")
-    refused("the folder of a run, a RunFolder or an exported file, got int", 3, error=ArgumentTypeError)
+    refused("load takes a run folder, a RunFolder or an exported file, got int", 3, error=ArgumentTypeError)
     refused(r"missing\.pt2 can't be read \(No such file", tmp_path / "missing.pt2")
     for name in (file, Path(f"{file}.json")):
         shutil.copy(name, tmp_path)

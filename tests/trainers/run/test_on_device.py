@@ -115,7 +115,10 @@ def test_pictures(tmp_path):
         (["--eval-every", "128", "--eval-env", "CartPole-v1"], "written as Dynamics, and CartPole-v1 is not one"),
         (["--encoder", "nature"], "--encoder nature needs an image"),
         (["--action-mask", "legal"], "doesn't support --action-mask: leave it out, or choose another vectorization"),
-        (["--drop-observations", "a", "--env-workers", "2"], "doesn't support --env-workers, --drop-observations: leave them"),
+        (
+            ["--drop-observations", "a", "--env-workers", "2"],
+            "doesn't support --env-workers, --drop-observations: leave them",
+        ),
     ],
 )
 def test_invalid_options_are_refused_in_a_line(tmp_path, monkeypatch, capsys, words, message):

@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurren
 train: setup  ## train a memory policy on masked CartPole and show the result
 	$(BIN)/recurl train ppo --env recurl/MaskedCartPole-v1 --cell lstm --run-dir runs/masked-cartpole --stop-return 495 --overwrite
 
-quick: setup  ## the core tests, in two minutes: tests that take 20 s belong to the full suite
+quick: setup  ## the core tests, in a few minutes: tests that take 20 s belong to the full suite
 	$(BIN)/pytest $(QUICK) tests
 
 test: setup  ## all tests, including doctests; of the tests of GPU kernels, the core

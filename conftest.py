@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _seed():
-    """Seed every test, so that results don't depend on other tests; use one thread, as other workers need the cores."""
+    """Seed every test, so that results don't depend on other tests; use OMP_NUM_THREADS threads, one by default."""
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 

@@ -25,7 +25,7 @@ def header() -> str:
     return re.sub(r"//.*", "", text)
 
 
-@pytest.mark.parametrize(("name", "structure"), [("op", library.Op), ("program", library.Program)])
+@pytest.mark.parametrize(("name", "structure"), [("op", library.Op), ("program", library.ProgramStruct)])
 def test_structures_are_those_of_the_header(name: str, structure: type[ctypes.Structure]) -> None:
     body = header().split(f"typedef struct recurl_{name} {{")[1].split(f"}} recurl_{name};")[0]
     declared = [re.sub(r"\[\d+\]", "", field).strip() for field in re.findall(r"\*?([\w\[\]]+)\s*[,;]", body)]

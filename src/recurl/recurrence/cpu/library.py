@@ -82,7 +82,7 @@ class Op(ctypes.Structure):
     )
 
 
-class Program(ctypes.Structure):
+class ProgramStruct(ctypes.Structure):
     """``recurl_program``."""
 
     _fields_ = (

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from recurl.core.errors import UnsupportedError
 from recurl.recurrence.cells import Cell
-from recurl.recurrence.cpu.library import Op, check, instruction_sets, run_function
-from recurl.recurrence.cpu.library import Program as Structure
+from recurl.recurrence.cpu.library import Op, ProgramStruct, check, instruction_sets, run_function
 from recurl.recurrence.cpu.step import PLAIN_TYPES, Layers, sizes_of
 
 __all__ = ["ACTIVATIONS", "SOURCES", "Program", "ProgramBuilder", "Value"]
@@ -58,7 +57,7 @@ class Program:
         address: address of its recurl_program.
     """
 
-    def __init__(self, structure: Structure, given: int, kept: list[object]) -> None:
+    def __init__(self, structure: ProgramStruct, given: int, kept: list[object]) -> None:
         self._structure = structure
         self.given = given
         self.address = ctypes.addressof(structure)
@@ -254,7 +253,7 @@ class ProgramBuilder:
             op.source, op.to = self._number(op.source), self._number(op.to)
             for place, slot in enumerate(op.slots):
                 op.slots[place] = self._number(slot)
-        structure = Structure(
+        structure = ProgramStruct(
             dtype=_DTYPES.index(self.dtype),
             isa=len(instruction_sets()) - 1,
             given=self._given,

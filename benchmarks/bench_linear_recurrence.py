@@ -30,7 +30,7 @@ from torch import Tensor
 
 from linear_recurrence_peers import PEERS
 from recurl.recurrence import Boundaries
-from recurl.recurrence.linear.kernels import Inputs, LinearKernels
+from recurl.recurrence.linear.kernels import LinearInputs, LinearKernels
 from recurl.recurrence.linear.registry import LINEAR
 from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import Chunk
@@ -54,7 +54,7 @@ WANTED = (True, True, False)
 class Case:
     """Inputs of a recurrence, and a gradient of its result."""
 
-    inputs: Inputs
+    inputs: LinearInputs
     grad: Tensor
 
     def run(self, kernels: LinearKernels, needs: tuple[bool, bool, bool] = WANTED) -> tuple[Tensor | None, ...]:
@@ -83,7 +83,7 @@ def case_of(form: str, shape: tuple[int, int], resets: float, device: str, slown
     is_init = torch.rand(shape, device=device, generator=generator) < resets
     b, grad = (random(tokens, WIDTH).to(dtype) for _ in range(2))
     states = random(1, WIDTH).to(dtype).expand(tokens, WIDTH)
-    return Case(Inputs(a.to(dtype), b, states, Boundaries.from_is_init(is_init)), grad)
+    return Case(LinearInputs(a.to(dtype), b, states, Boundaries.from_is_init(is_init)), grad)
 
 
 def error_of(found: Tensor, exact: Tensor) -> float:
@@ -99,7 +99,7 @@ def checks(kernels: LinearKernels, device: str, forms: list[str]) -> Iterator[tu
             found, again = (case.run(kernels, (True, True, True)) for _ in range(2))
             wide = torch.complex128 if case.grad.is_complex() else torch.float64
             a, b, states = (one.to(wide) for one in case.inputs[:3])
-            exact = Case(Inputs(a, b, states, case.inputs.boundaries), case.grad.to(wide))
+            exact = Case(LinearInputs(a, b, states, case.inputs.boundaries), case.grad.to(wide))
             expected = exact.run(LINEAR.named("scan"), (True, True, True))
             errors = [error_of(one, other) for one, other in zip(found, expected, strict=True)]
             same = all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
@@ -260,7 +260,7 @@ def compared(direction: str, form: str, chunk: Chunk) -> str:
     case.inputs.boundaries.starts[[77, 20_000, 40_001]] = True
     wide = torch.complex128 if case.grad.is_complex() else torch.float64
     a, b, states = (one.to(wide) for one in case.inputs[:3])
-    exact = Case(Inputs(a, b, states, case.inputs.boundaries), case.grad.to(wide))
+    exact = Case(LinearInputs(a, b, states, case.inputs.boundaries), case.grad.to(wide))
     h = LINEAR.named("scan").forward(exact.inputs)
     if direction == "forward":
         expected: tuple[Tensor | None, ...] = (h,)

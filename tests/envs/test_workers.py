@@ -20,7 +20,7 @@ from torch import nn
 from recurl.collectors import MultiAsyncCollector, OverlappedCollector
 from recurl.core.errors import RemoteTraceback, UsageError, WorkerError
 from recurl.envs import GymEnv
-from recurl.envs.workers import Task, WorkerGroup
+from recurl.envs.workers import WorkerGroup, WorkerTask
 from recurl.envs.workers_memory import Entry, SharedTensors
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def serve(channel, what):
 @pytest.fixture
 def group(request, shared_interpreter, descriptors):
     before = descriptors()
-    group = WorkerGroup([Task(serve, (request.param,))], timeout=1.0)
+    group = WorkerGroup([WorkerTask(serve, (request.param,))], timeout=1.0)
     yield group
     group.kill()
     assert descriptors() == before
@@ -199,7 +199,7 @@ def test_sys_path_may_hold_anything():
     before = list(sys.path)
     sys.path[:0] = [Path("/no/such/folder"), b"/no/such/folder", None]
     try:
-        group = WorkerGroup([Task(serve, ("shared",))], timeout=1.0)
+        group = WorkerGroup([WorkerTask(serve, ("shared",))], timeout=1.0)
         assert group.greetings == ["ready"]
         group.close()
     finally:
@@ -213,7 +213,7 @@ def random_numbers(channel, _):
 
 def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
     """Nothing is computed in the interpreter, so a fork is complete; the generators of forks differ from each other."""
-    group = WorkerGroup([Task(random_numbers, (None,))] * 3, timeout=1.0)
+    group = WorkerGroup([WorkerTask(random_numbers, (None,))] * 3, timeout=1.0)
     (interpreter,), *numbers = (set(column) for column in zip(*group.greetings, strict=True))
     assert len(os.listdir(f"/proc/{interpreter}/task")) == 1
     assert [len(column) for column in numbers] == [3, 3, 3]
@@ -222,7 +222,7 @@ def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
 
 
 def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another():
-    group = WorkerGroup([Task(serve, ("shared",))] * 2, timeout=30.0)
+    group = WorkerGroup([WorkerTask(serve, ("shared",))] * 2, timeout=30.0)
     os.kill(group._interpreters[0].pid, signal.SIGKILL)
     begin = time.monotonic()
     error = group.next_reply([0, 1]).error
@@ -238,7 +238,7 @@ def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another(
 def test_an_interpreter_that_fails(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) exited with code 1; its output may show"):
-        WorkerGroup([Task(serve, ("shared",))] * 2, timeout=1.0)
+        WorkerGroup([WorkerTask(serve, ("shared",))] * 2, timeout=1.0)
 
 
 def files(channel, _):
@@ -248,7 +248,7 @@ def files(channel, _):
 
 
 def test_a_worker_has_no_file_of_another():
-    group = WorkerGroup([Task(files, (None,))] * 3, timeout=1.0)
+    group = WorkerGroup([WorkerTask(files, (None,))] * 3, timeout=1.0)
     assert len(set(group.greetings)) == 1
     group.close()
 
@@ -264,7 +264,7 @@ def ends_after_a_fork(channel, _):
 @pytest.mark.usefixtures("shared_interpreter")
 def test_a_worker_that_dies_while_its_fork_is_alive():
     """The fork keeps the connection open, but the parent doesn't wait for it, and it exits too."""
-    group = WorkerGroup([Task(ends_after_a_fork, (None,))], timeout=None)
+    group = WorkerGroup([WorkerTask(ends_after_a_fork, (None,))], timeout=None)
     group.ask(0, b"go")
     begin = time.monotonic()
     with pytest.raises(WorkerError, match=r"was killed by SIGKILL"):

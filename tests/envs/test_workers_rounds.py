@@ -11,7 +11,7 @@ import pytest
 
 from recurl.core.errors import WorkerError
 from recurl.envs.parallel import Requests
-from recurl.envs.workers import Task, WorkerGroup
+from recurl.envs.workers import WorkerGroup, WorkerTask
 from recurl.envs.workers_env import Announcement, Plan
 from recurl.envs.workers_rounds import RoundServer
 
@@ -59,7 +59,7 @@ def plan(place, name):
 
 def started(timeout, descriptors):
     before = descriptors()
-    requests = Requests(WorkerGroup([Task(serve, (index,)) for index in range(WORKERS)], timeout=timeout), PLACES)
+    requests = Requests(WorkerGroup([WorkerTask(serve, (index,)) for index in range(WORKERS)], timeout=timeout), PLACES)
     yield requests
     requests.group.kill()
     requests.free()

@@ -22,7 +22,7 @@ _PROG = "recurl sweep"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class SweepOptions:
     """Train with several seeds and every combination of some options: recurl sweep ALGORITHM --env ID ...
 
     All other options are those of recurl train ALGORITHM. The same command continues a sweep that was stopped.
@@ -41,13 +41,13 @@ class Options:
 class SweepArguments(NamedTuple):
     """Parsed arguments of ``recurl sweep``."""
 
-    options: Options
+    options: SweepOptions
     jobs: list[Job]
 
 
 def read(arguments: list[str]) -> SweepArguments:
     """Parse the arguments of the sweep and of its runs."""
-    options, rest = parse_known_arguments(Options, arguments, prog=_PROG)
+    options, rest = parse_known_arguments(SweepOptions, arguments, prog=_PROG)
     sources = read_sources(rest)
     named = bool(rest) and not rest[0].startswith("-")
     algorithm = rest[0] if named else sources.algorithm

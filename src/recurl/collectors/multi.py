@@ -22,7 +22,7 @@ from recurl.core.ranges import checked_seed
 from recurl.core.seeding import derive_seed
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
-from recurl.envs.workers import Reply, Task, WorkerGroup
+from recurl.envs.workers import Reply, WorkerGroup, WorkerTask
 from recurl.envs.workers_env import creators
 from recurl.envs.workers_memory import SharedTensors
 from recurl.sequences.mode import ExplorationType
@@ -148,7 +148,9 @@ class MultiCollector(CollectorBase):
         }
         self._policy = policy
         self._weights = SharedWeights.of(policy) if isinstance(policy, nn.Module) else None
-        self._group = WorkerGroup([Task(serve_collector, (create, policy, given)) for create in functions], timeout)
+        self._group = WorkerGroup(
+            [WorkerTask(serve_collector, (create, policy, given)) for create in functions], timeout
+        )
         try:
             info = common_info(self._group.greetings)
             self._rows, self.steps_per_batch = info.rows, info.steps

@@ -18,7 +18,7 @@ from recurl.envs.base import EnvBase
 from recurl.envs.batched import BatchedEnv, CreateEnv
 from recurl.envs.grouped import GroupedEnv
 from recurl.envs.transfers import Download, Upload
-from recurl.envs.workers import Reply, Task, WorkerGroup
+from recurl.envs.workers import Reply, WorkerGroup, WorkerTask
 from recurl.envs.workers_env import Announcement, EnvInfo, Plan, creators, first_indices, layout, serve_envs
 from recurl.envs.workers_memory import SharedTensors
 from recurl.envs.workers_rounds import Rounds
@@ -340,7 +340,7 @@ def _start_workers(
     num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv], timeout: float | None, count: int
 ) -> Requests:
     functions = creators(num_workers, create_env_fn)
-    tasks = [Task(serve_envs, (function, index, count, num_workers)) for index, function in enumerate(functions)]
+    tasks = [WorkerTask(serve_envs, (function, index, count, num_workers)) for index, function in enumerate(functions)]
     return Requests(WorkerGroup(tasks, timeout), count)
 
 

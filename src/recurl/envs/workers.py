@@ -31,7 +31,7 @@ from recurl.envs.registrations import Registration, registrations
 from recurl.envs.workers_child import BEATS, ENDED, FAILED, PID, STATUS_SIZE, VALUE, Failure, status_fields
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file, check_posix
 
-__all__ = ["CLOSE", "START_SECONDS", "Interpreter", "Process", "Reply", "Task", "Worker", "WorkerGroup"]
+__all__ = ["CLOSE", "START_SECONDS", "Interpreter", "Process", "Reply", "Worker", "WorkerGroup", "WorkerTask"]
 
 _BOOT = (
     "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import fork_on_request; "
@@ -175,7 +175,7 @@ _MAX_SECONDS = 1e9  # seconds
 _POLL_MS = 200
 
 
-class Task(NamedTuple):
+class WorkerTask(NamedTuple):
     """Task of a worker: ``serve(channel, *arguments)``, where ``serve`` is a function of an importable module."""
 
     serve: Callable[..., None]
@@ -347,7 +347,7 @@ class WorkerGroup:
         RecurlError: an error of recurl was raised in a worker while it started.
     """
 
-    def __init__(self, tasks: Sequence[Task], timeout: float | None) -> None:
+    def __init__(self, tasks: Sequence[WorkerTask], timeout: float | None) -> None:
         check_posix()
         if timeout is not None and not timeout > 0:  # also rejects NaN
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
@@ -373,7 +373,7 @@ class WorkerGroup:
             raise
 
     @staticmethod
-    def _first_message(task: Task, registered: list[Registration]) -> bytes:
+    def _first_message(task: WorkerTask, registered: list[Registration]) -> bytes:
         seed = int(torch.randint(2**62, ()))  # different for each worker, and determined by the parent's seed
         pickled("create_env_fn", task.arguments[0])  # so that an error names the unpicklable part
         return pickled("the worker's task", (registered, seed, *task))

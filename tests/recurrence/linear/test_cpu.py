@@ -14,7 +14,7 @@ from recurl.core.errors import UnsupportedError
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
 from recurl.recurrence.cpu import instruction_sets
 from recurl.recurrence.cpu.linear import CpuLinear
-from recurl.recurrence.linear.kernels import Inputs
+from recurl.recurrence.linear.kernels import LinearInputs
 from recurl.recurrence.linear.registry import LINEAR
 
 from .problems import DTYPES, Problem, exact, problem, worst_error
@@ -24,7 +24,7 @@ NEEDS = (True, True, True)
 
 def solve(case: Problem, kernels: CpuLinear) -> tuple[torch.Tensor, ...]:
     """Return h and all gradients, computed directly by the kernels."""
-    inputs = Inputs(*case.tensors, case.boundaries)
+    inputs = LinearInputs(*case.tensors, case.boundaries)
     h = kernels.forward(inputs)
     return h, *kernels.backward(inputs, h, case.grad, NEEDS)
 
@@ -101,7 +101,9 @@ def test_bfloat16_is_float32_rounded(isa, constant):
         a, b, states = (tensor.bfloat16() for tensor in case.tensors)
         b[7, 0], b[23, 0], b[47, 0] = torch.nan, torch.inf, 3e38
         grad, kernels = case.grad.bfloat16(), CpuLinear(isa)
-        narrow, wide = (Inputs(*(x.to(t) for x in (a, b, states)), case.boundaries) for t in (a.dtype, torch.float32))
+        narrow, wide = (
+            LinearInputs(*(x.to(t) for x in (a, b, states)), case.boundaries) for t in (a.dtype, torch.float32)
+        )
         h = kernels.forward(narrow)
         found = h, *kernels.backward(narrow, h, grad, NEEDS)
         expected = kernels.forward(wide), *kernels.backward(wide, h.float(), grad.float(), NEEDS)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from recurl.recurrence.linear.kernels import Inputs
+from recurl.recurrence.linear.kernels import LinearInputs
 from recurl.recurrence.triton import linear_parts as parts
 from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import Chunk
@@ -32,7 +32,7 @@ KERNELS = TritonLinear(lambda direction, width, dtype: Chunk(8, 2, 8, keep=dtype
 def solve(
     case: Problem, needs: tuple[bool, bool, bool] = (True, True, True), kernels: TritonLinear = KERNELS
 ) -> tuple[torch.Tensor, ...]:
-    inputs = Inputs(*case.tensors, case.boundaries)
+    inputs = LinearInputs(*case.tensors, case.boundaries)
     h = kernels.forward(inputs)
     return h, *kernels.backward(inputs, h, case.grad, needs)
 

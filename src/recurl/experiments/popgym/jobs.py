@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from recurl.core.errors import RemoteTraceback, WorkerError
 from recurl.core.torch_compat import limit_compile_threads
-from recurl.envs.workers import Reply, Task, WorkerGroup
+from recurl.envs.workers import Reply, WorkerGroup, WorkerTask
 from recurl.envs.workers_child import Channel, Closed, Failure
 from recurl.experiments.popgym.results import Result
 from recurl.experiments.popgym.settings import Run
@@ -69,7 +69,7 @@ def train_all(
     """
     jobs = min(jobs, len(runs))
     if jobs > 1:
-        tasks = [Task(_serve, (work, max(1, cores // jobs)))] * jobs
+        tasks = [WorkerTask(_serve, (work, max(1, cores // jobs)))] * jobs
         yield from _ParallelRuns(WorkerGroup(tasks, None), runs, on_speed).run(should_stop)
         return
     for run in runs:

@@ -16,7 +16,7 @@ from torch import Tensor
 from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
-from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, LayerStruct, instruction_sets, missing
+from recurl.recurrence.cpu.library import INSTRUCTION_SETS, LayerStruct, StructArguments, instruction_sets, missing
 from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 
 _V = TypeVar("_V")
@@ -105,10 +105,10 @@ class CpuKernels:
         """Return None, since there are no second derivatives."""
         return None
 
-    def _arguments(self, call: LayerCall) -> Arguments:
+    def _arguments(self, call: LayerCall) -> StructArguments:
         """Build the arguments shared by the forward and backward passes."""
         w: LayerWeights = call.weights
-        dtype, arguments = _COMPUTED_IN[call.x.dtype], Arguments(LayerStruct())
+        dtype, arguments = _COMPUTED_IN[call.x.dtype], StructArguments(LayerStruct())
         arguments.set_numbers(
             cell=_CELLS[call.cell.name],
             dtype=int(dtype == torch.float64),

@@ -102,7 +102,7 @@ class Memory(ctypes.Structure):
     )
 
 
-class Arguments:
+class StructArguments:
     """Structure under construction, together with the tensors that it points to, which it keeps alive."""
 
     def __init__(self, structure: LayerStruct | Linear) -> None:

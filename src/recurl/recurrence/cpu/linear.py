@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from recurl.core.torch_compat import is_compiling
-from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, Linear, instruction_sets, missing
+from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Linear, StructArguments, instruction_sets, missing
 from recurl.recurrence.linear.derivatives import Gradients, Needs
-from recurl.recurrence.linear.kernels import Inputs
+from recurl.recurrence.linear.kernels import LinearInputs
 
 _COMPUTED_IN = {
     torch.float32: torch.float32,
@@ -45,7 +45,7 @@ class CpuLinear:
         """Return why tensors can't be served: they aren't on the CPU."""
         return None if device.type == "cpu" else f"its tensors must be on the CPU, they are on {device}; use 'loop'"
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: LinearInputs) -> Tensor:
         """Return h, ``[N, D]``."""
         arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[inputs.b.dtype]
         h = inputs.b.new_empty(inputs.b.shape, dtype=computed_in)
@@ -54,7 +54,7 @@ class CpuLinear:
         arguments.call("linear_forward")
         return h.to(inputs.b.dtype)
 
-    def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+    def backward(self, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
         """Return the gradients of a, b and states."""
         arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[h.dtype]
         arguments.set_contiguous(h=_numbers(h.to(computed_in)))
@@ -69,10 +69,10 @@ class CpuLinear:
         a, b, states = (None if gradient is None else gradient.to(h.dtype) for gradient in (a, b, states))
         return a, b, states
 
-    def _arguments(self, inputs: Inputs) -> Arguments:
+    def _arguments(self, inputs: LinearInputs) -> StructArguments:
         """Build the arguments shared by the forward and backward passes."""
         a, states = (_numbers(one.to(_COMPUTED_IN[one.dtype])) for one in (inputs.a, inputs.states))
-        arguments = Arguments(Linear())
+        arguments = StructArguments(Linear())
         arguments.set_numbers(
             dtype=_DTYPES[a.dtype],
             isa=INSTRUCTION_SETS.index(self.instruction_set or instruction_sets()[-1]),

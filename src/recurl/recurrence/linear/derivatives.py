@@ -12,19 +12,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
+from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs
 
-Run = Callable[[Inputs], Tensor]
+Run = Callable[[LinearInputs], Tensor]
 Needs = tuple[bool, bool, bool]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def states_before(inputs: Inputs, h: Tensor) -> Tensor:
+def states_before(inputs: LinearInputs, h: Tensor) -> Tensor:
     """Return the state before every token."""
     return torch.where(inputs.boundaries.starts.unsqueeze(-1), inputs.states, h.roll(1, 0))
 
 
-def gradients(run: Run, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+def gradients(run: Run, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
     """Compute the gradients of a, b and states as in :meth:`LinearKernels.backward` from a forward pass.
 
     Args:
@@ -40,7 +40,7 @@ def gradients(run: Run, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -
     a, grad = _conjugate(inputs.a.to(wide)), grad.to(wide)
     reverse = a if a.ndim == 1 else a.flip(0)
     zeros = grad.new_zeros(()).expand_as(grad)
-    carried = run(Inputs(reverse, (a * grad).flip(0), zeros, boundaries.flipped)).flip(0)
+    carried = run(LinearInputs(reverse, (a * grad).flip(0), zeros, boundaries.flipped)).flip(0)
     grad_b = grad + torch.where(ends, 0, carried.roll(-1, 0))
     grad_a = grad_b * _conjugate(states_before(inputs, h).to(wide)) if needs[0] else None
     if grad_a is not None and inputs.a.ndim == 1:
@@ -56,7 +56,7 @@ def _narrowed(found: Gradients, dtype: torch.dtype) -> Gradients:
 
 
 def tangent(
-    run: Run, inputs: Inputs, h: Tensor, tangents: tuple[Tensor | None, Tensor | None, Tensor | None]
+    run: Run, inputs: LinearInputs, h: Tensor, tangents: tuple[Tensor | None, Tensor | None, Tensor | None]
 ) -> Tensor:
     """Return the directional derivative of the result for ``tangents`` of a, b and states; None means zero."""
     wide = ACCUMULATED[h.dtype]
@@ -66,7 +66,7 @@ def tangent(
     if of_a is not None:
         drive = drive + of_a * states_before(inputs, h).to(wide)
     states = zero if of_states is None else of_states
-    return run(Inputs(inputs.a.to(wide), drive, states, inputs.boundaries)).to(h.dtype)
+    return run(LinearInputs(inputs.a.to(wide), drive, states, inputs.boundaries)).to(h.dtype)
 
 
 class ForwardOnly:
@@ -82,11 +82,11 @@ class ForwardOnly:
         """Return None: every device and dtype is supported."""
         return None
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: LinearInputs) -> Tensor:
         """Return h, ``[N, D]``."""
         raise NotImplementedError
 
-    def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+    def backward(self, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
         """Return the gradients of a, b and states."""
         return gradients(self.forward, inputs, h, grad, needs)
 

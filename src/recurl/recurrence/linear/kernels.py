@@ -26,7 +26,7 @@ A float32 product of many factors near one loses a digit every few hundred facto
 """
 
 
-class Inputs(NamedTuple):
+class LinearInputs(NamedTuple):
     """Inputs of a recurrence over a flat stream of N tokens with D channels.
 
     Attributes:
@@ -61,12 +61,12 @@ class LinearKernels(Protocol):
         """Return why these kernels can't serve tensors of ``dtype`` on ``device``, or None."""
         ...
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: LinearInputs) -> Tensor:
         """Return h, ``[N, D]``."""
         ...
 
     def backward(
-        self, inputs: Inputs, h: Tensor, grad: Tensor, needs: tuple[bool, bool, bool]
+        self, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients of a, b and states, None where ``needs`` is false; ``inputs.b`` is not read.
 

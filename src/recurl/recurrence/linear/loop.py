@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.linear.derivatives import ForwardOnly
-from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
+from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs
 
 
 class LoopLinear(ForwardOnly):
@@ -14,7 +14,7 @@ class LoopLinear(ForwardOnly):
 
     name = "loop"
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: LinearInputs) -> Tensor:
         """Return h, ``[N, D]``."""
         a, b, states, boundaries = inputs
         plan, wide = boundaries.host(), ACCUMULATED[b.dtype]
@@ -32,7 +32,7 @@ class ReferenceLinear(ForwardOnly):
 
     name = "reference"
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: LinearInputs) -> Tensor:
         """Return h, ``[N, D]``; differentiable."""
         a, b, states, boundaries = inputs
         wide = ACCUMULATED[b.dtype]

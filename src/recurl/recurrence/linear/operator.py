@@ -11,7 +11,7 @@ from recurl.core.autograd import needs_double_backward
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.torch_compat import is_compiling, is_functorch_active
 from recurl.recurrence.linear.derivatives import Gradients, gradients, tangent
-from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs, LinearKernels
+from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels
 from recurl.recurrence.linear.loop import ReferenceLinear
 from recurl.recurrence.linear.ops import forward, map_folded, run_operator
 from recurl.recurrence.linear.registry import LINEAR
@@ -93,7 +93,7 @@ def _run(kernels: LinearKernels, a: Tensor, b: Tensor, states: Tensor, boundarie
     if isinstance(kernels, ReferenceLinear):
         if is_compiling():
             raise UnsupportedError("The backend 'reference' loops over tokens on the host; under tracing use 'auto'.")
-        return forward(kernels, Inputs(a, b, states, boundaries))
+        return forward(kernels, LinearInputs(a, b, states, boundaries))
     if not is_compiling():
         return _Recurrence.apply(kernels, boundaries, boundaries.starts, a, b, states)
     refuse_forward_mode(kernels.name)
@@ -102,7 +102,7 @@ def _run(kernels: LinearKernels, a: Tensor, b: Tensor, states: Tensor, boundarie
         wanted = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or states.requires_grad)
         if wanted:
             return TracedScan.apply(a, b, states, boundaries.starts, length)
-        return kernels.forward(Inputs(a, b, states, boundaries))
+        return kernels.forward(LinearInputs(a, b, states, boundaries))
     return run_operator(a, b, states, boundaries.starts, length, kernels.name)
 
 
@@ -118,7 +118,7 @@ class _Recurrence(torch.autograd.Function):
     ) -> Tensor:
         if boundaries.starts is not starts:
             boundaries = Boundaries(starts, boundaries.batch_shape[-1:])
-        return forward(kernels, Inputs(a, b, states, boundaries))
+        return forward(kernels, LinearInputs(a, b, states, boundaries))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -154,15 +154,15 @@ class _Recurrence(torch.autograd.Function):
         return map_folded(run, info.batch_size, (*dims, of_starts), (a, b, states, starts))
 
 
-def _run_differentiably(kernels: LinearKernels, inputs: Inputs) -> Tensor:
+def _run_differentiably(kernels: LinearKernels, inputs: LinearInputs) -> Tensor:
     """Run the recurrence on other inputs, differentiably."""
     return _Recurrence.apply(kernels, inputs.boundaries, inputs.boundaries.starts, inputs.a, inputs.b, inputs.states)
 
 
-def _restore(ctx: Any) -> tuple[Inputs, Tensor]:
+def _restore(ctx: Any) -> tuple[LinearInputs, Tensor]:
     """Return the saved inputs, with h in place of b, and h."""
     starts, a, states, h = ctx.saved_tensors
     boundaries: Boundaries = ctx.boundaries
     if boundaries.starts is not starts:
         boundaries = Boundaries(starts, boundaries.batch_shape[-1:])
-    return Inputs(a, h, states, boundaries), h
+    return LinearInputs(a, h, states, boundaries), h

@@ -12,7 +12,7 @@ from torch.library import Library
 from recurl.core.autograd import have_tangents
 from recurl.recurrence.backend import record_run
 from recurl.recurrence.linear.derivatives import gradients
-from recurl.recurrence.linear.kernels import Inputs, LinearKernels
+from recurl.recurrence.linear.kernels import LinearInputs, LinearKernels
 from recurl.recurrence.linear.registry import LINEAR
 from recurl.recurrence.ops import map_each, refuse_tangents
 from recurl.sequences.boundaries import Boundaries
@@ -26,7 +26,7 @@ _BACKWARD = (
 _library = Library("recurl", "FRAGMENT")  # kept alive: deleting it would unregister the operators
 
 
-def forward(kernels: LinearKernels, inputs: Inputs) -> Tensor:
+def forward(kernels: LinearKernels, inputs: LinearInputs) -> Tensor:
     """Run the forward kernel and record the run."""
     record_run(kernels.name)
     return kernels.forward(inputs)
@@ -71,8 +71,8 @@ def _map_constant(
     return result.unflatten(1, (size, -1)), 1
 
 
-def _inputs(a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int) -> Inputs:
-    return Inputs(a, b, states, Boundaries(starts, (length,)))
+def _inputs(a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int) -> LinearInputs:
+    return LinearInputs(a, b, states, Boundaries(starts, (length,)))
 
 
 def _run_forward(a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int, backend: str) -> Tensor:
@@ -108,7 +108,7 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:3])
     if torch.is_grad_enabled():
 
-        def run(inputs: Inputs) -> Tensor:
+        def run(inputs: LinearInputs) -> Tensor:
             return run_operator(inputs.a, inputs.b, inputs.states, inputs.boundaries.starts, ctx.length, ctx.backend)
 
         inputs = _inputs(a, h, states, starts, ctx.length)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.linear.derivatives import ForwardOnly, Gradients, gradients
-from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
+from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs
 from recurl.sequences.boundaries import Boundaries
 
 
@@ -22,7 +22,7 @@ class ScanLinear(ForwardOnly):
 
     name = "scan"
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: LinearInputs) -> Tensor:
         """Return h, ``[N, D]``; differentiable."""
         a, b, states, boundaries = inputs
         wide = ACCUMULATED[b.dtype]
@@ -47,7 +47,7 @@ class TracedScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int) -> Tensor:
         """Return h."""
-        inputs = Inputs(a, b, states, Boundaries(starts, (length,)))
+        inputs = LinearInputs(a, b, states, Boundaries(starts, (length,)))
         h = ScanLinear().forward(inputs)
         ctx.length = length
         ctx.save_for_backward(a, states, starts, h)
@@ -57,7 +57,7 @@ class TracedScan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients."""
         a, states, starts, h = ctx.saved_tensors
-        inputs = Inputs(a, h, states, Boundaries(starts, (ctx.length,)))
+        inputs = LinearInputs(a, h, states, Boundaries(starts, (ctx.length,)))
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2])
         found: Gradients = gradients(ScanLinear().forward, inputs, h, grads[0], needs)
         return *found, None, None

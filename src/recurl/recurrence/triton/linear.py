@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.linear.derivatives import Gradients, Needs
-from recurl.recurrence.linear.kernels import Inputs
+from recurl.recurrence.linear.kernels import LinearInputs
 from recurl.recurrence.triton.backend import missing_package, refused_device
 from recurl.recurrence.triton.linear_config import Chunk, chunk_for
 
@@ -39,15 +39,15 @@ class TritonLinear:
         """Return why a device isn't supported, or None; it must be an NVIDIA GPU of compute capability 8.0 or newer."""
         return refused_device(device)
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: LinearInputs) -> Tensor:
         """Return the states; see :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
         return _launch().run_forward(inputs, self._chunk("forward", inputs))
 
-    def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+    def backward(self, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
         """Return the gradients; see :meth:`recurl.recurrence.linear.kernels.LinearKernels.backward`."""
         return _launch().run_backward(inputs, h, grad, needs, self._chunk("backward", inputs))
 
-    def _chunk(self, direction: str, inputs: Inputs) -> Chunk:
+    def _chunk(self, direction: str, inputs: LinearInputs) -> Chunk:
         return self.chunk_for(direction, inputs.states.shape[1], inputs.states.dtype)
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recurl.recurrence.linear.derivatives import Gradients, Needs
-from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
+from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs
 from recurl.recurrence.triton.launch import on, start
 from recurl.recurrence.triton.linear_config import Chunk
 from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel
@@ -19,7 +19,7 @@ from recurl.sequences.boundaries import Boundaries
 _KINDS = {torch.complex64: "packed", torch.complex128: "pairs"}
 
 
-def run_forward(inputs: Inputs, chunk: Chunk) -> Tensor:
+def run_forward(inputs: LinearInputs, chunk: Chunk) -> Tensor:
     """Return h."""
     a, b, states, boundaries = inputs
     h = torch.empty_like(b, memory_format=torch.contiguous_format)
@@ -33,7 +33,7 @@ def run_forward(inputs: Inputs, chunk: Chunk) -> Tensor:
     return h
 
 
-def run_backward(inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs, chunk: Chunk) -> Gradients:
+def run_backward(inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs, chunk: Chunk) -> Gradients:
     """Return the gradients of a, b and states."""
     a, _, states, boundaries = inputs
     constant, grid = a.ndim == 1, _Grid(chunk, h)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import IS_INIT, NestedKey, dotted
 from recurl.trainers.policies.converter import Converter
-from recurl.trainers.policies.steps import Step
+from recurl.trainers.policies.steps import PolicyStep
 
 __all__ = ["CompiledPolicy"]
 
@@ -30,7 +30,7 @@ class CompiledPolicy:
         UnsupportedError: the policy can't be compiled into one call, or its only observation isn't a single Box.
     """
 
-    def __init__(self, step: Step, converter: Converter) -> None:
+    def __init__(self, step: PolicyStep, converter: Converter) -> None:
         keys, function = step.compiled()
         self.observation_space: gym.Space[Any] = converter.observation_space
         self.action_space: gym.Space[Any] = converter.action_space

@@ -21,7 +21,7 @@ from recurl.envs import PreviousAction
 from recurl.envs.gym_spaces import value_at
 from recurl.trainers.policies.compiled_policy import CompiledPolicy
 from recurl.trainers.policies.converter import Batch, Converter
-from recurl.trainers.policies.steps import Entry, Step, Tensors
+from recurl.trainers.policies.steps import Entry, PolicyStep, Tensors
 
 PolicyState: TypeAlias = dict[str, NDArray[Any]]
 """State that a policy carries between steps: hidden states and, if the policy reads it, the previous action."""
@@ -40,7 +40,7 @@ class Policy:
         action_space: action space of one environment.
     """
 
-    def __init__(self, step: Step, converter: Converter, name: str) -> None:
+    def __init__(self, step: PolicyStep, converter: Converter, name: str) -> None:
         self.observation_space: gym.Space[Any] = converter.observation_space
         self.action_space: gym.Space[Any] = converter.action_space
         self._step = step

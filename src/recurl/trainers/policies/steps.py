@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     dtype: torch.dtype
 
 
-class Step(Protocol):
+class PolicyStep(Protocol):
     """Protocol for one step of a policy.
 
     Attributes:

@@ -4,7 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, and imports take seconds longer without bytecode
-QUICK  := -n 2 -m "not slow and not learning" --timeout 20
+QUICK  := -n 2 -m "not slow and not learning and not full" --timeout 20
+TEST   := -n 2 -m "not kernels and not full"
 ALL    := -n 2 -m "not kernels"
 NUMBERS := $(ALL) $(addprefix tests/,recurrence modules objectives execution sequences collectors)
 
@@ -22,13 +23,13 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurren
 train: setup  ## train a memory policy on masked CartPole and show the result
 	$(BIN)/recurl train ppo --env recurl/MaskedCartPole-v1 --cell lstm --run-dir runs/masked-cartpole --stop-return 495 --overwrite
 
-quick: setup  ## the core tests, in a few minutes: tests that take 20 s belong to the full suite
+quick: setup  ## the core tests, in two minutes: tests that take a second belong to `make test`
 	$(BIN)/pytest $(QUICK) tests
 
-test: setup  ## all tests, including doctests; of the tests of GPU kernels, the core
-	$(BIN)/pytest $(ALL)
+test: setup  ## the tests, including doctests; of those of GPU kernels and of whole programs, the core
+	$(BIN)/pytest $(TEST)
 
-check: setup  ## everything that CI runs: lint, types, layering, tests, and those of GPU kernels if these have changed
+check: setup  ## everything that CI runs: lint, types, layering, all tests, and those of GPU kernels if these have changed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports

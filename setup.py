@@ -6,8 +6,10 @@ compiler, recurl is installed without the library, and reports this when a run o
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import setuptools
@@ -54,10 +56,13 @@ class BuildLibrary(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Compile and link ``ext`` as a plain shared library."""
         x86 = platform.machine().lower() in ("x86_64", "amd64")
-        objects: list[str] = []
-        for source in ext.sources:
+
+        def compile_source(source: str) -> list[str]:
             flags = FLAGS + (X86_FLAGS.get(Path(source).name, []) if x86 else [])
-            objects += self.compiler.compile([source], self.build_temp, extra_postargs=flags, depends=ext.depends)
+            return self.compiler.compile([source], self.build_temp, extra_postargs=flags, depends=ext.depends)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [name for names in pool.map(compile_source, ext.sources) for name in names]
         self.compiler.link_shared_object(
             objects, self.get_ext_fullpath(ext.name), extra_postargs=["-pthread"], target_lang="c++"
         )

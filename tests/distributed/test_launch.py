@@ -3,7 +3,7 @@ import torch
 from torch import distributed
 
 from recurl.core.errors import ArgumentError, MissingDependencyError
-from recurl.distributed import is_launched, joined, restarted, speaks, world_size
+from recurl.distributed import is_launched, is_local_main_process, joined, restarted, world_size
 from tests.distributed.test_faults import free_port
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -19,7 +19,7 @@ def launched(monkeypatch):
 def test_without_torchrun():
     assert not is_launched()
     assert not restarted()
-    assert speaks()
+    assert is_local_main_process()
     with joined("cuda"):
         assert world_size() == 1
 

@@ -24,7 +24,16 @@ from recurl.cli.sources import Sources, plain, read_sources, with_defaults
 from recurl.cli.speed import notify_if_slow
 from recurl.core.errors import ArgumentError, CallbackError, EnvError, NonFiniteError, StorageError, WorkerError
 from recurl.core.ranges import Steps
-from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, said_once, speaks, world_size
+from recurl.distributed import (
+    broadcast,
+    is_local_main_process,
+    joined,
+    on_any_rank,
+    raise_once,
+    rank,
+    restarted,
+    world_size,
+)
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
 from recurl.trainers.algorithms.configs import ExecutionConfig
 from recurl.trainers.algorithms.options_file import write_options_file
@@ -92,7 +101,7 @@ def run(args: Any) -> int:
     if isinstance(args, Resume):
         return _resume(args)
     if args.save_config is not None:
-        if not speaks():
+        if not is_local_main_process():
             return 0
         write_options_file(args.save_config, args.options)
         print(f"Options written to {args.save_config}: recurl train --config {args.save_config}")
@@ -102,7 +111,7 @@ def run(args: Any) -> int:
 
 def _train_new(config: RunConfig, extra: NewRunOptions) -> int:
     if extra.print_model:
-        if not speaks():
+        if not is_local_main_process():
             return 0
         with make_env(config, 1) as env:
             _print(Console(), describe_agent(make_agent(config, env)))
@@ -140,7 +149,7 @@ def _is_restart(config: RunConfig, folder: RunFolder) -> bool | None:
 
 def _resume(args: Resume) -> int:
     folder = RunFolder(args.resume, notify, trust=args.trust_run)
-    with said_once():
+    with raise_once():
         given = () if args.ray_address is None else ("ray_address",)
         steps = args.total_steps
         config = folder.read_config(given=given) if steps is None else folder.extend(steps, given)

@@ -14,7 +14,7 @@ from recurl.distributed.collectives import (
     rank,
     world_size,
 )
-from recurl.distributed.launch import is_launched, joined, restarted, said_once, speaks
+from recurl.distributed.launch import is_launched, is_local_main_process, joined, raise_once, restarted
 from recurl.distributed.statistics import global_statistics, is_global, merge_max, merge_moments
 from recurl.distributed.watch import Watch
 
@@ -29,13 +29,16 @@ __all__ = [
     "global_statistics",
     "is_global",
     "is_launched",
+    "is_local_main_process",
     "joined",
     "merge_max",
     "merge_moments",
     "on_any_rank",
+    "raise_once",
     "rank",
     "restarted",
-    "said_once",
-    "speaks",
     "world_size",
 ]
+
+# Names of earlier versions.
+speaks, said_once = is_local_main_process, raise_once

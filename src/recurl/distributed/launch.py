@@ -22,7 +22,7 @@ from recurl.core.errors import AlreadyReported, ArgumentError, MissingDependency
 from recurl.distributed.collectives import all_sum_, world_size
 from recurl.distributed.watch import Watch
 
-__all__ = ["check_nccl", "is_launched", "joined", "restarted", "said_once", "speaks"]
+__all__ = ["check_nccl", "is_launched", "is_local_main_process", "joined", "raise_once", "restarted"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _CONNECT_TIMEOUT = timedelta(seconds=15)
@@ -47,13 +47,13 @@ def restarted() -> bool:
     return is_launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def speaks() -> bool:
+def is_local_main_process() -> bool:
     """Return whether this process prints messages for all processes of its machine: True for the first one."""
     return not is_launched() or os.environ["LOCAL_RANK"] == "0"
 
 
 @contextmanager
-def said_once() -> Generator[None]:
+def raise_once() -> Generator[None]:
     """Report an error that all processes of a machine raise only once, before the ranks are joined.
 
     Raises:
@@ -62,7 +62,7 @@ def said_once() -> Generator[None]:
     try:
         yield
     except RecurlError:
-        if speaks():
+        if is_local_main_process():
             raise
         raise AlreadyReported(2) from None
 
@@ -120,7 +120,7 @@ def joined(device: str = "cpu") -> Generator[None]:
 def _must_raise(error: BaseException) -> bool:
     """Report an error to the other ranks, and return whether this rank must raise it, as the first one to fail."""
     if Watch.current is None:
-        return speaks()
+        return is_local_main_process()
     return Watch.report(" ".join(str(error).split()) or type(error).__name__)
 
 

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from recurl.core.errors import UsageError
 from recurl.execution import capture
-from recurl.execution.capture import on_side_stream, record
+from recurl.execution.capture import GraphedFunction, on_side_stream, record
+from tests.graphs import fake_graphs
 
 GPU = torch.device("cuda", 0)
 
@@ -139,3 +141,95 @@ def test_torchs_own_capture_stays(cuda):
     found = []
     record(lambda: found.append(torch.cuda.graph), GPU)
     assert found == [before] == [torch.cuda.graph]
+
+
+def advance(left, right):
+    """Swap two tensors in place, add one to the second, and return their sum before."""
+    total = left + right
+    new = left.clone() + 1
+    left.copy_(right)
+    right.copy_(new)
+    return total
+
+
+@pytest.fixture
+def advancing(monkeypatch):
+    """The function above, graphed, and the devices of its captures."""
+    devices = fake_graphs(monkeypatch)
+    return GraphedFunction(advance, torch.device("cpu"), name="function", instead="don't"), devices
+
+
+def test_a_function_is_captured_at_its_third_call_and_continues_from_its_memory(advancing):
+    graphed, devices = advancing
+    values, captures = [torch.tensor([1.0]), torch.tensor([10.0])], []
+    expected = [value.clone() for value in values]
+    for _ in range(6):
+        total = graphed(*values)
+        assert total.tolist() == advance(*expected).tolist()
+        assert [value.item() for value in graphed.memory] == [value.item() for value in expected]
+        values = graphed.memory
+        captures.append(len(devices))
+    assert captures == [0, 0, 1, 1, 1, 1]
+
+
+def test_the_given_tensors_stay_as_they_are_and_results_are_overwritten(advancing):
+    graphed, _ = advancing
+    given = [torch.tensor([1.0]), torch.tensor([10.0])]
+    totals = [graphed(*given) for _ in range(4)]
+    assert [value.item() for value in given] == [1.0, 10.0]
+    later = graphed(torch.tensor([2.0]), torch.tensor([20.0]))
+    assert totals[2] is totals[3] is later
+    assert later.item() == 22.0
+
+
+def test_memory_in_another_order_is_read_before_it_is_overwritten(advancing):
+    graphed, _ = advancing
+    for _ in range(3):
+        graphed(torch.tensor([1.0]), torch.tensor([10.0]))
+    left, right = graphed.memory
+    assert (left.item(), right.item()) == (10.0, 2.0)
+    graphed(right, left)
+    assert (left.item(), right.item()) == (10.0, 3.0)
+
+
+def test_strides_are_kept(advancing):
+    graphed, _ = advancing
+    columns = [torch.zeros(2, 3).t() for _ in range(2)]
+    for _ in range(3):
+        graphed(*columns)
+    assert [value.stride() for value in graphed.memory] == [(1, 3), (1, 3)]
+
+
+def test_a_discarded_graph_is_captured_again_at_once(advancing):
+    graphed, devices = advancing
+    for _ in range(4):
+        graphed(torch.tensor([1.0]), torch.tensor([10.0]))
+    assert graphed.captured
+    graphed.discard()
+    assert not graphed.captured
+    assert graphed(torch.tensor([3.0]), torch.tensor([4.0])).item() == 7.0
+    assert len(devices) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        ("operation not permitted when stream is capturing", UsageError, r"The f can't be captured.*as .*:\d+ does"),
+        ("the shapes don't fit", RuntimeError, "the shapes don't fit"),
+    ],
+)
+def test_a_function_that_cannot_be_captured_can_be_tried_again(monkeypatch, said, kind, words):
+    def run(value):
+        calls.append(value)
+        if len(calls) in (3, 4):
+            raise RuntimeError(said)
+        return value + 1
+
+    calls = []
+    fake_graphs(monkeypatch)
+    graphed = GraphedFunction(run, torch.device("cpu"), name="f", instead="don't")
+    assert [graphed(torch.tensor(1)).item() for _ in range(2)] == [2, 2]
+    for _ in range(2):
+        with pytest.raises(kind, match=words):
+            graphed(torch.tensor(1))
+    assert graphed(torch.tensor(5)).item() == 6

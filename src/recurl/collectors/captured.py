@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import torch
 from tensordict import TensorDict
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from recurl.collectors.start_states import SparseStates, StartStates
-from recurl.core.errors import UsageError
 from recurl.core.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.core.torch_compat import foreach_copy_, has_global_hooks
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
-from recurl.execution.capture import ModuleGuard, record
+from recurl.execution.capture import GraphedFunction, ModuleGuard
 from recurl.execution.columns import ColumnLayout, join_columns, split_columns
-from recurl.execution.source_lines import line_of
 from recurl.execution.traced import InductorFunction
 from recurl.sequences.entries import Entries, Step, leaves
 from recurl.sequences.trajectories import Trajectories, next_trajectories
 
-__all__ = ["CaptureOptions", "CapturedSteps", "capture_graph", "tensor_env", "why_not_captured"]
+__all__ = ["COLLECT_WITHOUT", "CaptureOptions", "CapturedSteps", "tensor_env", "why_not_captured"]
 
-_WARM_UP = 2  # batches before capture, in which kernels are compiled and libraries allocate their memory
+COLLECT_WITHOUT = "collect with cuda_graph=False"
+"""What to do if the steps or the policy of a collector can't be captured."""
 _DEVICE = "cuda"
 _NUMBERED = 3  # number of tensors that represent the trajectories of a compiled step
 
@@ -49,19 +47,11 @@ class _TensorStep(NamedTuple):
     output_layouts: Sequence[ColumnLayout | None] | None
 
 
-class _CapturedGraph(NamedTuple):
-    replay: Callable[[], None]
-    written: _Tensors
-    states: _Tensors
-    memory: list[Tensor]
-
-
 class CapturedSteps:
     """Runs the steps of a batch with a compiled step, as a CUDA graph, or both.
 
-    The step is compiled at the first batch (see :class:`~recurl.execution.traced.InductorFunction`). A CUDA graph of
-    all steps is captured at the third batch and replayed afterwards. It reads weights and buffers in place, draws the
-    same random numbers as individual kernel launches, and gives bitwise equal results. The root and the states of the
+    The step is compiled at the first batch (see :class:`~recurl.execution.traced.InductorFunction`). All steps are
+    captured at the third batch (see :class:`~recurl.execution.capture.GraphedFunction`). The root and the states of the
     environment are in memory that every replay reads and overwrites; if they were replaced in between, by a reset or a
     restored state, they are first copied there. If a module, parameter or buffer of the policy was replaced, or the
     mode of a module changed (see :class:`~recurl.execution.capture.ModuleGuard`), the step is compiled and captured
@@ -102,15 +92,18 @@ class CapturedSteps:
         self._trajectories = trajectories
         self._count = count
         self._starts = starts
-        self._graph = graph
         self._compiled = compiled
-        self._warm = 0
         self._setting: object = None
         self._root: object = None  # type and keys of the root
         self._last_root: object = None  # the root returned last
         self._guard: ModuleGuard | None = None
         self._tensor_step: _TensorStep | None = None
-        self._captured: _CapturedGraph | None = None
+        self._graphed: GraphedFunction[list[_Tensors]] | None = None
+        if graph:
+            generator = found.generator
+            self._graphed = GraphedFunction(
+                self._run_in_memory, generator.device, generator, name="steps", instead=COLLECT_WITHOUT
+            )
         self._written: list[_Key] = []
         self._states: list[_Key] = []
 
@@ -135,13 +128,12 @@ class CapturedSteps:
             given += self._trajectories.reserve(self._count)
         tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, given, setting)
         assert tensor_step is not None
-        if self._warm < _WARM_UP or not self._graph:
-            self._warm += 1
+        if self._graphed is None:
             found, states, current = self._run_steps(tensor_step, self._step_inputs(tensor_step, given), root.ndim)
             written: _Tensors = [tensor.contiguous() for tensor in found]
             after: _Tensors = [tensor[0] for tensor in join_columns(tensor_step.input_layouts, [current], 0)]
         else:
-            written, states, after = self._replay(tensor_step, given, root.ndim)
+            written, states, after = self._run_graphed(self._graphed, tensor_step, given, root.ndim)
         self._env.running = dict(zip(names, after[len(keys) :], strict=False))
         batch = TensorDict({}, [*root.batch_size, self._count], device=root.device)
         for key, tensor in zip(self._written, written, strict=True):
@@ -171,7 +163,9 @@ class CapturedSteps:
 
     def reset(self) -> None:
         """Discard the compiled step, and free the graph."""
-        self._tensor_step = self._captured = None
+        self._tensor_step = None
+        if self._graphed is not None:
+            self._graphed.discard()
 
     def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> _TensorStep:
         """Return the tensor step, rebuilt unless the existing one is still valid."""
@@ -204,7 +198,8 @@ class CapturedSteps:
             tensor_step = _TensorStep(traced, traced.entering, traced.leaving)
         self._tensor_step, self._setting, self._root = tensor_step, (setting, has_global_hooks()), (type(root), keys)
         self._guard = self._new_guard()
-        self._captured = None
+        if self._graphed is not None:
+            self._graphed.discard()
         return tensor_step
 
     def _new_guard(self) -> ModuleGuard | None:
@@ -230,35 +225,26 @@ class CapturedSteps:
         begun = [] if self._starts is None else [result[first:] for result in results[:: self._starts.every]]
         return written, join_columns(states, begun, 0), current
 
-    def _replay(self, tensor_step: _TensorStep, given: _Tensors, time_dim: int) -> _Batch:
-        graph = self._captured
-        if graph is None:
-            graph = self._captured = self._capture(tensor_step, given)
+    def _run_graphed(
+        self, graphed: GraphedFunction[list[_Tensors]], tensor_step: _TensorStep, given: _Tensors, time_dim: int
+    ) -> _Batch:
+        captured, layouts = graphed.captured, tensor_step.input_layouts
+        if not captured:  # memory whose columns are contiguous
+            given = [tensor[0] for tensor in join_columns(layouts, [split_columns(layouts, given)], 0)]
+        written, states = graphed(*given)
+        if not captured:
             self._guard = self._new_guard()  # modules that count their calls don't change any more
-        memory = {kept.untyped_storage().data_ptr() for kept in graph.memory}
-        replaced = [(kept, new) for kept, new in zip(graph.memory, given, strict=True) if kept is not new]
-        # All values are read before the first write: a replacement may be in memory that is overwritten here.
-        values = [new.clone() if new.untyped_storage().data_ptr() in memory else new for _, new in replaced]
-        for (kept, _), value in zip(replaced, values, strict=True):
-            kept.copy_(value)
-        graph.replay()
         # The graph writes time-major, which is faster, and the batch is copied to separate memory here anyway.
-        rows = [written.movedim(0, time_dim) for written in graph.written]
-        batch = [written.clone(memory_format=torch.contiguous_format) for written in rows]
-        return batch, graph.states, graph.memory
+        rows = [tensor.movedim(0, time_dim) for tensor in written]
+        return [tensor.clone(memory_format=torch.contiguous_format) for tensor in rows], states, graphed.memory
 
-    def _capture(self, tensor_step: _TensorStep, given: _Tensors) -> _CapturedGraph:
-        layouts = tensor_step.input_layouts
-        memory = [tensor[0] for tensor in join_columns(layouts, [split_columns(layouts, given)], 0)]
-        entering = self._step_inputs(tensor_step, memory)  # in the same memory
-
-        def steps() -> list[_Tensors]:
-            written, states, after = self._run_steps(tensor_step, entering, 0)
-            _copy(entering, after)
-            return [written, states]
-
-        replay, (written, states) = capture_graph("steps", steps, self._env.generator)
-        return _CapturedGraph(replay, written, states, memory)
+    def _run_in_memory(self, *memory: Tensor) -> list[_Tensors]:
+        """Run the steps from the inputs of the first one, and overwrite these with those of the next batch's first."""
+        assert self._tensor_step is not None
+        entering = self._step_inputs(self._tensor_step, memory)  # in the same memory
+        written, states, after = self._run_steps(self._tensor_step, entering, 0)
+        _copy(entering, after)
+        return [written, states]
 
 
 def _copy(targets: _Tensors, sources: _Tensors) -> None:
@@ -270,31 +256,6 @@ def _copy(targets: _Tensors, sources: _Tensors) -> None:
             target.copy_(source)
     if vectors:
         foreach_copy_(*map(list, zip(*vectors, strict=True)))
-
-
-def capture_graph(
-    what: str, steps: Callable[[], list[_Tensors]], generator: Generator
-) -> tuple[Callable[[], None], list[_Tensors]]:
-    """Capture the kernels launched by ``steps``; return the replay function, and the result, which replays overwrite.
-
-    Args:
-        what: description of the captured steps, for the message.
-        steps: function that launches kernels; they are captured but not run.
-        generator: random generator used by the steps, in addition to that of the device.
-
-    Raises:
-        UsageError: the steps wait for the GPU.
-    """
-    try:
-        return record(steps, generator.device, generator)
-    except RuntimeError as error:
-        if "captur" not in str(error):
-            raise
-        raise UsageError(
-            f"The {what} can't be captured as a CUDA graph, as {_line(error)}: don't wait for the GPU "
-            "(.item(), .cpu(), `if` on a tensor, indexing by a mask) or create tensors from Python numbers; or "
-            "collect with cuda_graph=False."
-        ) from error
 
 
 def _like(root: Step, keys: list[_Key], tensors: _Tensors) -> Step:
@@ -321,12 +282,6 @@ def tensor_env(env: EnvBase) -> TensorEnv | None:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return env if isinstance(env, TensorEnv) else None
-
-
-def _line(error: BaseException) -> str:
-    while error.__context__ is not None:  # ending a failed capture raises too
-        error = error.__context__
-    return line_of(traceback.extract_tb(error.__traceback__)) or "an operation waits for it"
 
 
 def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool, compiled: bool) -> str | None:

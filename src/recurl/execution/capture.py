@@ -1,22 +1,28 @@
-"""Capture of CUDA graphs, and its conditions: tensors that stay in place, and no garbage collection meanwhile."""
+"""Functions of tensors as CUDA graphs, and their conditions: modules that stay in place, no garbage collection."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Generator
+import traceback
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, MethodType
-from typing import TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from recurl.core.torch_compat import hooks_of, tensors_of
+from recurl.core.errors import UsageError
+from recurl.core.torch_compat import foreach_copy_, hooks_of, tensors_of
+from recurl.execution.source_lines import line_of
 
-__all__ = ["ModuleGuard", "on_side_stream", "record", "without_garbage_collection"]
+__all__ = ["GraphedFunction", "ModuleGuard", "on_side_stream", "record", "without_garbage_collection"]
 
 T = TypeVar("T")
+
+WARM_UP = 2
+"""Calls before a capture, in which kernels are compiled, libraries allocate memory and optimizers create state."""
 
 _SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
 
@@ -69,6 +75,97 @@ def _mode(module: nn.Module) -> object:
     """Return the comparable settings that a module's operations depend on, besides its modules and tensors."""
     own = {name: value for name, value in vars(module).items() if name[0] != "_" and isinstance(value, _SETTINGS)}
     return own, hooks_of(module)
+
+
+class GraphedFunction(Generic[T]):
+    """A function of tensors that becomes a CUDA graph: one launch for all of its kernels, without Python in between.
+
+    The first two calls run the function on a side stream, the third captures it, and it and later calls replay the
+    graph. A replay repeats the captured kernels on the same memory: it reads weights and buffers in place, draws the
+    random numbers that the function would draw, and gives bitwise equal results. Python code is not run again.
+
+    Args:
+        function: called with copies of the tensors, which it may change in place.
+        device: the GPU.
+        generators: random generators that the function draws from, in addition to that of the device.
+        name: what the function is, for error messages.
+        instead: what to do if it can't be captured, for error messages.
+
+    Attributes:
+        memory: the copies that the function was last called with; those of the graph once it is captured. Calls with
+            one of these tensors don't copy it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., T],
+        device: torch.device,
+        *generators: torch.Generator,
+        name: str,
+        instead: str,
+    ) -> None:
+        self._function = function
+        self._device, self._generators = device, generators
+        self._name, self._instead = name, instead
+        self._warm = 0
+        self._graph: tuple[Callable[[], None], T] | None = None
+        self.memory: list[Tensor] = []
+
+    def __call__(self, *tensors: Tensor) -> T:
+        """Return the function's results; those of a graph are in memory that later calls overwrite.
+
+        Raises:
+            UsageError: the function can't be captured; the message names the line.
+        """
+        if self._warm < WARM_UP:
+            self._warm += 1
+            self.memory = [tensor.clone() for tensor in tensors]
+            with on_side_stream(self._device):
+                return self._function(*self.memory)
+        if self._graph is None:
+            self.memory = [tensor.clone() for tensor in tensors]
+            self._graph = self._capture()
+        else:
+            self._fill(tensors)
+        replay, results = self._graph
+        replay()
+        return results
+
+    @property
+    def captured(self) -> bool:
+        """Whether there is a graph."""
+        return self._graph is not None
+
+    def discard(self) -> None:
+        """Free the graph, so that the next call captures the function again."""
+        self._graph, self.memory = None, []
+
+    def _fill(self, tensors: Sequence[Tensor]) -> None:
+        """Copy tensors to the memory of the graph, all of which are read before the first one is overwritten."""
+        changed = [(kept, new) for kept, new in zip(self.memory, tensors, strict=True) if kept is not new]
+        if changed:
+            own = {kept.untyped_storage().data_ptr() for kept in self.memory}
+            values = [new.clone() if new.untyped_storage().data_ptr() in own else new for _, new in changed]
+            foreach_copy_([kept for kept, _ in changed], values)
+
+    def _capture(self) -> tuple[Callable[[], None], T]:
+        try:
+            return record(lambda: self._function(*self.memory), self._device, *self._generators)
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+            raise UsageError(
+                f"The {self._name} can't be captured as a CUDA graph, as {_cause(error)}: don't wait for the GPU "
+                "(.item(), .cpu(), `if` on a tensor, indexing by a mask, shapes that depend on data) or create tensors "
+                f"from Python numbers; or {self._instead}."
+            ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """Return the line of user code that failed, and what CUDA says."""
+    while error.__context__ is not None:  # ending a failed capture raises too
+        error = error.__context__
+    return line_of(traceback.extract_tb(error.__traceback__)) or "an operation waits for it"
 
 
 @contextmanager

@@ -256,7 +256,11 @@ def test_changes_in_place_are_allowed(anywhere, capfd):
 @pytest.mark.parametrize(
     ("said", "kind", "words"),
     [
-        ("operation not permitted when stream is capturing", UsageError, "can't be captured.*CUDA says: operation not"),
+        (
+            "operation not permitted when stream is capturing",
+            UsageError,
+            "step can't be captured.*don't wait for",
+        ),
         ("the shapes don't fit", RuntimeError, "the shapes don't fit"),
     ],
 )
@@ -267,7 +271,7 @@ def test_a_step_that_cannot_be_captured(anywhere, monkeypatch, said, kind, words
     net, optimizer, step = make()
     graphed = CudaGraphStep(step, net, optimizer)
     with monkeypatch.context() as patched:
-        patched.setattr("recurl.trainers.optim.cuda_graph.record", fail)
+        patched.setattr("recurl.execution.capture.record", fail)
         graphed(batch())
         graphed(batch())
         before = copy.deepcopy(net.state_dict())

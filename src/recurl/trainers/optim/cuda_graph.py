@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, UsageError
-from recurl.core.torch_compat import foreach_copy_
-from recurl.execution.capture import ModuleGuard, on_side_stream, record
+from recurl.execution.capture import GraphedFunction, ModuleGuard
 from recurl.sequences.entries import Entries, leaves
 
 Batch = TensorDictBase | Entries
-_WARM_UP = 2  # calls before capture, in which kernels are compiled, libraries allocate memory and states are created
 _Signature = dict[tuple[str, ...], tuple[torch.Size, torch.dtype, torch.device]]
 
 
-class _CapturedGraph(NamedTuple):
-    replay: Callable[[], None]
-    memory: list[Tensor]
-    results: Any
-
-
 class CudaGraphStep:
-    """Training step captured as a CUDA graph: one launch for all kernels, without Python in between.
+    """Training step as a CUDA graph (see :class:`~recurl.execution.capture.GraphedFunction`).
 
-    Every call makes exactly one step. The first two calls run eagerly on a side stream. The third captures the step,
-    and it and later calls replay the graph. A replay runs the captured kernels on the same memory: batches are copied
-    into it, and parameters, buffers and the optimizer's state may only be changed in place. Python code is not run
-    again: a number that changes, such as the learning rate, must be a GPU tensor that is filled in place.
+    Every call makes exactly one step. The third call captures the step, and it and later calls replay the graph on the
+    same memory: batches are copied into it, and parameters, buffers and the optimizer's state may only be changed in
+    place. Python code is not run again: a number that changes, such as the learning rate, must be a GPU tensor that is
+    filled in place.
 
     The step must not wait for the GPU: no ``.item()`` or ``.cpu()``, no shapes that depend on data, no new tensors from
     Python numbers. Among the recurrent backends, ``"triton"`` satisfies this. The step must clear gradients by setting
@@ -92,16 +84,15 @@ class CudaGraphStep:
         self._signature: _Signature = {}
         self._guard: ModuleGuard | None = None
         self._guarded_optimizer_state: list[Any] = []
-        self._run: Callable[..., Any] = self._step
-        self._graph: _CapturedGraph | None = None
-        self._warm = 0
+        self._graphed: GraphedFunction[Any] | None = None
 
     def __call__(self, batch: Batch, *tensors: Tensor) -> Any:
         """Make one step on ``batch`` and return its results, in tensors that later calls don't change."""
         entries = {**dict(leaves(batch)), **{(f"tensor {index}",): tensor for index, tensor in enumerate(tensors)}}
         signature = {key: (value.shape, value.dtype, value.device) for key, value in entries.items()}
-        if self._guard is None:
-            self._begin(batch, signature, len(tensors))
+        graphed = self._graphed
+        if graphed is None:
+            graphed = self._graphed = self._begin(batch, signature, len(tensors))
         if signature != self._signature:
             raise ArgumentError(_describe_difference(self._signature, signature))
         self._check_unchanged()
@@ -112,35 +103,9 @@ class CudaGraphStep:
                 f"The batch of a captured step must not require gradients, but {', '.join(needing)} does: detach it. "
                 "Tensors that are trained belong to the module."
             )
-        if self._warm < _WARM_UP:
-            copies = [value.clone() for value in values]
-            with on_side_stream(self._device):
-                results = _clone(self._run(*copies))
-            self._warm += 1
-            return results
-        graph = self._graph
-        if graph is None:
-            graph = self._graph = self._capture(values)
-        else:
-            foreach_copy_(graph.memory, values)
-        graph.replay()
-        return _clone(graph.results)
+        return _clone(graphed(*values))
 
-    def _capture(self, values: Sequence[Tensor]) -> _CapturedGraph:
-        memory = [value.clone() for value in values]
-        try:
-            replay, results = record(lambda: self._run(*memory), self._device)
-        except RuntimeError as error:
-            if "captur" not in str(error):
-                raise
-            raise UsageError(
-                "The step can't be captured as a CUDA graph: it must not wait for the GPU (.item(), .cpu(), shapes "
-                "that depend on data, the recurrent backends loop and pad) or create tensors from Python numbers. "
-                f"CUDA says: {str(error).splitlines()[0]}"
-            ) from error
-        return _CapturedGraph(replay, memory, results)
-
-    def _begin(self, batch: Batch, signature: _Signature, extra: int) -> None:
+    def _begin(self, batch: Batch, signature: _Signature, extra: int) -> GraphedFunction[Any]:
         other = [key for key, (_, _, device) in signature.items() if device != self._device]
         if other:
             raise ArgumentError(
@@ -161,7 +126,7 @@ class CudaGraphStep:
                 rebuilt.set(key, value)
             return self._step(rebuilt, *tensors[count:])
 
-        self._run = run
+        return GraphedFunction(run, self._device, name="step", instead="use a backend other than loop and pad")
 
     def _optimizer_state(self) -> list[Any]:
         rates = [group["lr"] for stepped in self._optimizers for group in stepped.param_groups]

@@ -44,14 +44,14 @@ class Exiting(gym.Env):
 
 
 class Slow(Exiting):
-    """Environment in which some steps take two seconds."""
+    """Environment in which one step takes half a second."""
 
     def __init__(self):
         super().__init__(at="never")
 
     def step(self, action):
         if self.steps == 20:
-            time.sleep(2)
+            time.sleep(0.5)
         return super().step(action)
 
 

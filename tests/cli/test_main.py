@@ -111,6 +111,7 @@ def test_a_finished_run_can_be_resumed(run, capsys):
     assert "Finished after 128 steps" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_export(run, capsys, tmp_path):
     assert main(["export", str(run), "--format", "torch", "--out", str(tmp_path / "mine.pt2")]) == 0
     assert f"{tmp_path}/mine.pt2: the greedy policy" in capsys.readouterr().out
@@ -231,6 +232,7 @@ gym.register("Faulty-v0", entry_point=Faulty)
 """
 
 
+@pytest.mark.usefixtures("shared_interpreter", "forked_environments")
 @pytest.mark.parametrize(
     ("options", "source"),
     [
@@ -322,6 +324,7 @@ def test_broken_runs(tmp_path, capsys):
     fails(capsys, commands[-1], "is not JSON")
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path, "--checkpoint-every", "1") == 0

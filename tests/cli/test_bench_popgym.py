@@ -25,6 +25,7 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_continues_with_more_cells_and_shows_the_table(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     assert main([*SMALL, "--cells", "gru", "--tasks", "MineSweeperEasy", "BattleshipEasy", *out]) == 0
@@ -54,6 +55,7 @@ def test_a_cell_of_ones_own_and_kept_runs(tmp_path):
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
 
 
+@pytest.mark.slow
 def test_a_signal_stops_it_and_loses_one_run_at_most(tmp_path, capsys, monkeypatch):
     arguments = [*SMALL, "--cells", "none", "--tasks", "MineSweeper", "--out", str(tmp_path)]
     seen, usual = [], MaxMeanReturn.on_batch

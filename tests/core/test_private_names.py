@@ -91,6 +91,7 @@ def test_other_files_use_no_private_names():
     assert found == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -111,6 +112,7 @@ def test_private_names_are_found(code):
     assert list(foreign_private_names(ast.parse(code)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["self._kept = 1\nself._kept", "from torch import nn", "named._asdict()"])
 def test_other_names_are_not_private(code):
     assert not list(foreign_private_names(ast.parse(code)))

@@ -51,6 +51,7 @@ def test_is_forward_mode():
     assert seen == [False, True, True]
 
 
+@pytest.mark.slow
 def test_is_exporting():
     class Note(nn.Module):
         def forward(self, x):

@@ -80,7 +80,13 @@ def test_a_sweep_counts_a_run_as_finished_by_its_checkpoint(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_interpreter")
-@pytest.mark.parametrize("words", [["--env-workers", "2"], ["--overlap"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["--env-workers", "2"], id="workers"),
+        pytest.param(["--overlap"], id="overlap", marks=pytest.mark.full),  # whose worker has the same time limit
+    ],
+)
 def test_how_long_a_step_may_take(words, tmp_path, capsys):
     assert started(tmp_path / "run", SLOW, *words, "--env-timeout", "0.1", steps=64) == 2
     said = capsys.readouterr().err

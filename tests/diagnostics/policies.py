@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import gymnasium as gym
@@ -52,6 +52,17 @@ def each_cell(*others: Sequence[object]) -> list[object]:
     """Return the cells, paired with other values, as parameters of a test; all but the typical ones are ``full``."""
     cases = paired(CELLS, *others) if others else [(cell,) for cell in CELLS]
     return [pytest.param(*case, marks=() if case[0] in TYPICAL else pytest.mark.full) for case in cases]
+
+
+def each_served(served: Iterable[tuple[str, str]], rows: Sequence[int | None]) -> list[object]:
+    """Return cells with a backend, paired with numbers of rows; loops over untypical cells are ``full``."""
+    cases = paired(served, rows)
+    return [
+        pytest.param(
+            (cell, backend), count, marks=pytest.mark.full if backend == "loop" and cell not in TYPICAL else ()
+        )
+        for (cell, backend), count in cases
+    ]
 
 
 class RandomEnds(gym.Env):

@@ -23,13 +23,22 @@ from recurl.envs import GymEnv, InitTracker, TensorDictPrimer
 from recurl.modules import GRUModule, LSTMModule, OneHotCategorical, ProbabilisticActor
 from recurl.sequences.mode import set_recurrent_mode
 from tests.diagnostics.failing import by_name, failing
-from tests.diagnostics.policies import CELLS, SERVED, each_cell, make_env, make_policy, policy_of, tracked, wired
-from tests.pairs import paired
+from tests.diagnostics.policies import (
+    CELLS,
+    SERVED,
+    each_cell,
+    each_served,
+    make_env,
+    make_policy,
+    policy_of,
+    tracked,
+    wired,
+)
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("served", "rows"), paired(SERVED, [None, 1, 3]))
+@pytest.mark.parametrize(("served", "rows"), each_served(SERVED, [None, 1, 3]))
 def test_healthy_policies_pass(served: tuple[str, str], rows: int | None) -> None:
     cell, backend = served
     policy = make_policy(cell, num_layers=2, recurrent_backend=backend)

@@ -86,8 +86,8 @@ def programs() -> Generator[Programs]:
 def brief_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify exported policies with 100 steps.
 
-    Replaces 1000 steps, which take seconds. The fixture ``files`` of tests/trainers/export/test_policy_file.py and
-    tests/cli/test_main.py verify with 1000.
+    Replaces 1000 steps, which take seconds. The fixture ``files`` of tests/trainers/export/test_policy_file.py verifies
+    with 1000.
     """
     monkeypatch.setattr("recurl.trainers.export.policy_file.verify", functools.partial(verify, steps=100))
 

@@ -368,9 +368,10 @@ def test_buffers_are_mapped_privately(tmp_path):
     [
         "train ppo --env recurl/TMaze-v0 --save-config OUT.toml",
         "compare RUN --out OUT.png",
-        "export RUN --out OUT.onnx",
+        "export RUN --format torch --out OUT.pt2",
     ],
 )
+@pytest.mark.usefixtures("brief_verification")
 def test_written_paths(stranger, kind, command):
     """Files that recurl writes, in a run folder or where the user specifies, never go through a link and never replace
     a FIFO or a device.

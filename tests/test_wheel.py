@@ -63,6 +63,7 @@ def wheel(archives: Path) -> Path:
     return wheel
 
 
+@pytest.mark.full
 def test_the_source_archive_holds_all_build_inputs(archives: Path, source: Path) -> None:
     (archive,) = archives.glob("*.tar.gz")
     with tarfile.open(archive) as files:
@@ -73,6 +74,7 @@ def test_the_source_archive_holds_all_build_inputs(archives: Path, source: Path)
     assert not any(name.startswith("tests") or name.endswith(".so") for name in names)
 
 
+@pytest.mark.full
 def test_the_wheel_is_for_every_python_and_holds_the_library(wheel: Path, source: Path) -> None:
     tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert wheel.name.endswith(f"-py3-none-{tag}.whl")
@@ -121,6 +123,7 @@ def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+@pytest.mark.full
 def test_it_is_the_installed_recurl(fresh_python: Path, tmp_path: Path) -> None:
     path = run(fresh_python, "-W", "error", "-c", "import recurl; print(recurl.__file__)", cwd=tmp_path)
     assert Path(path.strip()).is_relative_to(fresh_python.parents[1])
@@ -129,6 +132,7 @@ def test_it_is_the_installed_recurl(fresh_python: Path, tmp_path: Path) -> None:
         assert "cpu         yes" in run(fresh_python.with_name("recurl"), "doctor", cwd=tmp_path)
 
 
+@pytest.mark.full
 def test_it_runs_the_landing_pages_example(fresh_python: Path, tmp_path: Path) -> None:
     run(fresh_python, "-W", "ignore::DeprecationWarning", ROOT / "examples" / "ppo.py", cwd=tmp_path)
 
@@ -140,4 +144,7 @@ def test_without_a_compiler_the_wheel_is_for_any_platform(source: Path, tmp_path
     (wheel,) = (copy / "dist").glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as files:
-        assert LIBRARY not in files.namelist()
+        names = set(files.namelist())
+    assert LIBRARY not in names
+    own = {str(file.relative_to(source / "src")) for file in (source / "src/recurl").rglob("*") if file.is_file()}
+    assert {name for name in own if Path(name).suffix in (".py", ".toml", ".typed", ".cu")} <= names

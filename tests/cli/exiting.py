@@ -1,4 +1,4 @@
-"""An environment and a callback that exit the process, and a slow environment."""
+"""An environment and a callback that exit the process, a slow environment, and one that fails."""
 
 from __future__ import annotations
 
@@ -44,15 +44,35 @@ class Exiting(gym.Env):
 
 
 class Slow(Exiting):
-    """Environment in which some steps take two seconds."""
+    """Environment in which one step takes half a second."""
 
     def __init__(self):
         super().__init__(at="never")
 
     def step(self, action):
         if self.steps == 20:
-            time.sleep(2)
+            time.sleep(0.5)
         return super().step(action)
+
+
+class Failing(gym.Env):
+    """Environment that raises an error at a step, and ends an episode at another if ``end`` is given."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, at=6, end=None):
+        self.at, self.end, self.time = at, end, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        if self.time == self.at:
+            raise KeyError("the wheel\ncame off")
+        return np.zeros(1, np.float32), 0.0, self.time == self.end, False, {}
 
 
 class Callback:
@@ -62,3 +82,4 @@ class Callback:
 
 gym.register("recurl-test/Exiting-v0", Exiting)
 gym.register("recurl-test/Slow-v0", Slow)
+gym.register("recurl-test/Failing-v0", Failing)

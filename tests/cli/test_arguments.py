@@ -96,7 +96,7 @@ EVERYTHING = {
     "train --resume": train.Resume,
     "bench rnn": BenchRNN,
     "bench popgym": BenchPopgym,
-    "sweep": sweep.Options,
+    "sweep": sweep.SweepOptions,
     "compare": compare.Compare,
     "evaluate": evaluate.Evaluate,
     "play": play.Play,

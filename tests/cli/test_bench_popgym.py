@@ -25,6 +25,7 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_continues_with_more_cells_and_shows_the_table(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     assert main([*SMALL, "--cells", "gru", "--tasks", "MineSweeperEasy", "BattleshipEasy", *out]) == 0
@@ -54,6 +55,7 @@ def test_a_cell_of_ones_own_and_kept_runs(tmp_path):
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
 
 
+@pytest.mark.slow
 def test_a_signal_stops_it_and_loses_one_run_at_most(tmp_path, capsys, monkeypatch):
     arguments = [*SMALL, "--cells", "none", "--tasks", "MineSweeper", "--out", str(tmp_path)]
     seen, usual = [], MaxMeanReturn.on_batch
@@ -152,6 +154,7 @@ def test_an_unforeseen_error_leaves_its_traceback(tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 def test_a_signal_stops_all_jobs_and_keeps_finished_results(tmp_path, capsys, monkeypatch):
     arguments = [*SMALL, "--cells", "none", "--tasks", "MineSweeper", "--out", str(tmp_path), "--jobs", "2"]
     usual = Results.add
@@ -161,11 +164,11 @@ def test_a_signal_stops_all_jobs_and_keeps_finished_results(tmp_path, capsys, mo
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Results, "add", interrupted)
-    before = children(os.getpid())
+    before = descendants(os.getpid())
     assert main(arguments) == 130
     assert 1 <= len(rows(tmp_path)) <= 2
     assert "Run the same command to continue" in capsys.readouterr().out
-    assert children(os.getpid()) == before
+    assert descendants(os.getpid()) == before
 
 
 def children(parent):
@@ -174,7 +177,13 @@ def children(parent):
     return [int(pid) for pid in found.stdout.split()]
 
 
+def descendants(parent):
+    """Return the process ids of the children of a process, and of their children."""
+    return [pid for child in children(parent) for pid in (child, *descendants(child))]
+
+
 @pytest.mark.slow
+@pytest.mark.full
 def test_no_job_outlives_the_command(tmp_path, programs):
     command = [sys.executable, "-m", "recurl", *SMALL, "--cells", "none", "--tasks", "MineSweeper", "--jobs", "2"]
     command[command.index("256")] = "100000000"

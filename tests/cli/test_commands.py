@@ -77,7 +77,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_random_commands_are_accepted_or_refused_in_a_few_lines(seed, tmp_path):
     ends = {"accepted": 0, "helped": 0, "refused": 0}
     for arguments in commands(100, seed, tmp_path):
@@ -111,7 +111,7 @@ def trains(out, generator):
             return arguments
 
 
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(6, 18))])
 def test_accepted_commands_train(seed, tmp_path, capsys):
     assert main(trains(tmp_path / "run", random.Random(seed))) == 0, capsys.readouterr().err
     assert "Greedy evaluation" in capsys.readouterr().out

@@ -11,13 +11,14 @@ from tests.trainers.resumes import train
 
 EXITING, SLOW = (f"tests.cli.exiting:recurl-test/{name}-v0" for name in ("Exiting", "Slow"))
 SMALL = (  # noqa: SIM905 - reads as it is typed
-    "--num-envs 2 --rollout-steps 16 --sequence-length 8 --total-steps 320 --minibatches 2 --hidden-size 8 "
+    "--num-envs 2 --rollout-steps 16 --sequence-length 8 --minibatches 2 --hidden-size 8 "
     "--eval-episodes 1 --eval-max-steps 10 --logger none --checkpoint-every 1"
 ).split()
 
 
-def started(folder, env, *words):
-    return main(["train", "ppo", "--env", env, *SMALL, *words, "--run-dir", str(folder)])
+def started(folder, env, *words, steps=320):
+    words = [*SMALL, *words, "--total-steps", str(steps)]
+    return main(["train", "ppo", "--env", env, *words, "--run-dir", str(folder)])
 
 
 @pytest.mark.parametrize("kind", ["exit", "raise"])
@@ -55,6 +56,7 @@ def test_in_python_it_is_an_error_of_the_run(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 @pytest.mark.parametrize(
     ("words", "kind", "error_line"),
     [(["--env-workers", "2"], "exit", "raised SystemExit: 0"), (["--overlap"], "hard", "exited with code 0")],
@@ -67,21 +69,29 @@ def test_in_other_processes(words, kind, error_line, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_are_forks")
 def test_a_sweep_counts_a_run_as_finished_by_its_checkpoint(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    words = ["sweep", "ppo", "--env", EXITING, *SMALL, "--seeds", "1", "--run-dir", str(folder)]
+    words = ["sweep", "ppo", "--env", EXITING, *SMALL, "--total-steps", "320", "--seeds", "1", "--run-dir", str(folder)]
     assert main([*words, "--env-kwargs", "kind=hard"]) == 1  # the process of the run exits with status 0
     assert "1 of 1 runs failed" in "".join(capsys.readouterr())
     assert ",failed,96," in (folder / "results.csv").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--env-workers", "2"], ["--overlap"]], ids=lambda words: words[0])
+@pytest.mark.usefixtures("shared_interpreter")
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["--env-workers", "2"], id="workers"),
+        pytest.param(["--overlap"], id="overlap", marks=pytest.mark.full),  # whose worker has the same time limit
+    ],
+)
 def test_how_long_a_step_may_take(words, tmp_path, capsys):
-    assert started(tmp_path / "run", SLOW, *words, "--env-timeout", "0.5") == 2
+    assert started(tmp_path / "run", SLOW, *words, "--env-timeout", "0.1", steps=64) == 2
     said = capsys.readouterr().err
-    assert "hangs: no answer and no step for 0.5 s. If a step of its environment may take longer" in said
+    assert "hangs: no answer and no step for 0.1 s. If a step of its environment may take longer" in said
     assert "raise the limit: --env-timeout, or timeout= in Python. " in said
     assert "recurl train --resume" in said or "start it again" in said
-    assert started(tmp_path / "run", SLOW, *words, "--overwrite", "--env-timeout", "30") == 0
+    assert started(tmp_path / "run", SLOW, *words, "--overwrite", "--env-timeout", "30", steps=64) == 0
     assert RunFolder(tmp_path / "run").read_config().env_timeout == 30

@@ -111,6 +111,7 @@ def test_a_finished_run_can_be_resumed(run, capsys):
     assert "Finished after 128 steps" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_export(run, capsys, tmp_path):
     assert main(["export", str(run), "--format", "torch", "--out", str(tmp_path / "mine.pt2")]) == 0
     assert f"{tmp_path}/mine.pt2: the greedy policy" in capsys.readouterr().out
@@ -209,28 +210,10 @@ def test_no_memory_is_one_line(capsys, tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-FAULTY = """
-import gymnasium as gym, numpy as np
-
-class Faulty(gym.Env):
-    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    time = 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.time += 1
-        if self.time == 6:
-            raise KeyError("the wheel\\ncame off")
-        return np.zeros(1, np.float32), 0.0, False, False, {}
-
-gym.registry.pop("Faulty-v0", None)
-gym.register("Faulty-v0", entry_point=Faulty)
-"""
+FAILING = "tests.cli.exiting:recurl-test/Failing-v0"
 
 
+@pytest.mark.usefixtures("shared_interpreter", "forked_environments")
 @pytest.mark.parametrize(
     ("options", "source"),
     [
@@ -242,10 +225,8 @@ gym.register("Faulty-v0", entry_point=Faulty)
     ],
 )
 def test_an_error_of_an_environment_is_two_lines_and_a_file(tmp_path, capsys, monkeypatch, options, source):
-    (tmp_path / "faulty_environment.py").write_text(FAULTY)
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    words = "train ppo --env faulty_environment:Faulty-v0 --num-envs 2 --minibatches 1 --rollout-steps 2"
+    words = f"train ppo --env {FAILING} --num-envs 2 --minibatches 1 --rollout-steps 2"
     run = tmp_path / "run"
     words += f" --total-steps 64 --checkpoint-every 1 --run-dir {run} {options}"
     assert main(words.split()) == 2
@@ -264,17 +245,13 @@ def test_an_error_of_an_environment_is_two_lines_and_a_file(tmp_path, capsys, mo
 
 
 def test_an_error_of_an_environment_in_an_evaluation(tmp_path, capsys, monkeypatch):
-    (tmp_path / "faulty_later.py").write_text(
-        FAULTY.replace("== 6", "== 12").replace("False, False", "self.time == 4, False")
-    )
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    words = "train ppo --env faulty_later:Faulty-v0 --num-envs 2 --minibatches 1 --rollout-steps 2 --total-steps 8"
+    words = f"train ppo --env {FAILING} --env-kwargs at=12 end=4 --num-envs 2 --minibatches 1 --rollout-steps 2"
     run = str(tmp_path / "run")
-    assert main([*words.split(), "--eval-episodes", "1", "--run-dir", run]) == 0
+    assert main([*words.split(), "--total-steps", "8", "--eval-episodes", "1", "--run-dir", run]) == 0
     capsys.readouterr()
-    assert main(["evaluate", run, "--episodes", "30"]) == 0
-    assert main(["evaluate", run, "--episodes", "500"]) == 2
+    assert main(["evaluate", run, "--episodes", "30", "--trust-run"]) == 0
+    assert main(["evaluate", run, "--episodes", "500", "--trust-run"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first == "recurl: The environment raised KeyError: 'the wheel\\ncame off'"
     assert second.startswith("recurl: the traceback is in ")
@@ -322,6 +299,7 @@ def test_broken_runs(tmp_path, capsys):
     fails(capsys, commands[-1], "is not JSON")
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path, "--checkpoint-every", "1") == 0

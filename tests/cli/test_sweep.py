@@ -74,26 +74,31 @@ def test_a_run_that_fails_is_named_and_the_rest_finished(tmp_path, capsys):
     }
 
 
-def test_a_stopped_sweep_is_resumed(tmp_path, programs):
-    folder = tmp_path / "sweep"
-    command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(folder), *SMALL, "--total-steps"]
-    process = programs.Popen([*command, "10000000"], stdout=subprocess.PIPE, text=True)
+def stop_when(path):
+    """Send SIGTERM to this process once a file exists and signals are handled, as while a sweep runs."""
     deadline = time.monotonic() + 120
-    while not (folder / "seed=0" / "metrics.csv").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.5)
-    os.kill(process.pid, signal.SIGTERM)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 143
-    assert said.splitlines()[-1] == "Run the same command to continue."
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("jobs_are_forks")
+def test_a_stopped_sweep_is_resumed(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    stopping = threading.Thread(target=stop_when, args=(folder / "seed=0" / "metrics.csv",))
+    stopping.start()
+    assert sweep(folder, steps=10000000) == 143
+    stopping.join()
+    assert capsys.readouterr().out.splitlines()[-1] == "Run the same command to continue."
     assert results(folder)["seed=0"]["status"] == "stopped"
     assert list((folder / "seed=0" / "checkpoints").glob("*.pt"))
     (folder / "seed=0" / "config.json").write_text(
         (folder / "seed=0" / "config.json").read_text().replace('"total_steps": 10000000', '"total_steps": 64')
     )
-    done = programs.run([*command, "10000000"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "resumed seed=0" in done.stdout
+    assert sweep(folder, steps=10000000) == 0
+    assert "resumed seed=0" in capsys.readouterr().out
 
 
 def trained_by(folder):
@@ -106,11 +111,12 @@ def trained_by(folder):
     return found
 
 
-def begin(folder, *more, rollout_steps="16"):
-    """Start a long sweep as a separate process, and return it once its first run has made updates."""
+def begin(programs, folder, *more, rollout_steps="16"):
+    """Start a long sweep in a session of its own, and return it once its first run has made updates."""
     words = [rollout_steps if word == "16" else word for word in SMALL]
     command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(folder), *words, *more]
-    process = subprocess.Popen([*command, "--total-steps", "10000000"], stdout=subprocess.PIPE, text=True)
+    command += ["--total-steps", "10000000"]
+    process = programs.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 120
     while not any(path.stat().st_size > 500 for path in folder.glob("seed=0/metrics.csv")):
         assert time.monotonic() < deadline
@@ -118,9 +124,9 @@ def begin(folder, *more, rollout_steps="16"):
     return process
 
 
-def test_the_runs_of_a_sweep_that_is_killed_stop_with_a_checkpoint(tmp_path):
+def test_the_runs_of_a_sweep_that_is_killed_stop_with_a_checkpoint(tmp_path, programs):
     folder = tmp_path / "sweep"
-    process = begin(folder, "--seeds", "2", "--jobs", "2")
+    process = begin(programs, folder, "--seeds", "2", "--jobs", "2")
     process.kill()
     process.communicate(timeout=60)
     deadline = time.monotonic() + 20
@@ -131,18 +137,18 @@ def test_the_runs_of_a_sweep_that_is_killed_stop_with_a_checkpoint(tmp_path):
 
 
 @pytest.mark.usefixtures("jobs_are_forks")
-def test_a_run_that_another_process_trains_is_waited_for(tmp_path, capsys):
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path, capsys, programs):
     folder, run = tmp_path / "sweep", RunFolder(tmp_path / "sweep" / "seed=0")
     assert sweep(folder) == 0
     (folder / "results.csv").unlink()
     capsys.readouterr()
     holder = "import sys; from pathlib import Path; from recurl.trainers import RunFolder\n"
     holder += "with RunFolder(Path(sys.argv[1])).hold(): print('held', flush=True); sys.stdin.readline()"
-    with subprocess.Popen(
+    with programs.Popen(
         [sys.executable, "-c", holder, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "held\n"
-        threading.Timer(1.0, other.communicate, ("go\n",)).start()
+        threading.Timer(0.5, other.communicate, ("go\n",)).start()
         assert sweep(folder) == 0
     said = capsys.readouterr().out
     assert said.count(f"waiting for seed=0: Another process (pid {other.pid} on ") == 1
@@ -150,12 +156,14 @@ def test_a_run_that_another_process_trains_is_waited_for(tmp_path, capsys):
     assert results(folder)["seed=0"]["status"] == "finished"
 
 
-def test_ctrl_c_in_the_terminal_of_a_sweep_leaves_checkpoints(tmp_path):
+@pytest.mark.full
+def test_ctrl_c_in_the_terminal_of_a_sweep_leaves_checkpoints(tmp_path, programs):
     """Ctrl-C reaches all processes of the foreground group at once."""
     folder = tmp_path / "sweep"
-    process = begin(folder, rollout_steps="2048")  # an update takes longer than the sweep needs to forward the signal
+    # An update takes longer than the sweep needs to forward the signal.
+    process = begin(programs, folder, rollout_steps="2048")
     before = {path.name for path in folder.glob("seed=0/checkpoints/*.pt")}
-    for pid in trained_by(folder):
+    for pid in (process.pid, *trained_by(folder)):
         with contextlib.suppress(ProcessLookupError):
             if os.getpgid(pid) == os.getpgid(process.pid):
                 os.kill(pid, signal.SIGINT)

@@ -102,6 +102,7 @@ def many(count):
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_more_members_than_fit_into_16_bits_are_read():
     assert damage(many(66_000)) is None
 

@@ -23,6 +23,7 @@ def test_modules_of_a_package_move_with_it():
     assert importlib.import_module("recurl.specs.leaves") is importlib.import_module("recurl.core.specs.leaves")
 
 
+@pytest.mark.slow
 def test_names_are_imported_and_unpickled_by_former_paths():
     code = (
         "from recurl.errors import ArgumentError; import recurl.specs as specs; import recurl.core.errors as new; "

@@ -51,6 +51,7 @@ def test_is_forward_mode():
     assert seen == [False, True, True]
 
 
+@pytest.mark.slow
 def test_is_exporting():
     class Note(nn.Module):
         def forward(self, x):
@@ -457,6 +458,7 @@ def test_limit_compile_threads(monkeypatch):
         assert config.compile_threads == 2
 
 
+@pytest.mark.slow
 def test_start_compilers():
     from torch._inductor import async_compile, config
 
@@ -467,6 +469,7 @@ def test_start_compilers():
         async_compile.AsyncCompile.process_pool.cache_clear()
 
 
+@pytest.mark.slow
 def test_inductor_program():
     weight = torch.ones(2, requires_grad=True)
     graph = _torch.traced_graph(lambda x, y: (x * weight + torch.tensor([1.0, 2.0]), y), [torch.zeros(2)] * 2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
@@ -28,6 +30,7 @@ from recurl.modules import (
     get_env_transforms_from_module,
 )
 from tests.own_cells import FastWeights, MinGRU
+from tests.pairs import paired
 
 CELLS = {
     "lstm": LSTMModule,
@@ -41,7 +44,25 @@ CELLS = {
     "rglru": RGLRUModule,
     "ffm": FFMModule,
 }
+TYPICAL = {"lstm", "own_mingru", "mingru", "lru"}  # with two states, a cell's step in Python, a window, complex numbers
 SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # with the backend to use
+
+
+def each_cell(*others: Sequence[object]) -> list[object]:
+    """Return the cells, paired with other values, as parameters of a test; all but the typical ones are ``full``."""
+    cases = paired(CELLS, *others) if others else [(cell,) for cell in CELLS]
+    return [pytest.param(*case, marks=() if case[0] in TYPICAL else pytest.mark.full) for case in cases]
+
+
+def each_served(served: Iterable[tuple[str, str]], rows: Sequence[int | None]) -> list[object]:
+    """Return cells with a backend, paired with numbers of rows; loops over untypical cells are ``full``."""
+    cases = paired(served, rows)
+    return [
+        pytest.param(
+            (cell, backend), count, marks=pytest.mark.full if backend == "loop" and cell not in TYPICAL else ()
+        )
+        for (cell, backend), count in cases
+    ]
 
 
 class RandomEnds(gym.Env):

@@ -24,8 +24,7 @@ from recurl.diagnostics import (
 )
 from recurl.envs import step_mdp
 from recurl.sequences.mode import set_recurrent_mode
-from tests.diagnostics.policies import SERVED, make_env, make_policy, policy_of, randomize, wired
-from tests.pairs import paired
+from tests.diagnostics.policies import SERVED, each_served, make_env, make_policy, policy_of, randomize, wired
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +42,9 @@ def failing(policy: object, batch: TensorDict) -> dict[str, CheckResult]:
     return {result.name: result for result in check_batch(policy, batch) if not result.passed}
 
 
-@pytest.mark.parametrize(("served", "rows"), paired([*SERVED, ("lstm", "reference"), ("gru", "reference")], [None, 3]))
+@pytest.mark.parametrize(
+    ("served", "rows"), each_served([*SERVED, ("lstm", "reference"), ("gru", "reference")], [None, 3])
+)
 def test_collected_batches_pass(served: tuple[str, str], rows: int | None) -> None:
     cell, backend = served
     policy = make_policy(cell, recurrent_backend=backend)

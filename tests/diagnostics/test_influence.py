@@ -23,10 +23,10 @@ from recurl.modules import (
     ValueOperator,
 )
 from tests.diagnostics.policies import (
-    CELLS,
     RealActions,
     actor_of,
     critic_memory,
+    each_cell,
     linear,
     make_env,
     memory,
@@ -34,14 +34,13 @@ from tests.diagnostics.policies import (
     wired,
     zero,
 )
-from tests.pairs import paired
 
 pytestmark = pytest.mark.slow
 
 FIX = "let the layers before the action read the outputs of the memory, 'features'"
 
 
-@pytest.mark.parametrize(("cell", "rows"), paired(CELLS, [None, 3]))
+@pytest.mark.parametrize(("cell", "rows"), each_cell([None, 3]))
 def test_a_head_that_reads_the_observation(cell: str, rows: int | None) -> None:
     policy = actor_of(memory(cell), linear(4, "observation"))
     result = refused(policy, wired(policy, rows), "action")

@@ -16,8 +16,17 @@ from recurl.core.specs import Categorical
 from recurl.diagnostics import CheckResult, check_log_prob
 from recurl.modules import EGreedyModule, NormalParamExtractor, OneHotCategorical
 from recurl.sequences.mode import ExplorationType, exploration_type, recurrent_mode
-from tests.diagnostics.policies import CELLS, RealActions, actor_of, failures, linear, make_env, memory, refused, wired
-from tests.pairs import paired
+from tests.diagnostics.policies import (
+    RealActions,
+    actor_of,
+    each_cell,
+    failures,
+    linear,
+    make_env,
+    memory,
+    refused,
+    wired,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +38,7 @@ def behind(actor: nn.Module, keys: list[str], change: object) -> Seq:
     return Seq(actor, Mod(change, keys, keys[:1]))
 
 
-@pytest.mark.parametrize(("cell", "rows"), paired(CELLS, [None, 3]))
+@pytest.mark.parametrize(("cell", "rows"), each_cell([None, 3]))
 def test_another_action(cell: str, rows: int | None) -> None:
     policy = behind(actor_of(memory(cell), linear()), ["action"], torch.ones_like)
     result = refused(policy, wired(policy, rows), "log_prob")

@@ -20,6 +20,7 @@ from tests.diagnostics.policies import (
     CELLS,
     actor_of,
     critic_memory,
+    each_cell,
     failures,
     linear,
     make_env,
@@ -27,7 +28,6 @@ from tests.diagnostics.policies import (
     refused,
     wired,
 )
-from tests.pairs import paired
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def encoded(layer: Any, cell: str = "gru") -> nn.Module:
     return actor_of(Mod(layer, ["observation"], ["x"]), memory(cell, "x"), linear())
 
 
-@pytest.mark.parametrize(("cell", "rows"), paired(CELLS, [None, 1, 3]))
+@pytest.mark.parametrize(("cell", "rows"), each_cell([None, 1, 3]))
 def test_dropout_in_the_encoder(cell: str, rows: int | None) -> None:
     policy = encoded(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3)), cell)
     result = refused(policy, wired(policy, rows), "repeat")
@@ -47,7 +47,7 @@ def test_dropout_in_the_encoder(cell: str, rows: int | None) -> None:
     assert failures(policy.eval(), wired(policy, rows)) == []
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", each_cell())
 def test_dropout_between_layers(cell: str) -> None:
     module = CELLS[cell](4, 8, num_layers=2, dropout=0.3, in_key="observation", out_key="features")
     policy = actor_of(module, linear())

@@ -20,7 +20,7 @@ from recurl.modules import (
     ValueOperator,
 )
 from recurl.trainers.networks.agent import collecting
-from tests.diagnostics.policies import CELLS, actor_of, critic_memory, failures, linear, memory, wired, zero
+from tests.diagnostics.policies import CELLS, actor_of, critic_memory, each_cell, failures, linear, memory, wired, zero
 from tests.pairs import paired
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_every_cell(cell: str, options: dict[str, Any]) -> None:
 # -- zero-initialized layers: their dependencies can't be seen in their current outputs
 
 
-@pytest.mark.parametrize(("cell", "what"), paired(CELLS, ["head", "memory", "choice"]))
+@pytest.mark.parametrize(("cell", "what"), each_cell(["head", "memory", "choice"]))
 def test_zeros(cell: str, what: str) -> None:
     module, head = memory(cell), linear()
     if what == "memory":

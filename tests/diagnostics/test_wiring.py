@@ -23,13 +23,22 @@ from recurl.envs import GymEnv, InitTracker, TensorDictPrimer
 from recurl.modules import GRUModule, LSTMModule, OneHotCategorical, ProbabilisticActor
 from recurl.sequences.mode import set_recurrent_mode
 from tests.diagnostics.failing import by_name, failing
-from tests.diagnostics.policies import CELLS, SERVED, make_env, make_policy, policy_of, tracked, wired
-from tests.pairs import paired
+from tests.diagnostics.policies import (
+    CELLS,
+    SERVED,
+    each_cell,
+    each_served,
+    make_env,
+    make_policy,
+    policy_of,
+    tracked,
+    wired,
+)
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("served", "rows"), paired(SERVED, [None, 1, 3]))
+@pytest.mark.parametrize(("served", "rows"), each_served(SERVED, [None, 1, 3]))
 def test_healthy_policies_pass(served: tuple[str, str], rows: int | None) -> None:
     cell, backend = served
     policy = make_policy(cell, num_layers=2, recurrent_backend=backend)
@@ -108,7 +117,7 @@ def test_masked_cartpole_vectorised() -> None:
 # -- wrong wirings: the check that must fail, its detail, its fix
 
 
-@pytest.mark.parametrize(("cell", "rows"), paired(CELLS, [None, 3]))
+@pytest.mark.parametrize(("cell", "rows"), each_cell([None, 3]))
 def test_no_primer(cell: str, rows: int | None) -> None:
     failed = failing(make_policy(cell), tracked(rows))
     assert {"primers", "feedback", "replay"} <= set(failed)
@@ -159,7 +168,7 @@ def test_tracker_always_true(rows: int | None) -> None:
     assert "InitTracker()" in failed["is_init"].fix
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", each_cell())
 def test_recurrent_by_default(cell: str) -> None:
     policy = make_policy(cell, default_recurrent_mode=True)
     failed = failing(policy, wired(policy))

@@ -54,9 +54,14 @@ def name_of(page: Path) -> str:
 
 
 WITH_PYTHON = [page for page in PAGES if page != RAISING and any(lang == "python" for lang, _ in blocks(page))]
+CLUSTER = DOCS / "scale_ray.md"  # its code starts a Ray cluster, as tests/distributed/test_actors.py does
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+@pytest.mark.usefixtures("shared_interpreter", "brief_verification")
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=name_of(page), marks=pytest.mark.full if page == CLUSTER else ()) for page in WITH_PYTHON],
+)
 def test_code_runs_and_prints_what_stands_below(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(BACKENDS, "_backends", dict(BACKENDS._backends))  # a page may register one

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import resource
 import subprocess
 from collections.abc import Callable, Collection, Generator
 from types import SimpleNamespace
@@ -22,6 +23,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with slow tests first, so that no worker process waits for another at the end."""
     slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "learning")))}
     items.sort(key=lambda item: item.path not in slow)
+
+
+_GROWTH = 300 * 2**20
+_resident_after_collection = 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Hide what exists from the garbage collector, which otherwise visits all modules and tests: a second per visit.
+
+    When the memory of the process has grown, everything is collected.
+    """
+    global _resident_after_collection  # noqa: PLW0603 - hooks have no other state
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * resource.getpagesize()
+    if resident > _resident_after_collection + _GROWTH:
+        gc.unfreeze()
+        gc.collect()
+        _resident_after_collection = resident
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let pytest find warnings of objects in reference cycles at its end."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Generator
 from types import SimpleNamespace
 
@@ -35,7 +36,7 @@ def pytest_runtest_setup() -> None:
 
     When the memory of the process has grown, everything is collected.
     """
-    global _resident_after_collection  # noqa: PLW0603 - hooks have no other state
+    global _resident_after_collection
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * resource.getpagesize()
     if resident > _resident_after_collection + _GROWTH:
@@ -55,6 +56,24 @@ def _seed():
     """Seed every test, so that results don't depend on other tests; use OMP_NUM_THREADS threads, one by default."""
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.fixture
+def plots() -> None:
+    """Draw the learning curves of runs, as outside of tests."""
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(request: pytest.FixtureRequest) -> Generator[None]:
+    """Draw no learning curve at the end of a run in this process, which would take longer than a small run.
+
+    Tests with the fixture ``plots``, those of tests/trainers/report and programs draw them.
+    """
+    trainer = sys.modules.get("recurl.trainers.run.trainer")
+    with pytest.MonkeyPatch.context() as patch:
+        if trainer and "plots" not in request.fixturenames:
+            patch.setattr(trainer, "plot_learning_curve", lambda *_, **__: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -108,13 +127,23 @@ def programs() -> Generator[Programs]:
     programs.end()
 
 
-@pytest.fixture
-def brief_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verify exported policies with 100 steps.
+@pytest.fixture(scope="session")
+def _table_of_onnx() -> Callable:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    Replaces 1000 steps, which take seconds. The fixture ``files`` of tests/trainers/export/test_policy_file.py and
-    tests/cli/test_main.py verify with 1000.
+    return functools.cache(ONNXRegistry.from_torchlib)
+
+
+@pytest.fixture
+def brief_verification(monkeypatch: pytest.MonkeyPatch, _table_of_onnx: Callable) -> None:
+    """Verify exported policies with 100 steps, and read PyTorch's table of ONNX functions once per process.
+
+    Replaces 1000 steps, which take seconds, and a second per table. The fixture ``files`` of
+    tests/trainers/export/test_policy_file.py and tests/cli/test_main.py do neither.
     """
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    monkeypatch.setattr(ONNXRegistry, "from_torchlib", staticmethod(_table_of_onnx))  # also called on instances
     monkeypatch.setattr("recurl.trainers.export.policy_file.verify", functools.partial(verify, steps=100))
 
 

@@ -309,8 +309,9 @@ def test_collection(path: str, observation: NestedKey, state: NestedKey) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("observation", [("robot", "joint"), ("robot", "arm", "joint")], ids=str)
-@pytest.mark.parametrize("path", PROCESSES)
+@pytest.mark.parametrize(
+    ("path", "observation"), paired(PROCESSES, [("robot", "joint"), ("robot", "arm", "joint")]), ids=str
+)
 @pytest.mark.usefixtures("shared_interpreter")
 def test_collection_by_processes(path: str, observation: NestedKey) -> None:
     check_collection(PROCESSES[path], observation, ("robot", "h"), LSTMModule)

@@ -71,6 +71,7 @@ def test_train_then_evaluate(tmp_path, capsys):
     assert "Greedy evaluation over 5 episodes" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize(
     ("algorithm", "shown"), [("dqn", "eps 0.05"), ("r2d2", "eps 0.05"), ("sac", "alpha 0.01"), ("td3", "noise 0.10")]
 )

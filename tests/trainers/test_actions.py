@@ -184,7 +184,7 @@ def test_a_resumed_run_is_the_whole_run(tmp_path, config):
     [
         (of_any("nested"), "onnx", {"kind": "parts"}),
         (of_any("multi"), "torch", {"kind": "multi_categorical", "nvec": [2, 3, 4]}),
-        (of_any("unbounded"), "onnx", {"kind": "unbounded", "shape": [2]}),
+        (of_any("unbounded"), "torch", {"kind": "unbounded", "shape": [2]}),
         (options(PPOConfig, env=MASKED), "torch", {"kind": "categorical", "n": 4}),
         (options(DQNConfig, env=MASKED), "onnx", {"kind": "categorical", "n": 4}),
         (of_any("multi", SACConfig), "onnx", {"kind": "multi_categorical", "nvec": [2, 3, 4]}),

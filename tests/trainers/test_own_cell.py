@@ -21,11 +21,11 @@ SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2"]
     ("algorithm", "cell", "file"),
     [
         ("ppo", CELL, "policy.pt2"),
-        ("ppo", CELL, "policy.onnx"),
+        pytest.param("ppo", CELL, "policy.onnx", marks=pytest.mark.full),
         ("r2d2", "examples.mingru:MinGRU", "policy.onnx"),
-        ("dqn", "ffm", "policy.onnx"),
+        pytest.param("dqn", "ffm", "policy.onnx", marks=pytest.mark.full),
         ("ppo", "s5(state_size=6, norm=False)", "policy.onnx"),
-        ("r2d2", "rglru(conv_width=3)", "policy.onnx"),
+        pytest.param("r2d2", "rglru(conv_width=3)", "policy.onnx", marks=pytest.mark.full),
     ],
 )
 @pytest.mark.usefixtures("brief_verification")

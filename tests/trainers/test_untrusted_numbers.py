@@ -214,7 +214,7 @@ def test_long_curves_are_smoothed_in_linear_time():
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"pulls": 10**9}, {"num_arms": 10**12}, {"pulls": "x"}, {"nothing": 1}, {"num_arms": 0}, {"pulls": 1000}],
+    [{"pulls": 10**9}, {"num_arms": 10**12}, {"pulls": "x"}, {"nothing": 1}, {"num_arms": 0}],
 )
 def test_references_of_any_arguments(arguments):
     assert reference_returns("recurl/Bandit-v0", arguments) == {}

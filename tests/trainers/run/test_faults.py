@@ -113,6 +113,7 @@ def test_an_observation_after_a_reset(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("plots")
 def test_continuous_actions(tmp_path):
     options = config(env_kwargs=("where=observation", "continuous=True", "steps=40"))
     folder, error = run(tmp_path, options)

@@ -238,6 +238,7 @@ def test_every_start_records_its_provenance(tmp_path):
     assert json.loads(RunFolder(tmp_path).versions.read_text())["env_steps"] == 384
 
 
+@pytest.mark.usefixtures("plots")
 def test_run_folder_holds_everything(tmp_path):
     train(config(), tmp_path)
     folder = RunFolder(tmp_path)

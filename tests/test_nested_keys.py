@@ -50,6 +50,7 @@ from recurl.objectives import A2CLoss, ClipPPOLoss, DiscreteSACLoss, DQNLoss, Re
 from recurl.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 from recurl.trainers import DQN, PPO, DQNConfig, PPOConfig
 from recurl.transforms import InitTracker, RewardSum, StepCounter, Transform
+from tests.pairs import paired
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 OBSERVATIONS: dict[NestedKey, gym.Space] = {

@@ -50,6 +50,7 @@ def train(folder, *more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["lstm", "none"])
+@pytest.mark.usefixtures("brief_verification")
 def test_trains_resumes_evaluates_and_exports(tmp_path, capsys, cell):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path, "--cell", cell, "--total-steps", "256") == 0

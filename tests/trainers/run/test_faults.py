@@ -23,6 +23,7 @@ from recurl.trainers import (
 )
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from recurl.trainers.report.metrics import read_metrics
+from tests.pairs import paired
 
 pytestmark = pytest.mark.slow
 
@@ -201,8 +202,9 @@ class Explosion(torch.autograd.Function):
         return grad * math.inf
 
 
-@pytest.mark.parametrize("kind", ["ppo", "ppo without memory", "dqn", "r2d2", "sac", "td3"])
-@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize(
+    ("kind", "what"), paired(["ppo", "ppo without memory", "dqn", "r2d2", "sac", "td3"], ["loss", "gradient"])
+)
 def test_steps_that_are_not_finite_are_not_made(tmp_path, kind, what, monkeypatch):
     """In two updates, one of several gradient steps is bad: the run stops there, or skips it."""
     parts = {"sac": ("loss_qvalue", "grad_norm_critic", "critic_optimizer"), "dqn": ("loss", "grad_norm", "optimizer")}

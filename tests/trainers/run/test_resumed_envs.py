@@ -95,7 +95,9 @@ class Forgetful(OwnEnv):
 
 
 @pytest.mark.filterwarnings("ignore")  # packages of these environments
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("minigrid" in ENVS[name]["env"])) for name in ENVS]
+)
 def test_a_resumed_run_is_the_run_that_was_left_alone(name, tmp_path):
     assert_resumes_bit_for_bit(small(**ENVS[name]), tmp_path)
 

@@ -80,6 +80,7 @@ def test_a_run_folder_that_is_a_link_is_the_users_word(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.csv", "config.json", "learning_curve.png"])
+@pytest.mark.usefixtures("plots")
 def test_links_in_place_of_files_are_never_written(run, outside, name):
     (run.path / name).unlink(missing_ok=True)
     (run.path / name).symlink_to(outside / "mine")

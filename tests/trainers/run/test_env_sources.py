@@ -95,6 +95,7 @@ def test_the_folder_keeps_the_name_and_needs_the_function(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_verification")
 def test_the_step_before_is_an_input_of_the_exported_policy(folder):
     about = check_export(export_run(folder, "torch", env=make))
     assert about["inputs"][:4] == [

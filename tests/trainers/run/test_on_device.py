@@ -39,6 +39,7 @@ def collected(folder, steps=20):
         return env.rollout(steps, agent.actor, break_when_any_done=False)
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_a_loaded_policy_acts_as_in_collection(run):
     expected = collected(run)
     files = [recurl.load(run), recurl.load(export_run(run, "torch"))]

@@ -140,6 +140,7 @@ def test_only_regular_files_are_replaced(tmp_path, outside, monkeypatch, kind):
     assert sorted(tmp_path.iterdir()) == [path, outside]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_files_named_on_a_command_line_are_not_replaced_either(run, tmp_path, outside, kind):
     """A FIFO, as an example of a file that isn't regular: only root can create devices."""

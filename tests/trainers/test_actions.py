@@ -183,12 +183,14 @@ def test_a_resumed_run_is_the_whole_run(tmp_path, config):
     ("config", "kind", "action"),
     [
         (of_any("nested"), "onnx", {"kind": "parts"}),
-        (of_any("multi"), "torch", {"kind": "multi_categorical", "nvec": [2, 3, 4]}),
+        pytest.param(
+            of_any("multi"), "torch", {"kind": "multi_categorical", "nvec": [2, 3, 4]}, marks=pytest.mark.full
+        ),
         (of_any("unbounded"), "torch", {"kind": "unbounded", "shape": [2]}),
         (options(PPOConfig, env=MASKED), "torch", {"kind": "categorical", "n": 4}),
         (options(DQNConfig, env=MASKED), "onnx", {"kind": "categorical", "n": 4}),
         (of_any("multi", SACConfig), "onnx", {"kind": "multi_categorical", "nvec": [2, 3, 4]}),
-        (of_any("matrix", A2CConfig), "torch", {"kind": "box"}),
+        pytest.param(of_any("matrix", A2CConfig), "torch", {"kind": "box"}, marks=pytest.mark.full),
     ],
     ids=["nested", "multi", "unbounded", "masked-ppo", "masked-dqn", "multi-sac", "matrix"],
 )

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import resource
 import subprocess
 from collections.abc import Callable, Collection, Generator
 from types import SimpleNamespace
@@ -24,11 +25,51 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+_GROWTH = 300 * 2**20
+_resident_after_collection = 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Hide what exists from the garbage collector, which otherwise visits all modules and tests: a second per visit.
+
+    When the memory of the process has grown, everything is collected.
+    """
+    global _resident_after_collection
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * resource.getpagesize()
+    if resident > _resident_after_collection + _GROWTH:
+        gc.unfreeze()
+        gc.collect()
+        _resident_after_collection = resident
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let pytest find warnings of objects in reference cycles at its end."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     """Seed every test, so that results don't depend on other tests; use OMP_NUM_THREADS threads, one by default."""
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.fixture
+def plots() -> None:
+    """Draw the learning curves of a test in a module with ``no_curves``."""
+
+
+@pytest.fixture
+def no_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no learning curve at the end of a run in this process, which takes longer than a small run.
+
+    Replaces the drawing; tests with the fixture ``plots``, those of modules without this one and programs draw.
+    """
+    if "plots" not in request.fixturenames:
+        monkeypatch.setattr("recurl.trainers.run.trainer.plot_learning_curve", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session")
@@ -82,13 +123,23 @@ def programs() -> Generator[Programs]:
     programs.end()
 
 
-@pytest.fixture
-def brief_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verify exported policies with 100 steps.
+@pytest.fixture(scope="session")
+def _table_of_onnx() -> Callable:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    Replaces 1000 steps, which take seconds. The fixture ``files`` of tests/trainers/export/test_policy_file.py verifies
-    with 1000.
+    return functools.cache(ONNXRegistry.from_torchlib)
+
+
+@pytest.fixture
+def brief_verification(monkeypatch: pytest.MonkeyPatch, _table_of_onnx: Callable) -> None:
+    """Verify exported policies with 100 steps, and read PyTorch's table of ONNX functions once per process.
+
+    Replaces 1000 steps, which take seconds, and a second per table. The fixture ``files`` of
+    tests/trainers/export/test_policy_file.py does neither.
     """
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    monkeypatch.setattr(ONNXRegistry, "from_torchlib", staticmethod(_table_of_onnx))  # also called on instances
     monkeypatch.setattr("recurl.trainers.export.policy_file.verify", functools.partial(verify, steps=100))
 
 

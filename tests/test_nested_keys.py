@@ -50,6 +50,7 @@ from recurl.objectives import A2CLoss, ClipPPOLoss, DiscreteSACLoss, DQNLoss, Re
 from recurl.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 from recurl.trainers import DQN, PPO, DQNConfig, PPOConfig
 from recurl.transforms import InitTracker, RewardSum, StepCounter, Transform
+from tests.pairs import paired
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 OBSERVATIONS: dict[NestedKey, gym.Space] = {
@@ -309,8 +310,9 @@ def test_collection(path: str, observation: NestedKey, state: NestedKey) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("observation", [("robot", "joint"), ("robot", "arm", "joint")], ids=str)
-@pytest.mark.parametrize("path", PROCESSES)
+@pytest.mark.parametrize(
+    ("path", "observation"), paired(PROCESSES, [("robot", "joint"), ("robot", "arm", "joint")]), ids=str
+)
 @pytest.mark.usefixtures("shared_interpreter")
 def test_collection_by_processes(path: str, observation: NestedKey) -> None:
     check_collection(PROCESSES[path], observation, ("robot", "h"), LSTMModule)

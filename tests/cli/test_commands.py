@@ -10,7 +10,7 @@ from recurl.core.ranges import flag
 from torture_kinds.command_lines import KINDS, check, commands, edges, leaf_fields
 from torture_kinds.forks import MOST_LINES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 LEFT = {
     "drop_observations",

@@ -19,7 +19,7 @@ from recurl.cli.arguments import without_options
 from recurl.trainers import RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 SMALL = (  # noqa: SIM905 - reads as it is typed
     "--env recurl/RepeatPrevious-v0 --env-kwargs k=1 episode_length=8 --hidden-size 8 --num-envs 4 --rollout-steps 16 "
@@ -71,6 +71,7 @@ def test_train_then_evaluate(tmp_path, capsys):
     assert "Greedy evaluation over 5 episodes" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize(
     ("algorithm", "shown"), [("dqn", "eps 0.05"), ("r2d2", "eps 0.05"), ("sac", "alpha 0.01"), ("td3", "noise 0.10")]
 )

@@ -43,9 +43,9 @@ def greedy_return(path, config):
     ("task", "kind", "cell"),
     [
         (REPEAT, DQNConfig, "gru"),
-        (REPEAT, R2D2Config, "lstm"),
+        pytest.param(REPEAT, R2D2Config, "lstm", marks=pytest.mark.full),
         (REPEAT, SACConfig, "gru"),
-        (TMAZE, DQNConfig, "lstm"),
+        pytest.param(TMAZE, DQNConfig, "lstm", marks=pytest.mark.full),
         (TMAZE, R2D2Config, "gru"),
     ],
 )

@@ -17,9 +17,9 @@ TMAZE = {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",)}
     ("kind", "options"),
     [
         (A2CConfig, {**REPEAT, "cell": "lstm"}),
-        (A2CConfig, {**TMAZE, "cell": "gru", "shared_trunk": False}),
+        pytest.param(A2CConfig, {**TMAZE, "cell": "gru", "shared_trunk": False}, marks=pytest.mark.full),
         (ImpalaConfig, {**REPEAT, "cell": "gru", "overlap": True}),
-        (ImpalaConfig, {**TMAZE, "cell": "lstm", "clip_epsilon": 0.2}),
+        pytest.param(ImpalaConfig, {**TMAZE, "cell": "lstm", "clip_epsilon": 0.2}, marks=pytest.mark.full),
     ],
 )
 def test_with_memory_the_optimum_is_reached(tmp_path, kind, options):

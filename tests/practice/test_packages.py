@@ -16,7 +16,7 @@ from recurl.cli import main
 from recurl.envs.gym_wrappers import SelectEntries
 from tests.trainers.resumes import assert_resumes_bit_for_bit, small, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 IDS = {
     "ale-py": [["ale_py:ALE/Pong-v5"], ["ale_py:ALE/Breakout-v5", "--env-kwargs", "obs_type=ram"]],
@@ -44,7 +44,12 @@ def is_installed(package: str) -> bool:
     return True
 
 
-INSTALLED = [options for package, found in IDS.items() if is_installed(package) for options in found]
+INSTALLED = [
+    pytest.param(options, marks=[pytest.mark.full] * ("obs_type=ram" in options))  # which is also resumed
+    for package, found in IDS.items()
+    if is_installed(package)
+    for options in found
+]
 
 
 def test_the_packages_of_the_dev_extra_are_installed() -> None:
@@ -94,7 +99,13 @@ RESUMED = {
 @pytest.mark.filterwarnings("ignore")  # of these packages
 @pytest.mark.parametrize(
     "options",
-    [options for package, found in RESUMED.items() if is_installed(package) for options in found],
+    [
+        # The MiniGrid environments of tests/trainers/run/test_resumed_envs.py are resumed by `make test`.
+        pytest.param(options, marks=[pytest.mark.full] * options["env"].startswith("minigrid:MiniGrid"))
+        for package, found in RESUMED.items()
+        if is_installed(package)
+        for options in found
+    ],
     ids=lambda options: options["env"],
 )
 def test_a_resumed_run_is_the_run_that_was_left_alone(options: dict[str, object], tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.envs.masked import ACTION_SPACES
 from tests.pairs import paired
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 ANY, MASKED = "RecurlTest/AnyAction-v0", "RecurlTest/Masked-v0"
 SMALL = {"num_envs": 3, "rollout_steps": 16, "hidden_size": 8, "eval_episodes": 6, "checkpoint_every": 1}
 PPO_SMALL = {**SMALL, "minibatches": 2, "sequence_length": 8, "entropy_coeff": 0.01, "total_steps": 192}
@@ -183,12 +185,14 @@ def test_a_resumed_run_is_the_whole_run(tmp_path, config):
     ("config", "kind", "action"),
     [
         (of_any("nested"), "onnx", {"kind": "parts"}),
-        (of_any("multi"), "torch", {"kind": "multi_categorical", "nvec": [2, 3, 4]}),
-        (of_any("unbounded"), "onnx", {"kind": "unbounded", "shape": [2]}),
+        pytest.param(
+            of_any("multi"), "torch", {"kind": "multi_categorical", "nvec": [2, 3, 4]}, marks=pytest.mark.full
+        ),
+        (of_any("unbounded"), "torch", {"kind": "unbounded", "shape": [2]}),
         (options(PPOConfig, env=MASKED), "torch", {"kind": "categorical", "n": 4}),
         (options(DQNConfig, env=MASKED), "onnx", {"kind": "categorical", "n": 4}),
         (of_any("multi", SACConfig), "onnx", {"kind": "multi_categorical", "nvec": [2, 3, 4]}),
-        (of_any("matrix", A2CConfig), "torch", {"kind": "box"}),
+        pytest.param(of_any("matrix", A2CConfig), "torch", {"kind": "box"}, marks=pytest.mark.full),
     ],
     ids=["nested", "multi", "unbounded", "masked-ppo", "masked-dqn", "multi-sac", "matrix"],
 )

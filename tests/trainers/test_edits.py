@@ -13,6 +13,8 @@ from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.trainers.files.contents import contents_of, first_difference
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 VALUES = (None, "x", [], {}, -1, 1.5, True, math.nan, {"a": 1})
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from recurl.trainers import RunFolder, Trainer, evaluate_run, export_run
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 RUNS = Path(__file__).with_name("format_2")
 
@@ -45,6 +45,7 @@ def test_runs_are_resumed(folder):
     assert [path.stem for path in sorted(folder.checkpoints.iterdir())] == ["000000000144", "000000000160"]
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_are_evaluated_and_exported(folder):
     assert len(evaluate_run(folder, episodes=3).returns) == 3
     assert export_run(folder, "torch").exists()

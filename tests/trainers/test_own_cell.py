@@ -11,6 +11,8 @@ from recurl.cli.main import main
 from recurl.core.errors import ArgumentError
 from recurl.trainers import PPOConfig, RunFolder, load_agent
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 CELL = "tests.own_cells:FastWeights"
 SMALL = ["--env", "recurl/RepeatPrevious-v0", "--env-kwargs", "k=1", "episode_length=8", "--hidden-size", "8"]
 SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2"]
@@ -21,11 +23,11 @@ SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2"]
     ("algorithm", "cell", "file"),
     [
         ("ppo", CELL, "policy.pt2"),
-        ("ppo", CELL, "policy.onnx"),
+        pytest.param("ppo", CELL, "policy.onnx", marks=pytest.mark.full),
         ("r2d2", "examples.mingru:MinGRU", "policy.onnx"),
-        ("dqn", "ffm", "policy.onnx"),
+        pytest.param("dqn", "ffm", "policy.onnx", marks=pytest.mark.full),
         ("ppo", "s5(state_size=6, norm=False)", "policy.onnx"),
-        ("r2d2", "rglru(conv_width=3)", "policy.onnx"),
+        pytest.param("r2d2", "rglru(conv_width=3)", "policy.onnx", marks=pytest.mark.full),
     ],
 )
 @pytest.mark.usefixtures("brief_verification")

@@ -27,6 +27,8 @@ from recurl.trainers import (
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.trainers.sights import CAMERA, PARTS
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 DROP = {"drop_observations": ("mission",)}
 
 

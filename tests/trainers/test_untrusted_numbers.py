@@ -185,6 +185,7 @@ def test_metrics_that_are_no_file(tmp_path, name, make_it, capsys):
         MetricsFile(folder / name, ["update"], updates=1, notify=pytest.fail)
 
 
+@pytest.mark.slow
 def test_metrics_without_end(tmp_path):
     """A file of zeros, and a line of a gigabyte: neither is read into memory."""
     path = make(tmp_path / "run") / "metrics.csv"
@@ -214,7 +215,13 @@ def test_long_curves_are_smoothed_in_linear_time():
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"pulls": 10**9}, {"num_arms": 10**12}, {"pulls": "x"}, {"nothing": 1}, {"num_arms": 0}, {"pulls": 1000}],
+    [
+        pytest.param({"pulls": 10**9}, marks=pytest.mark.slow),
+        {"num_arms": 10**12},
+        {"pulls": "x"},
+        {"nothing": 1},
+        {"num_arms": 0},
+    ],
 )
 def test_references_of_any_arguments(arguments):
     assert reference_returns("recurl/Bandit-v0", arguments) == {}

@@ -90,6 +90,7 @@ histories = st.integers(1, 3).flatmap(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(histories, st.integers(1, 4), st.sampled_from(DRAWINGS), st.integers(0, 2**31))
 @example((2, [False] * 48, [5]), 3, ByTrajectory, 0)  # not full
@@ -169,6 +170,7 @@ def test_trajectories_and_places_in_them_are_drawn_uniformly():
     check_chances(drawn, chances)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_step", [True, False])
 def test_slices_are_drawn_in_proportion_to_priorities(by_step):
     torch.manual_seed(0)

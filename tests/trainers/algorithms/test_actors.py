@@ -82,6 +82,7 @@ def updates_until_replaced(trainer: Trainer) -> list[dict[str, float]]:
     return rows
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "actors"), [(PPOConfig, 1), (R2D2Config, 2)])
 def test_algorithms_learn_from_actors(ray_cluster, tmp_path: Path, kind: type, actors: int) -> None:
     own = {PPOConfig: {"sequence_length": 4, "minibatches": 2}}.get(kind, {"learning_starts": 32, "gradient_steps": 1})

@@ -24,6 +24,8 @@ from recurl.trainers import (
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from recurl.trainers.report.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 ROOT = Path(__file__).parents[3]
 NAME = "examples.reinforce:reinforce"
 OWN = (  # noqa: SIM905 - written as on a command line
@@ -50,6 +52,7 @@ def train(folder, *more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["lstm", "none"])
+@pytest.mark.usefixtures("brief_verification")
 def test_trains_resumes_evaluates_and_exports(tmp_path, capsys, cell):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path, "--cell", cell, "--total-steps", "256") == 0

@@ -29,7 +29,7 @@ from recurl.trainers.config import Schedule
 from recurl.trainers.report.metrics import read_metrics
 from tests.trainers.run.test_trainer import config, differing, final_state, metrics, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 FACTORS = {
     "constant": [1.0] * 6,

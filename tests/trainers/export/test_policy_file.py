@@ -31,7 +31,7 @@ from recurl.trainers.export.policy_step import PolicyStep
 from recurl.trainers.export.verification import verify
 from tests.trainers.small_runs import trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 MEMORY = "recurl/RepeatPrevious-v0"
 
@@ -102,8 +102,20 @@ def arguments(description, rows):
     }
 
 
+# A file of ONNX takes seconds to write: one of each kind of action, network and normalization here.
+IN_ONNX = ("ppo-lstm-2", "dqn-lstm", "sac-lstm-continuous", "td3-gru")
+
+
 @pytest.mark.parametrize(
-    ("case", "kind"), [(case, "torch" if case in ("ppo-gru-continuous", "dqn-none") else "onnx") for case in CASES]
+    ("case", "kind"),
+    [
+        *((case, "onnx" if case in IN_ONNX else "torch") for case in CASES),
+        *(
+            pytest.param(case, "onnx", marks=pytest.mark.full)
+            for case in CASES
+            if case not in (*IN_ONNX, "ppo-gru-continuous", "dqn-none")
+        ),
+    ],
 )
 @pytest.mark.usefixtures("brief_verification")
 def test_exported_policies_fit_their_description(tmp_path, case, kind):
@@ -319,6 +331,7 @@ def test_a_policy_that_is_not_finite_is_refused(tmp_path):
         export_run(folder, "torch")
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_the_example_runs_without_recurl(tmp_path):
     folder = trained(tmp_path, PPOConfig, "CartPole-v1", {"cell": "lstm"})
     path = export_run(folder, "onnx")

@@ -21,6 +21,8 @@ from recurl.trainers.study.curves import find_runs
 from recurl.trainers.study.grid import Job
 from recurl.trainers.study.sweep import Sweep
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 CONFIG = PPOConfig(
     env="recurl/RepeatPrevious-v0", env_kwargs=("k=1",), num_envs=4, rollout_steps=8, hidden_size=4, total_steps=96
 )
@@ -80,6 +82,7 @@ def test_a_run_folder_that_is_a_link_is_the_users_word(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.csv", "config.json", "learning_curve.png"])
+@pytest.mark.usefixtures("plots")
 def test_links_in_place_of_files_are_never_written(run, outside, name):
     (run.path / name).unlink(missing_ok=True)
     (run.path / name).symlink_to(outside / "mine")
@@ -139,6 +142,7 @@ def test_only_regular_files_are_replaced(tmp_path, outside, monkeypatch, kind):
     assert sorted(tmp_path.iterdir()) == [path, outside]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_files_named_on_a_command_line_are_not_replaced_either(run, tmp_path, outside, kind):
     """A FIFO, as an example of a file that isn't regular: only root can create devices."""

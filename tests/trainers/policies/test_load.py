@@ -16,7 +16,7 @@ from recurl.trainers.policies.policy import Policy
 from tests.trainers.small_runs import trained
 
 MEMORY = "recurl/RepeatPrevious-v0"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 EYE = np.eye(4, dtype=np.float32)
 
@@ -88,8 +88,8 @@ def test_mistakes(run, file, tmp_path):
     refused("was exported without its spaces, by an earlier version", tmp_path / "policy.pt2")
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_onnxruntime_may_be_missing(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("recurl.trainers.export.policy_file.verify", lambda *_: None)
     path = export_run(run, "onnx", tmp_path / "policy.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingDependencyError, match=r"onnxruntime is not installed: pip install 'recurl\[export\]'"):

@@ -10,7 +10,7 @@ from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.trainers import PPOConfig, RunFolder, evaluate_run, play_run
 from tests.trainers.small_runs import trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 
 @pytest.fixture(scope="module")

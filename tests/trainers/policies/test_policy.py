@@ -33,7 +33,7 @@ from recurl.trainers.policies.policy import Policy
 from recurl.trainers.policies.steps import AgentStep
 from tests.trainers.small_runs import trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 MEMORY = "recurl/RepeatPrevious-v0"
 CASES = {
@@ -241,12 +241,12 @@ def test_vector_environments_of_gymnasium(lstm, mode):
     assert totals.tolist() == pytest.approx(evaluate_run(lstm, episodes=2, seed=5).returns)
 
 
+@pytest.mark.usefixtures("brief_verification")
 @pytest.mark.parametrize(
     ("case", "kind"),
     [("ppo-lstm-2", "onnx"), ("ppo-gru-continuous", "torch"), ("ppo-none", "torch"), ("r2d2-gru", "onnx")],
 )
-def test_an_exported_file_acts_as_the_run(tmp_path, monkeypatch, case, kind):
-    monkeypatch.setattr("recurl.trainers.export.policy_file.verify", lambda *_: None)
+def test_an_exported_file_acts_as_the_run(tmp_path, case, kind):
     folder = trained(tmp_path / "run", *CASES[case])
     path = export_run(folder, kind)
     policy, exported = recurl.load(folder), recurl.load(path)
@@ -313,9 +313,9 @@ class Parts(gym.Env):
 gym.register("recurl-test/InParts-v0", entry_point=Parts)
 
 
+@pytest.mark.usefixtures("brief_verification")
 @pytest.mark.parametrize("source", ["run", "onnx"])
-def test_nested_observations(tmp_path, monkeypatch, source):
-    monkeypatch.setattr("recurl.trainers.export.policy_file.verify", lambda *_: None)
+def test_nested_observations(tmp_path, source):
     folder = trained(tmp_path, PPOConfig, "recurl-test/InParts-v0", {"cell": "gru"})
     expected = evaluate_run(folder, episodes=1, seed=7)
     policy = recurl.load(folder if source == "run" else export_run(folder, source))

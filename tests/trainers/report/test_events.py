@@ -9,6 +9,7 @@ from recurl.core.errors import StorageError
 from recurl.trainers.report.events import Events
 
 
+@pytest.mark.slow
 def test_events_after_a_purge_are_hidden(tmp_path):
     for purge, steps in ((None, (1, 2, 3)), (2, (2,))):
         time.sleep(1.0 if purge else 0.0)  # files are read in the order of the timestamps (in seconds) in their names

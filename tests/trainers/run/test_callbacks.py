@@ -18,7 +18,7 @@ from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.run.callbacks import HOOKS, check_callback, load_callback
 from tests.trainers.run.test_trainer import config, differing, final_state, metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 
 class Recorder(Callback):

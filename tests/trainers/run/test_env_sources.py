@@ -25,6 +25,8 @@ from recurl.trainers import (
 )
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 SMALL = {"hidden_size": 4, "num_envs": 4, "rollout_steps": 8, "total_steps": 96}
 PAST = {"previous_action": True, "previous_reward": True}
 KINDS = {
@@ -95,6 +97,7 @@ def test_the_folder_keeps_the_name_and_needs_the_function(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_verification")
 def test_the_step_before_is_an_input_of_the_exported_policy(folder):
     about = check_export(export_run(folder, "torch", env=make))
     assert about["inputs"][:4] == [

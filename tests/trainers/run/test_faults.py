@@ -23,8 +23,9 @@ from recurl.trainers import (
 )
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from recurl.trainers.report.metrics import read_metrics
+from tests.pairs import paired
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 ROOT = Path(__file__).parents[3]
 ENV = "tests.trainers.faulty:recurl-test/Faulty-v0"
@@ -113,6 +114,7 @@ def test_an_observation_after_a_reset(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("plots")
 def test_continuous_actions(tmp_path):
     options = config(env_kwargs=("where=observation", "continuous=True", "steps=40"))
     folder, error = run(tmp_path, options)
@@ -200,8 +202,9 @@ class Explosion(torch.autograd.Function):
         return grad * math.inf
 
 
-@pytest.mark.parametrize("kind", ["ppo", "ppo without memory", "dqn", "r2d2", "sac", "td3"])
-@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize(
+    ("kind", "what"), paired(["ppo", "ppo without memory", "dqn", "r2d2", "sac", "td3"], ["loss", "gradient"])
+)
 def test_steps_that_are_not_finite_are_not_made(tmp_path, kind, what, monkeypatch):
     """In two updates, one of several gradient steps is bad: the run stops there, or skips it."""
     parts = {"sac": ("loss_qvalue", "grad_norm_critic", "critic_optimizer"), "dqn": ("loss", "grad_norm", "optimizer")}

@@ -15,7 +15,7 @@ from recurl.trainers import PPOConfig, RunFolder, evaluate_run, export_run, load
 from recurl.trainers.algorithms.environment import with_spaces
 from tests.trainers.small_runs import trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 PAST = {"vectorization": "device", "previous_action": True, "previous_reward": True}
 
@@ -39,6 +39,7 @@ def collected(folder, steps=20):
         return env.rollout(steps, agent.actor, break_when_any_done=False)
 
 
+@pytest.mark.usefixtures("brief_verification")
 def test_a_loaded_policy_acts_as_in_collection(run):
     expected = collected(run)
     files = [recurl.load(run), recurl.load(export_run(run, "torch"))]

@@ -10,7 +10,7 @@ from recurl.trainers import DQNConfig, PPOConfig, RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.trainers.run.test_trainer import config, differing, final_state, metrics, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 EVALUATED = {"eval_every": 128, "eval_episodes": 3}
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests.trainers.resumes import assert_resumes_bit_for_bit, rows, small, train
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 ENVS = {
     "CartPole": {"env": "CartPole-v1"},
     "CartPole, native": {"env": "CartPole-v1", "vectorization": "native"},
@@ -95,7 +97,9 @@ class Forgetful(OwnEnv):
 
 
 @pytest.mark.filterwarnings("ignore")  # packages of these environments
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("minigrid" in ENVS[name]["env"])) for name in ENVS]
+)
 def test_a_resumed_run_is_the_run_that_was_left_alone(name, tmp_path):
     assert_resumes_bit_for_bit(small(**ENVS[name]), tmp_path)
 

@@ -31,7 +31,7 @@ from recurl.trainers import (
 from recurl.trainers.algorithms.configs import OnPolicyConfig
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 CLOCKS = ("wall_s", "cpu_s", "steps_per_s")
 
@@ -77,6 +77,7 @@ def test_the_garbage_collector_leaves_out_what_existed_before_a_run(tmp_path):
     options, folder = config(total_steps=128), RunFolder(tmp_path)
     folder.create(options)
     trainer = Trainer(options, folder, console=Console(file=io.StringIO()))
+    gc.unfreeze()  # what conftest.py has frozen
     before, during = gc.get_freeze_count(), []
     trainer.run(lambda: bool(during.append(gc.get_freeze_count())))
     trainer.close()
@@ -237,6 +238,7 @@ def test_every_start_records_its_provenance(tmp_path):
     assert json.loads(RunFolder(tmp_path).versions.read_text())["env_steps"] == 384
 
 
+@pytest.mark.usefixtures("plots")
 def test_run_folder_holds_everything(tmp_path):
     train(config(), tmp_path)
     folder = RunFolder(tmp_path)

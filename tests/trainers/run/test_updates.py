@@ -16,7 +16,7 @@ from recurl.trainers.run import updates
 from tests.trainers import faulty
 from tests.trainers.run.test_faults import Explosion, is_good
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves")]
 
 CLOCK = {"wall_s", "cpu_s", "steps_per_s", "eval_s"}
 SMALL = {"hidden_size": 8, "num_envs": 4, "rollout_steps": 8, "total_steps": 32 * 8, "checkpoint_every": 3}

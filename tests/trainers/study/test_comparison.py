@@ -19,6 +19,8 @@ from recurl.trainers.study.statistics import (
     stratified_intervals,
 )
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 
 def make(path, returns, kind=PPOConfig, evaluations=(), **options):
     """Write a run folder with the given returns, one per 1,000 steps."""
@@ -55,6 +57,7 @@ def test_the_interval_covers_the_truth():
     assert 175 <= covered <= 199
 
 
+@pytest.mark.slow
 def test_groups_scores_and_files(tmp_path):
     for seed in range(3):
         make(tmp_path / f"lstm{seed}", [0.0, 0.5, 0.9 + seed / 100], seed=seed, cell="lstm")
@@ -155,6 +158,7 @@ def several_tasks(folder):
     make(folder / "none", [0.0, 0.5], env="recurl/TMaze-v0", cell="none", rollout_steps=20)
 
 
+@pytest.mark.slow
 def test_several_tasks_are_aggregated_as_rliable_does(tmp_path, capsys, monkeypatch):
     several_tasks(tmp_path / "runs")
     found = compare(sorted((tmp_path / "runs").iterdir()))

@@ -31,6 +31,13 @@ def _seed():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
+@pytest.fixture(autouse=True)
+def _shared_by_doctests(request: pytest.FixtureRequest) -> None:
+    """Start one interpreter for the workers of all doctests."""
+    if isinstance(request.node, pytest.DoctestItem) and request.node.path.stem in ("multi", "overlapped", "parallel"):
+        request.getfixturevalue("shared_interpreter")
+
+
 @pytest.fixture(scope="session")
 def descriptors() -> Callable[[], int]:
     """Count the open files of this process."""

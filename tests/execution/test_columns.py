@@ -105,7 +105,6 @@ def test_narrow_tensors_are_vectors():
             assert all("stack" not in str(argument.target) for argument in node.all_input_nodes) or "view" in node.name
 
 
-@pytest.mark.slow
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["sum", "softmax", "max", "gather", "where"]))
 @settings(max_examples=60, deadline=None)
 def test_any_sizes(rows, width, what):
@@ -293,7 +292,6 @@ def test_arguments_changed_in_place_enter_whole():
     looped(changing, x(ROWS, 2), x(ROWS, 2))
 
 
-@pytest.mark.slow
 @given(st.data(), st.integers(2, 7), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_any_loop(data, rows, count):

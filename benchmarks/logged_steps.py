@@ -21,16 +21,16 @@ class Logged(gym.Env):
     Args:
         file: the file.
         seconds: duration of a step.
-        dies_at: step at which the process kills itself.
+        dies_if: file whose existence makes the process kill itself at its next step.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, file: Path, seconds: float = 0.0, dies_at: int | None = None) -> None:
+    def __init__(self, file: Path, seconds: float = 0.0, dies_if: Path | None = None) -> None:
         self._log = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._seconds = seconds
-        self._dies_at = dies_at
+        self._dies_if = dies_if
         self._number = random.SystemRandom().randrange(2**24)  # exact in float32
         self._steps = 0
 
@@ -40,7 +40,7 @@ class Logged(gym.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         self._steps += 1
-        if self._steps == self._dies_at:
+        if self._dies_if is not None and self._dies_if.exists():
             os.kill(os.getpid(), 9)
         time.sleep(self._seconds)
         os.write(self._log, f"{self._number} {self._steps}\n".encode())

@@ -172,6 +172,7 @@ def turned_memory(policy):
     policy[0].module.weight.data = policy[0].module.weight.data.t()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", [forward_of_its_own, another_hook, attribute, turned_memory])
 def test_a_changed_policy_is_recompiled(edit):
     """A compiled step keeps using the values present when it was traced."""
@@ -225,6 +226,7 @@ def test_a_module_that_counts_its_calls_is_recorded_once(monkeypatch):
     assert count == [1]
 
 
+@pytest.mark.slow
 def test_changes_between_batches_of_vectors(recorded, monkeypatch):
     """Compiled by columns, as on a GPU: captured or not, the same bits; trajectories continue as without."""
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
@@ -385,6 +387,7 @@ def test_a_restored_state_may_have_another_order(options):
     assert_same(collected(reversed, cuda_graph=True, **options), collected(list, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowered", [True, False])
 def test_a_compiled_step(lowered, recorded):
     torch.manual_seed(1)
@@ -402,6 +405,7 @@ def test_a_compiled_step(lowered, recorded):
             torch.testing.assert_close(compiled[key], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_changes_between_batches_of_compiled_steps():
     torch.manual_seed(1)
     expected = changed(make(TMaze(2), compile_step=True))

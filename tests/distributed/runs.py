@@ -97,6 +97,12 @@ def learn(algorithm, options, ranks=1, in_float64=False):
     return {"rank": rank(), "state": {name: value.clone() for name, value in state.items()}, "rows": rows}
 
 
+def learn_as_graphs(algorithm, options):
+    """Run five updates whose compiled functions are graphs that aren't compiled further."""
+    with graphs_only():
+        return learn(algorithm, options)
+
+
 def train(path, stop_after=None, resume=False, kind=PPOConfig, **options):
     """Run in a folder shared by the ranks; with ``stop_after``, only the last rank stops after that many updates."""
     folder = RunFolder(path, print, trust=True)  # its Ray cluster belongs to the tests

@@ -8,7 +8,7 @@ from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.distributed import runs
 from tests.distributed.test_runs import rows, same_bits
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 def test_each_rank_has_separate_actors(ray_cluster, ranks, tmp_path):

@@ -49,7 +49,7 @@ def test_ppo(ranks, world, in_float64):
 
 def test_losses_as_a_program(ranks):
     """A compiled function can't exchange the statistics that normalize advantages: that is done before."""
-    check_same(ranks.run(2, runs.learn, "ppo", {**PPO, "compile": True}), runs.learn("ppo", PPO, 2), 1e-5)
+    check_same(ranks.run(2, runs.learn_as_graphs, "ppo", {**PPO, "compile": True}), runs.learn("ppo", PPO, 2), 1e-5)
 
 
 @pytest.mark.parametrize(("algorithm", "options", "is_program"), [("ppo", PPO, True), ("a2c", AVERAGED, False)])

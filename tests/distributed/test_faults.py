@@ -14,6 +14,7 @@ from torch.distributed import TCPStore
 from recurl.cli.arguments import without_options
 from recurl.trainers import RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint
+from tests.programs import Programs
 
 pytestmark = pytest.mark.slow
 
@@ -166,38 +167,58 @@ def test_ranks_join_again_and_end_by_themselves_where_all_fail(programs):
     assert sorted(text.count("ValueError: both") for text in said) == [0, 1]
 
 
-def test_an_error_on_rank_0_alone_ends_the_others(server, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine.txt").write_text("mine")
-    ranks = server.both(*LONG, "--run-dir", tmp_path / "run")
-    texts = [rank.ends_within(SECONDS) for rank in ranks]
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """Outputs of pairs of ranks that can't train. Most of their time is spent waiting, so all run at once."""
+    folder, programs = tmp_path_factory.mktemp("refused"), Programs()
+    server = Server(programs, folder)
+    (folder / "holds").mkdir()
+    (folder / "holds" / "mine.txt").write_text("mine")
+    words = [*LONG, "--run-dir", folder / "run"]
+    pairs = {
+        "rank 0 alone": server.both(*LONG, "--run-dir", folder / "holds"),
+        "all": server.both(*with_options(words, "--minibatches", 3)),
+        "words": server.both("train", "ppo", "--env", "recurl/TMaze-v0", "--num-envs", "none"),
+        "options": server.both(*words, other=with_options(words, "--hidden-size", 4)),
+        "devices": server.both(*words, other=[*words, "--device", "cuda"]),
+        "no run": server.both("train", "--resume", folder / "none"),
+    }
+    yield {name: [rank.ends_within(2 * SECONDS) for rank in ranks] for name, ranks in pairs.items()}
+    assert not (folder / "run").exists()
+    server.end()
+    programs.end()
+
+
+def test_an_error_on_rank_0_alone_ends_the_others(refused):
+    texts = refused["rank 0 alone"]
     assert texts[0].startswith("recurl: ")
     assert "is not empty and holds no run" in texts[0]
     assert "rank 1 ends, as rank 0 has failed: " in texts[1]
 
 
-def test_an_error_on_all_ranks_is_one_line(server, tmp_path):
-    ranks = server.both(*with_options(LONG, "--minibatches", 3), "--run-dir", tmp_path / "run")
-    texts = [rank.ends_within(SECONDS) for rank in ranks]
-    assert sum(text.count("all minibatches must have the same size") for text in texts) == 1
-    ranks = server.both("train", "ppo", "--env", "recurl/TMaze-v0", "--num-envs", "none")
-    assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
+def test_an_error_on_all_ranks_is_one_line(refused):
+    assert sum(text.count("all minibatches must have the same size") for text in refused["all"]) == 1
+    assert sorted(len(text.splitlines()) for text in refused["words"]) == [0, 1]
 
 
-def test_options_differ(server, tmp_path):
-    words = [*LONG, "--run-dir", tmp_path / "run"]
-    ranks = server.both(*words, other=with_options(words, "--hidden-size", 4))
-    texts = [rank.ends_within(SECONDS) for rank in ranks]
+def test_options_differ(refused):
     said = "recurl: All ranks must have the same options, but --hidden-size is 8 on rank 0 and 4 on rank 1.\n"
+    texts = refused["options"]
     assert said in texts
     assert sum("All ranks must have the same options" in text and "Traceback" not in text for text in texts) >= 1
 
 
-def test_one_line_for_a_run_that_isnt_there(server, tmp_path):
-    ranks = server.both("train", "--resume", tmp_path / "none")
-    assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
+def test_one_line_for_a_run_that_isnt_there(refused):
+    assert sorted(len(text.splitlines()) for text in refused["no run"]) == [0, 1]
 
 
+def test_devices_differ(refused):
+    said = "recurl: All ranks must have the same device, got cpu on rank 0, cuda on rank 1.\n"
+    lines = [line for text in refused["devices"] for line in text.splitlines(keepends=True) if "recurl: " in line]
+    assert "".join(lines) == said, "one of them reports it"
+
+
+@pytest.mark.full
 def test_actors_that_cant_be_had(server, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         actors = ["--collectors", "ray:1", "--ray-address", f"127.0.0.1:{silent.getsockname()[1]}"]
@@ -208,15 +229,7 @@ def test_actors_that_cant_be_had(server, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_devices_differ(server, tmp_path):
-    words = [*LONG, "--run-dir", tmp_path / "run"]
-    ranks = server.both(*words, other=[*words, "--device", "cuda"])
-    texts = [rank.ends_within(SECONDS) for rank in ranks]
-    said = "recurl: All ranks must have the same device, got cpu on rank 0, cuda on rank 1.\n"
-    lines = [line for text in texts for line in text.splitlines(keepends=True) if "recurl: " in line]
-    assert "".join(lines) == said, "one of them reports it"
-
-
+@pytest.mark.full
 def test_no_answer_from_other_ranks(server, tmp_path):
     began = time.monotonic()
     rank = server.start([*LONG, "--run-dir", tmp_path / "run"], port=free_port(), TORCHELASTIC_USE_AGENT_STORE="True")
@@ -225,6 +238,7 @@ def test_no_answer_from_other_ranks(server, tmp_path):
     assert "recurl: No answer at 127.0.0.1:" in text
 
 
+@pytest.mark.full
 def test_torchrun_resumes_after_a_kill(tmp_path, programs):
     """End to end: torchrun, a killed rank, a restart from the newest checkpoint, completion."""
     folder = RunFolder(tmp_path / "run")

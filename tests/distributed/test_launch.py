@@ -1,9 +1,12 @@
+import time
+from datetime import timedelta
+
 import pytest
 import torch
 from torch import distributed
 
-from recurl.core.errors import ArgumentError, MissingDependencyError
-from recurl.distributed import is_launched, is_local_main_process, joined, restarted, world_size
+from recurl.core.errors import ArgumentError, MissingDependencyError, RankError
+from recurl.distributed import is_launched, is_local_main_process, joined, launch, restarted, world_size
 from tests.distributed.test_faults import free_port
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -30,6 +33,17 @@ def test_a_run_of_one_rank(launched):
     with joined():
         assert distributed.is_initialized()
         assert world_size() == 1
+    assert not distributed.is_initialized()
+
+
+def test_no_answer_from_other_ranks(launched):
+    launched.setattr(launch, "_CONNECT_TIMEOUT", timedelta(seconds=1))
+    launched.setenv("MASTER_PORT", str(free_port()))
+    launched.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"^No answer at 127\.0\.0\.1:\d+ within 1 s .*start all ranks with"), joined():
+        pass
+    assert time.monotonic() - began < 4
     assert not distributed.is_initialized()
 
 

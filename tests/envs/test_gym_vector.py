@@ -112,6 +112,7 @@ def test_environments_are_made_as_by_gymnasium() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_environments")
 def test_a_process_that_hangs_is_named_and_all_are_ended(monkeypatch):
     monkeypatch.setattr("recurl.envs.gym_vector._TIMEOUT_SECONDS", 1.0)
     env = make_vector("CartPole-v1", 2, "async")

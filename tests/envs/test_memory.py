@@ -130,6 +130,7 @@ def test_batched_environments():
             assert following[0, :, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
 
 
+@pytest.mark.usefixtures("shared_interpreter")
 def test_workers():
     with MultiSyncCollector([lambda: Buffered("torch")], frames_per_batch=14, cat_results=0) as collector:
         same(collector.collect(), expected())

@@ -194,31 +194,38 @@ def test_a_worker_that_stops_between_batches():
     collector.shutdown()
 
 
-def test_sys_path_may_hold_anything():
-    """Imports use only the strings in it, here and in a worker."""
-    before = list(sys.path)
-    sys.path[:0] = [Path("/no/such/folder"), b"/no/such/folder", None]
-    try:
-        group = WorkerGroup([WorkerTask(serve, ("shared",))], timeout=1.0)
-        assert group.greetings == ["ready"]
-        group.close()
-    finally:
-        sys.path[:] = before
-
-
-def random_numbers(channel, _):
-    channel.send((os.getppid(), float(np.random.rand()), random.random(), torch.rand(()).item()))  # noqa: NPY002
+def describe(channel, _):
+    numbers = float(np.random.rand()), random.random(), torch.rand(()).item()  # noqa: NPY002
+    open_files = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+    channel.send((os.getppid(), numbers, sum("memfd:recurl" in file for file in open_files)))
     channel.receive_bytes()
 
 
-def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
-    """Nothing is computed in the interpreter, so a fork is complete; the generators of forks differ from each other."""
-    group = WorkerGroup([WorkerTask(random_numbers, (None,))] * 3, timeout=1.0)
-    (interpreter,), *numbers = (set(column) for column in zip(*group.greetings, strict=True))
-    assert len(os.listdir(f"/proc/{interpreter}/task")) == 1
-    assert [len(column) for column in numbers] == [3, 3, 3]
+@pytest.fixture(scope="module")
+def three():
+    """Three workers with an interpreter of their own, started where sys.path has entries that imports ignore."""
+    before = list(sys.path)
+    sys.path[:0] = [Path("/no/such/folder"), b"/no/such/folder", None]
+    try:
+        group = WorkerGroup([WorkerTask(describe, (None,))] * 3, timeout=1.0)
+    finally:
+        sys.path[:] = before
+    yield group
+    (interpreter,) = {parent for parent, *_ in group.greetings}
     group.close()
     assert not Path(f"/proc/{interpreter}").exists()
+
+
+def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads(three):
+    """Nothing is computed in the interpreter, so a fork is complete; the generators of forks differ from each other."""
+    (interpreter,) = {parent for parent, *_ in three.greetings}
+    assert len(os.listdir(f"/proc/{interpreter}/task")) == 1
+    numbers = [drawn for _, drawn, _ in three.greetings]
+    assert [len(set(column)) for column in zip(*numbers, strict=True)] == [3, 3, 3]
+
+
+def test_a_worker_has_no_file_of_another(three):
+    assert len({files for *_, files in three.greetings}) == 1
 
 
 def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another():
@@ -239,18 +246,6 @@ def test_an_interpreter_that_fails(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) exited with code 1; its output may show"):
         WorkerGroup([WorkerTask(serve, ("shared",))] * 2, timeout=1.0)
-
-
-def files(channel, _):
-    open_files = map(os.path.realpath, Path("/proc/self/fd").iterdir())
-    channel.send(sum("memfd:recurl" in file for file in open_files))
-    channel.receive_bytes()
-
-
-def test_a_worker_has_no_file_of_another():
-    group = WorkerGroup([WorkerTask(files, (None,))] * 3, timeout=1.0)
-    assert len(set(group.greetings)) == 1
-    group.close()
 
 
 def ends_after_a_fork(channel, _):
@@ -351,8 +346,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_stopped_worker_ends_with_the_program():
-    done = subprocess.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True, check=False)
+def test_a_stopped_worker_ends_with_the_program(programs):
+    done = programs.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
     pids = list(map(int, done.stdout.split()))
     deadline = time.monotonic() + 3

@@ -68,7 +68,7 @@ def started(timeout, descriptors):
 
 @pytest.fixture
 def requests(shared_interpreter, descriptors):
-    yield from started(3.0, descriptors)
+    yield from started(1.5, descriptors)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_an_unawaited_round_does_not_block_others(lasting):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("stop 1", r"^Worker 1 \(process \d+\) hangs: no answer and no step for 3 s"),
+        ("stop 1", r"^Worker 1 \(process \d+\) hangs: no answer and no step for 1.5 s"),
         ("raise 2", r"^Worker 2 \(process \d+\) raised ArithmeticError: on purpose"),
     ],
 )

@@ -84,6 +84,7 @@ def cuda(monkeypatch):
     return fake
 
 
+@pytest.mark.slow
 def test_record(cuda):
     def run():
         cuda.calls.append(f"run on {cuda.current.name}, collects garbage: {gc.isenabled()}")
@@ -101,6 +102,7 @@ def test_record(cuda):
     ]
 
 
+@pytest.mark.slow
 def test_a_failed_capture_restores_the_stream(cuda):
     cuda.fails = True
     with pytest.raises(RuntimeError, match="capturing"):
@@ -120,6 +122,7 @@ def test_side_streams_wait_for_the_current_one_and_back(cuda):
     assert cuda.current.name == "default"
 
 
+@pytest.mark.slow
 def test_side_streams_are_those_of_a_thread(cuda):
     names = []
 
@@ -136,6 +139,7 @@ def test_side_streams_are_those_of_a_thread(cuda):
     assert names == [f"side {number} of cuda:0" for number in (1, 1, 2, 1)]
 
 
+@pytest.mark.slow
 def test_torchs_own_capture_stays(cuda):
     before = torch.cuda.graph
     found = []

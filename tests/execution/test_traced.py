@@ -106,6 +106,7 @@ def test_uncompilable_functions(function, message):
     torch.set_rng_state(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("failures", "said"), [(1, "at most 16 operations per kernel"), (2, "one by one, uncompiled")])
 def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failures, said):
     """Its output below Python is hidden; results and draws are those of the function."""

@@ -19,6 +19,8 @@ from tests.own_cells import OWN, VARIANTS, FastWeights, MinGRU
 KNOWN: dict[str, Cell] = CELLS | OWN | VARIANTS
 UNGATED = [name for name in KNOWN if name not in ("lstm", "gru")]  # tested separately
 INPUTS, HIDDEN = 3, 5
+# Compiled less often.
+COMPILED = [("own_mingru", "scan", 2), ("fastweights", "loop", 2), ("lru", "scan", 1), ("rglru", "cpu", 1)]
 # torch's tracing of an autograd.Function warns.
 quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
@@ -99,13 +101,11 @@ def test_empty_sequences(cell: str, backend: str) -> None:
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(
-    ("cell", "backend", "layers"),  # each backend and each custom cell once, with one layer or two
+    ("cell", "backend", "layers"),  # each backend and each custom cell, with one layer or two
     [
-        ("own_mingru", "scan", 2),
-        ("fastweights", "loop", 2),
+        ("own_mingru", "scan", 1),
         ("mingru with a window", "loop", 1),
-        ("lru", "scan", 1),
-        ("rglru", "cpu", 1),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in COMPILED),
     ],
 )
 def test_compiles_as_one_graph(cell: str, backend: str, layers: int) -> None:
@@ -125,7 +125,9 @@ def test_compiles_as_one_graph(cell: str, backend: str, layers: int) -> None:
 
 @pytest.mark.slow
 @quiet
-@pytest.mark.parametrize("cell", [*OWN, "rglru with a window", "s5", "ffm"])
+@pytest.mark.parametrize(
+    "cell", [*OWN, "ffm", *(pytest.param(name, marks=pytest.mark.full) for name in ("rglru with a window", "s5"))]
+)
 def test_compiled_steps(cell: str) -> None:
     torch._dynamo.reset()
     module = make(cell)

@@ -47,7 +47,7 @@ def test_steps(kind: type[RecurrentModule], dynamic: bool | None, trailing: tupl
     ("backend", "kind", "dynamic", "trailing", "shapes"),
     [
         ("loop", GRUModule, None, (), [(2, 3), (3, 5), (1, 1)]),
-        ("scan", LSTMModule, True, (1,), [(5,), (6,), (1,)]),
+        pytest.param("scan", LSTMModule, True, (1,), [(5,), (6,), (1,)], marks=pytest.mark.full),
     ],
 )
 def test_sequences(

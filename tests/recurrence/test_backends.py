@@ -35,8 +35,12 @@ OPTIONS = [
     {"directions": 2},
     {"layers": 2, "directions": 2, "dropout": 0.3},
 ]
-QUICK = [OPTIONS[0], OPTIONS[-1]]
-WHOLE = [pytest.param(*case, marks=pytest.mark.slow) for case in paired(OPTIONS[1:-1], PATTERNS)]
+PAIRED = paired(OPTIONS, PATTERNS)  # the first with all patterns
+OTHERS = [*itertools.product(OPTIONS[-1:], PATTERNS), *paired(OPTIONS[1:-1], PATTERNS)]
+PROBLEMS = [
+    *(case if case[0] in (OPTIONS[0], OPTIONS[-1]) else pytest.param(*case, marks=pytest.mark.slow) for case in PAIRED),
+    *(pytest.param(*case, marks=(pytest.mark.slow, pytest.mark.full)) for case in OTHERS if case not in PAIRED),
+]
 PROJECTED = [{"projection": 4}, {"projection": 3, "layers": 2, "directions": 2}]
 SHAPES = [(2, 3, 6), (4, 9), (17,), (5, 1), (1, 1), (1,)]
 
@@ -52,7 +56,7 @@ def option_id(options: dict[str, object] | str) -> str:
 
 
 @pytest.mark.parametrize(("backend", "cell"), SERVED)  # groups the backends of each problem
-@pytest.mark.parametrize(("options", "pattern"), [*itertools.product(QUICK, PATTERNS), *WHOLE], ids=option_id)
+@pytest.mark.parametrize(("options", "pattern"), PROBLEMS, ids=option_id)
 def test_agrees_with_reference(backend: str, cell: str, options: dict, pattern: str) -> None:
     case = Case(cell, pattern=pattern, **options)
     assert_agree(case.outputs_and_gradients(backend), exact(cell, pattern=pattern, **options), 1e-12)

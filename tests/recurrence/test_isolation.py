@@ -28,7 +28,11 @@ STEPS = [
     {"cell": "gru", "layers": 2},
     {"cell": "lstm", "projection": 4},
 ]
-POISONS = [float("nan"), float("inf")]
+NAN, INF = float("nan"), float("inf")
+POISONED = [
+    *(("x", NAN), ("states", INF), ("gradients", NAN)),
+    *(pytest.param(*case, marks=pytest.mark.full) for case in (("x", INF), ("states", NAN), ("gradients", INF))),
+]
 
 
 def outputs_and_gradients(
@@ -70,8 +74,7 @@ def strangers_reached(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(("where", "poison"), POISONED)
 @pytest.mark.parametrize(
     ("name", "options"),
     [*((name, options) for name in NAMES for options in OPTIONS), *OWN],

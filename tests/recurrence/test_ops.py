@@ -231,8 +231,8 @@ def outputs_and_gradients(module: RecurrentModule, run: Callable[[TensorDict], T
     [
         ("lstm", True, {"num_layers": 2, "recurrent_recompute": "full"}),
         ("lstm", False, {"num_layers": 2}),
-        ("gru", True, {"bidirectional": True}),
-        ("gru", False, {}),
+        pytest.param("gru", True, {"bidirectional": True}, marks=pytest.mark.full),
+        pytest.param("gru", False, {}, marks=pytest.mark.full),
     ],
 )
 def test_compiles_as_one_graph(cell: str, mode: bool, options: dict) -> None:
@@ -314,9 +314,14 @@ def test_mode_of_a_compiled_module() -> None:
     assert failures == []
 
 
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("mode", [True, False])
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    ("cell", "mode", "strict"),
+    [  # every pair of values, and the other combinations
+        *(("lstm", True, True), ("lstm", False, False), ("gru", True, False), ("gru", False, True)),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("lstm", True, False), ("lstm", False, True))),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("gru", True, True), ("gru", False, False))),
+    ],
+)
 def test_exports_with_dynamic_batch_and_time(cell: str, mode: bool, strict: bool) -> None:
     """The exported module keeps the mode of its export, whatever mode is set where it runs."""
     module = make_module(cell, num_layers=2)

@@ -41,7 +41,9 @@ def test_the_scan_is_as_long_as_a_chunk_and_a_segment() -> None:
 @pytest.mark.parametrize(
     ("cell", "options", "shapes"),
     [
-        ("lstm", {"proj_size": 6, "recurrent_recompute": "full"}, [(3, 11), (4, 29)]),
+        pytest.param(
+            "lstm", {"proj_size": 6, "recurrent_recompute": "full"}, [(3, 11), (4, 29)], marks=pytest.mark.full
+        ),
         ("gru", {"bias": False}, [(97,), (140,)]),
     ],
 )
@@ -57,6 +59,7 @@ def test_compiles_as_one_graph(cell: str, options: dict, shapes: list[tuple[int,
             torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))
 
 
+@pytest.mark.full
 def test_compiles_layers_and_dropout() -> None:
     torch._dynamo.reset()
     module = make_module("lstm", num_layers=2, dropout=1.0)  # so that the second layer sees zeros
@@ -117,6 +120,7 @@ def test_compiles_tensors_that_share_memory() -> None:
         torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.full  # linear/test_ops.py compiles the scan of a linear recurrence
 def test_inductor() -> None:
     """Full compilation once: "auto" selects the scan, and two layers read the same lengths."""
     torch._dynamo.reset()

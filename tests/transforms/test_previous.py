@@ -76,6 +76,7 @@ def test_previous_action_and_reward_are_right_at_every_step(name, mode):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_interpreter")
 @pytest.mark.parametrize("inside", [True, False])
 def test_serial_and_parallel_batches(inside):
     def single():

@@ -155,6 +155,7 @@ def test_seeds_and_restarted_rows(collector: RayCollector) -> None:
     assert not torch.equal(actions[1][:3], actions[1][3:])
 
 
+@pytest.mark.full
 def test_actors_that_die_alone_or_with_their_node(ray_cluster, sync: RayCollector, tmp_path) -> None:
     file = tmp_path / "steps"
     size = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
@@ -221,20 +222,42 @@ def test_one_actor_after_the_other(ray_cluster, tmp_path) -> None:
             collector.reset_rows(torch.ones(2, dtype=torch.bool))
 
 
-def test_an_actor_that_dies_again_and_again_or_raises(ray_cluster, tmp_path) -> None:
-    create = functools.partial(logged.logged, tmp_path / "steps", dies_at=3)
-    options = {"num_collectors": 1, "frames_per_batch": 20}
-    with (
-        RayCollector(create, max_restarts=1, **options) as collector,
-        pytest.warns(UserWarning, match="Collector actor 0 died"),
-        pytest.raises(WorkerError, match=r"died 2 times .* more than max_restarts=1 allows: .*worker process has died"),
-    ):
-        collector.collect()
+def test_an_actor_that_dies_and_dies_again(ray_cluster, tmp_path) -> None:
+    file, order, batches = tmp_path / "steps", tmp_path / "die", []
+    create = functools.partial(logged.logged, file, seconds=0.001, dies_if=order)
+    options = {"num_collectors": 1, "frames_per_batch": 20, "max_restarts": 1, "max_lag": 1}
+    with RayCollector(create, **options) as collector:
 
+        def collect_until(replacements: int) -> None:
+            for batch in collector:
+                batches.append(batch)
+                if len(collector.replacements) == replacements:
+                    return
+
+        collect_until(0)
+        os.kill(collector.processes[0], signal.SIGKILL)
+        with pytest.warns(UserWarning, match=r"Collector actor 0 died and is replaced; at most 20 frames are lost: "):
+            collect_until(1)
+        batches.extend(itertools.islice(collector, 3))
+        logged.check_exactly_once([batch[0] for batch in batches], file, collector.lost_frames)
+        (replaced,) = collector.replacements
+        assert replaced.unfinished
+        check_unfinished(batches, replaced)
+        order.touch()
+        with (
+            pytest.warns(UserWarning, match="Collector actor 0 died"),
+            pytest.raises(WorkerError, match=r"died 2 times .* more than max_restarts=1 allows: .*process has died"),
+        ):
+            list(collector)
+
+
+def test_an_actor_that_raises(ray_cluster) -> None:
     def broken(observation: torch.Tensor) -> torch.Tensor:
         raise ValueError("no idea")
 
-    with RayCollector(lambda: env_of(2), Mod(broken, ["observation"], ["action"]), timeout=60, **options) as collector:
+    with RayCollector(
+        lambda: env_of(2), Mod(broken, ["observation"], ["action"]), timeout=60, num_collectors=1, frames_per_batch=20
+    ) as collector:
         process = collector.processes[0]
         with pytest.raises(
             WorkerError, match=r"Collector actor 0 \(process \d+\) raised ValueError: no idea"

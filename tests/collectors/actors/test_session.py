@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from recurl.collectors import RayCollector
+from recurl.collectors.actors import session
 from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.envs import GymEnv
 from tests.programs import Programs
@@ -85,11 +86,13 @@ def test_a_private_ray_listens_on_loopback_and_ends_with_the_program(programs: P
     ("address", "error_line"),
     [
         ("nonsense", "The address of a Ray cluster is HOST:PORT, or auto, got 'nonsense'"),
-        ("silent", "No Ray cluster answers at 127.0.0.1:{port} within 10 s"),
+        ("silent", "No Ray cluster answers at 127.0.0.1:{port} within 2 s"),
     ],
 )
-def test_an_address_that_does_not_answer(address: str, error_line: str) -> None:
+def test_an_address_that_does_not_answer(address: str, error_line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
+
+    monkeypatch.setattr(session, "_ADDRESS_SECONDS", 2.0)
 
     assert not ray.is_initialized()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -100,7 +103,7 @@ def test_an_address_that_does_not_answer(address: str, error_line: str) -> None:
             RayCollector(
                 lambda: GymEnv("CartPole-v1", num_envs=2), num_collectors=1, frames_per_batch=20, address=place
             )
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 7
     assert not ray.is_initialized()
 
 

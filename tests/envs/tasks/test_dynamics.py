@@ -58,6 +58,7 @@ class Walk2(Dynamics):
         return xp.astype(state["place"].T, xp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dynamics",
     [Bandit(), MaskedCartPole(), MaskedPendulum(), RepeatPrevious(), TMaze(), Walk(), Walk2()],

@@ -139,6 +139,7 @@ def replace(thing: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 parent._modules[name] = new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_replaced_anywhere_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     thing, call, batch = subject(kind)

@@ -20,6 +20,10 @@ from recurl.recurrence.linear.registry import LINEAR
 from .problems import DTYPES, Problem, exact, problem, worst_error
 
 NEEDS = (True, True, True)
+PROBLEMS = [
+    *(pytest.param(*case, marks=pytest.mark.full) for case in ((False, 0.0), (False, 0.02))),
+    (True, 1e-4),
+]
 
 
 def solve(case: Problem, kernels: CpuLinear) -> tuple[torch.Tensor, ...]:
@@ -55,7 +59,7 @@ def test_any_boundaries(isa, starts, width, constant, imaginary):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("constant", "rate"), [(False, 0.0), (True, 1e-4), (False, 0.02)])
+@pytest.mark.parametrize(("constant", "rate"), PROBLEMS)
 def test_same_bits_for_any_number_of_threads(constant, rate, restore_threads):
     """Large enough for several threads: one, few or many segments, odd channel counts, and rows larger than a page."""
     sizes = ((40_000, 200, torch.float32), (40_000, 37, torch.complex64), (40_000, 3, torch.float32))

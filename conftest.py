@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Generator
 from types import SimpleNamespace
 
@@ -26,7 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _GROWTH = 300 * 2**20
-_resident_after_collection = 0
+_peak_at_collection = 0
+
+
+def _peak_memory() -> int:
+    """Return the largest memory that this process has had, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,13 +42,12 @@ def pytest_runtest_setup() -> None:
 
     When the memory of the process has grown, everything is collected.
     """
-    global _resident_after_collection
-    with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1]) * resource.getpagesize()
-    if resident > _resident_after_collection + _GROWTH:
+    global _peak_at_collection
+    peak = _peak_memory()
+    if peak > _peak_at_collection + _GROWTH:
         gc.unfreeze()
         gc.collect()
-        _resident_after_collection = resident
+        _peak_at_collection = peak
     gc.freeze()
 
 

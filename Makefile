@@ -15,9 +15,9 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurrence/cpu/src/*)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchrl -c constraints.txt  # pins tensordict 0.14
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile torch -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps torchrl -c constraints.txt  # pins tensordict 0.14
 	touch $(STAMP)
 
 train: setup  ## train a memory policy on masked CartPole and show the result

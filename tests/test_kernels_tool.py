@@ -127,5 +127,6 @@ def test_make_runs_the_tool() -> None:
     assert "tools/kernels.py\n" in targets["check"]
     assert "tools/kernels.py --record\n" in targets["kernels"]
     assert '-m "not kernels"' in makefile
-    assert "$(ALL)" in targets["test"]
+    assert "$(TEST)" in targets["test"]
+    assert "$(ALL)" in targets["check"]
     assert "tools/kernels.py" in (kernels.ROOT / ".github/workflows/ci.yml").read_text()

@@ -309,6 +309,7 @@ def test_collection(path: str, observation: NestedKey, state: NestedKey) -> None
     check_collection(COLLECTIONS[path], observation, state, kind)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "observation"), paired(PROCESSES, [("robot", "joint"), ("robot", "arm", "joint")]), ids=str

@@ -70,6 +70,7 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_without_posix_runs_train_and_workers_are_refused(tmp_path: Path) -> None:
     said = run(WINDOWS + COMMANDS, tmp_path)
     assert "doesn't support locks: the file .owner in it names the process" in said
@@ -82,6 +83,7 @@ def test_without_posix_runs_train_and_workers_are_refused(tmp_path: Path) -> Non
     assert all(text.startswith(lacking) and text.strip().endswith(advice) for text in programs)
 
 
+@pytest.mark.full
 def test_workers_work_on_posix_without_linux_features(tmp_path: Path) -> None:
     assert run(MACOS + STEP, tmp_path).strip() == "torch.Size([2, 3])"
 

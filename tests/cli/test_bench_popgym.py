@@ -89,6 +89,7 @@ def scores(folder):
     return sorted(found, key=lambda row: (row["task"], row["cell"]))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_interpreter")
 def test_several_jobs_give_the_same_rows(tmp_path, capsys):

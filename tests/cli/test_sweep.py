@@ -124,6 +124,7 @@ def begin(programs, folder, *more, rollout_steps="16"):
     return process
 
 
+@pytest.mark.full
 def test_the_runs_of_a_sweep_that_is_killed_stop_with_a_checkpoint(tmp_path, programs):
     folder = tmp_path / "sweep"
     process = begin(programs, folder, "--seeds", "2", "--jobs", "2")
@@ -136,6 +137,7 @@ def test_the_runs_of_a_sweep_that_is_killed_stop_with_a_checkpoint(tmp_path, pro
     assert list((folder / "seed=0" / "checkpoints").glob("*.pt"))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("jobs_are_forks")
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path, capsys, programs):
     folder, run = tmp_path / "sweep", RunFolder(tmp_path / "sweep" / "seed=0")

@@ -173,7 +173,13 @@ def turned_memory(policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("edit", [forward_of_its_own, another_hook, attribute, turned_memory])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        forward_of_its_own,
+        *(pytest.param(edit, marks=pytest.mark.full) for edit in (another_hook, attribute, turned_memory)),
+    ],
+)
 def test_a_changed_policy_is_recompiled(edit):
     """A compiled step keeps using the values present when it was traced."""
 

@@ -117,6 +117,7 @@ def test_a_rank_that_fails_ends_the_others(server, tmp_path):
     assert "Traceback" not in "".join(texts)
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_ends_all(server, tmp_path):
     slow = ["--env", "tests.distributed.slow:recurl-test/Slow-v0", "--env-kwargs", "hangs=True", "--rank-timeout", 2]
     ranks = server.both(*with_options(LONG, *slow), "--run-dir", tmp_path / "run")
@@ -148,6 +149,7 @@ for block in range(2):
 """
 
 
+@pytest.mark.full
 def test_ranks_join_again_and_end_by_themselves_where_all_fail(programs):
     """Two programs that end normally: neither is aborted. The store is torchrun's, which outlives a block."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -189,6 +191,7 @@ def refused(tmp_path_factory):
     programs.end()
 
 
+@pytest.mark.full
 def test_an_error_on_rank_0_alone_ends_the_others(refused):
     texts = refused["rank 0 alone"]
     assert texts[0].startswith("recurl: ")

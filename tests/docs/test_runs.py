@@ -26,6 +26,7 @@ def small(line: str) -> list[str]:
     return ["3072" if word == "250000" else "1" if word == "5" else word for word in words]
 
 
+@pytest.mark.full
 def test_from_a_preset_to_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = BLOCKS

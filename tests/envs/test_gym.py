@@ -73,6 +73,7 @@ def test_counted_frames_equal_executed_actions(monkeypatch):
             assert executed == rows.flatten().tolist()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_async_frames_equal_executed_actions():
     """With real spawned processes."""

@@ -124,6 +124,7 @@ def test_a_message_that_is_not_read(group):
         group.answers([0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("group", ["unread"], indirect=True)
 def test_closing_a_full_socket(group):
     group.ask(0, b"m" * LARGE)
@@ -346,6 +347,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.full
 def test_a_stopped_worker_ends_with_the_program(programs):
     done = programs.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL

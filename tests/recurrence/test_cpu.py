@@ -346,14 +346,14 @@ def test_structure_is_that_of_the_header(structure: type[ctypes.Structure]) -> N
 
 
 def test_unknown_instruction_set_is_refused_by_the_library() -> None:
-    arguments = library.Arguments(library.LayerStruct())
+    arguments = library.StructArguments(library.LayerStruct())
     arguments.set_numbers(isa=7)
     with pytest.raises(UnsupportedError, match=r"an instruction set that this processor lacks"):
         arguments.call("forward")
 
 
 def test_out_of_memory_is_an_error() -> None:
-    arguments = library.Arguments(library.LayerStruct())
+    arguments = library.StructArguments(library.LayerStruct())
     arguments.set_numbers(hidden=2**46, outputs=1, inputs=1)
     with pytest.raises(MemoryError, match=r"could not allocate"):
         arguments.call("forward")

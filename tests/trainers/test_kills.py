@@ -28,7 +28,8 @@ def rows(folder):
     ]
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.full), "r2d2"])
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", ["ppo", "r2d2"])
 def test_ends_as_one_that_was_left_alone(tmp_path, programs, algorithm):
     def start(words):
         return programs.Popen([sys.executable, "-m", "recurl", *words], stdout=subprocess.DEVNULL)

@@ -195,6 +195,7 @@ def check_unfinished(batches: list, replaced) -> None:
         assert steps[row, last + 1] == 0
 
 
+@pytest.mark.full
 def test_one_actor_after_the_other(ray_cluster, tmp_path) -> None:
     file = tmp_path / "steps"
     slow = functools.partial(logged.logged, file, seconds=0.02)

@@ -59,6 +59,7 @@ def listening(pids: list[int]) -> set[str]:
     return {words[1].partition(":")[0] for words in lines if words[3] == "0A" and words[9] in sockets}
 
 
+@pytest.mark.full
 def test_a_private_ray_listens_on_loopback_and_ends_with_the_program(programs: Programs) -> None:
     program = programs.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True)
     try:

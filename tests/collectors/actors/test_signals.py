@@ -73,10 +73,9 @@ def of_session(session):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -15, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
 def test_a_run_that_is_interrupted_while_ray_starts_leaves_nothing(tmp_path, programs, number, code):
     words = "train impala --env CartPole-v1 --num-envs 2 --collectors ray:1 --hidden-size 8 --total-steps 10000000"
     command = [sys.executable, "-m", "recurl", *words.split(), "--run-dir", str(tmp_path / "run")]

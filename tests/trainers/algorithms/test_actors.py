@@ -37,6 +37,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.full
 def test_a_run_resumes_exactly_and_survives_an_actor(ray_cluster, tmp_path: Path) -> None:
     config = ImpalaConfig(env=ENV, total_steps=5 * 32, checkpoint_every=3, **SIZE)
     trainer = trainer_of(config, tmp_path / "whole")
@@ -98,6 +99,7 @@ def test_algorithms_learn_from_actors(ray_cluster, tmp_path: Path, kind: type, a
     trainer.close()
 
 
+@pytest.mark.full
 def test_the_command(ray_cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "ppo", "--env", ENV, "--run-dir", str(tmp_path / "run"), "--collectors"]
     assert main([*words, "ray:2", "--num-envs", "3"]) == 2

@@ -88,10 +88,9 @@ def test_a_captured_update_is_the_update(anywhere, kind, options):
     assert learner._graphs == {}  # closed
 
 
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "options"), [ALL[0], *(pytest.param(*case, marks=pytest.mark.full) for case in (ALL[3], ALL[6]))]
-)
+@pytest.mark.parametrize(("kind", "options"), [ALL[0], ALL[3], ALL[6]])
 def test_a_compiled_update_is_the_update(kind, options):
     _, plain = updates(config(kind, **options))
     _, rows = updates(config(kind, **options, compile=True))

@@ -138,6 +138,7 @@ def test_exported_policies_fit_their_description(tmp_path, case, kind):
             assert (list(result.shape), str(result.dtype)) == ([rows, *part["shape"][1:]], part["dtype"])
 
 
+@pytest.mark.full
 def test_files_are_verified_with_a_thousand_steps(files):
     assert inspect.signature(verify).parameters["steps"].default == 1000
     assert [about(path)["verified_steps"] for path in files.values()] == [1000, 1000]

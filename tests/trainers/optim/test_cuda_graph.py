@@ -82,6 +82,7 @@ def test_ppo_learns_the_same_in_captured_steps(anywhere):
     assert seen[0][0]["loss_entropy"] != pytest.approx(seen[0][1]["loss_entropy"], rel=0.1)  # annealed
 
 
+@pytest.mark.full
 def test_compiled_steps_learn_the_same(anywhere):
     options = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 32}
     config = PPOConfig(**options, sequence_length=16, total_steps=384, entropy_coeff=0.1)

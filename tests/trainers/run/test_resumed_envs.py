@@ -108,6 +108,7 @@ def test_so_it_is_with_an_environment_of_ones_own(tmp_path):
     assert_resumes_bit_for_bit(small(env=OwnEnv), tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

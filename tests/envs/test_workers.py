@@ -229,6 +229,7 @@ def test_a_worker_has_no_file_of_another(three):
     assert len({files for *_, files in three.greetings}) == 1
 
 
+@pytest.mark.full
 def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another():
     group = WorkerGroup([WorkerTask(serve, ("shared",))] * 2, timeout=30.0)
     os.kill(group._interpreters[0].pid, signal.SIGKILL)
@@ -319,6 +320,7 @@ def runs(pid):
         return False
 
 
+@pytest.mark.full
 def test_a_fork_of_the_program_neither_uses_nor_stops_nor_keeps_its_workers(programs):
     with programs.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout

@@ -223,6 +223,7 @@ def test_one_actor_after_the_other(ray_cluster, tmp_path) -> None:
             collector.reset_rows(torch.ones(2, dtype=torch.bool))
 
 
+@pytest.mark.full
 def test_an_actor_that_dies_and_dies_again(ray_cluster, tmp_path) -> None:
     file, order, batches = tmp_path / "steps", tmp_path / "die", []
     create = functools.partial(logged.logged, file, seconds=0.001, dies_if=order)
@@ -252,6 +253,7 @@ def test_an_actor_that_dies_and_dies_again(ray_cluster, tmp_path) -> None:
             list(collector)
 
 
+@pytest.mark.full
 def test_an_actor_that_raises(ray_cluster) -> None:
     def broken(observation: torch.Tensor) -> torch.Tensor:
         raise ValueError("no idea")
@@ -271,6 +273,7 @@ def test_an_actor_that_raises(ray_cluster) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_another_version_of_recurl(ray_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "versions", lambda: {"recurl": "9.9", "torch": torch.__version__})
     with pytest.raises(UsageError, match=r"the same versions as the driver, but .* has recurl .* instead of 9.9"):

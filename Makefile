@@ -9,7 +9,7 @@ TEST   := -n 2 -m "not kernels and not full"
 ALL    := -n 2 -m "not kernels"
 NUMBERS := $(ALL) $(addprefix tests/,recurrence modules objectives execution sequences collectors)
 
-.PHONY: setup train quick test check kernels instructions practice bench docs wheel matrix tritons clean
+.PHONY: setup train quick test full check kernels instructions practice bench docs wheel matrix tritons clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,9 @@ quick: setup  ## the core tests, in two minutes: tests that take a second belong
 
 test: setup  ## the tests, including doctests; of those of GPU kernels and of whole programs, the core
 	$(BIN)/pytest $(TEST)
+
+full: setup  ## all tests but those of GPU kernels
+	$(BIN)/pytest $(ALL)
 
 check: setup  ## everything that CI runs: lint, types, layering, all tests, and those of GPU kernels if these have changed
 	$(BIN)/ruff format --check .

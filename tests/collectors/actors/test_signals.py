@@ -76,10 +76,10 @@ def of_session(session):
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
-def test_a_run_that_is_interrupted_while_ray_starts_leaves_nothing(tmp_path, programs, number, code):
+def test_a_run_that_is_interrupted_while_ray_starts_leaves_nothing(tmp_path, number, code):
     words = "train impala --env CartPole-v1 --num-envs 2 --collectors ray:1 --hidden-size 8 --total-steps 10000000"
     command = [sys.executable, "-m", "recurl", *words.split(), "--run-dir", str(tmp_path / "run")]
-    process = programs.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 100
     while not any(b"gcs_server" in line for line in of_session(process.pid)):
         assert time.monotonic() < deadline

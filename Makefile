@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, and imports ta
 QUICK  := -n 2 -m "not slow and not learning and not full" --timeout 20
 TEST   := -n 2 -m "not kernels and not full"
 ALL    := -n 2 -m "not kernels"
-NUMBERS := $(ALL) $(addprefix tests/,recurrence modules objectives execution sequences collectors)
+NUMBERS := $(TEST) $(addprefix tests/,recurrence modules objectives execution sequences collectors)
 
 .PHONY: setup train quick test full check kernels instructions practice bench docs wheel matrix tritons clean
 

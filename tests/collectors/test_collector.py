@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import Tensor, nn
 
 from recurl.collectors import Collector
+from recurl.collectors.batch import BatchWriter
 from recurl.core.errors import UsageError
 from recurl.envs import GymEnv, InitTracker, StepCounter, TransformedEnv
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
@@ -34,6 +36,20 @@ def test_replayed_features_equal_the_collected_ones(cell: str, rows: int | None,
             assert torch.equal(replayed["action"], data["action"])
         batches += 1
     assert batches == 3
+
+
+def test_a_carried_state_that_is_edited_in_place_is_stored_as_edited() -> None:
+    batch, state = TensorDict({}, [2, 4]), torch.zeros(2, 1)
+    writer = BatchWriter(batch, slice(None), torch.Size([2]))
+    for step in range(4):
+        if step != 2:  # where the state of the last step is the same tensor, unchanged
+            state.add_(10.0)
+        root = TensorDict({"state": state, "next": {"state": state + 1}}, [2])
+        writer.write(step, root)
+        state = root["next", "state"]
+    writer.finish()
+    assert batch["state"][..., 0].tolist() == [[10.0, 21.0, 22.0, 33.0]] * 2
+    assert batch["next", "state"][..., 0].tolist() == [[11.0, 22.0, 23.0, 34.0]] * 2
 
 
 def test_float64_features_to_machine_precision() -> None:

@@ -134,6 +134,13 @@ def test_cat_results(
     assert replays(batch, policy)
 
 
+def test_rows_of_workers_have_successive_seeds(policy: Seq) -> None:
+    with MultiSyncCollector([lambda: env_of(3)] * 2, policy, frames_per_batch=24) as collector:
+        collector.set_seed(5)
+        for worker, first in enumerate(collector.collect()["observation"][..., 0, :]):
+            assert torch.equal(first, env_of(3).reset(seed=5 + 3 * worker)["observation"])
+
+
 def test_async_collection_and_the_buffer() -> None:
     buffer, policy = Buffer(1), make_policy()
     collector = MultiAsyncCollector(

@@ -303,6 +303,15 @@ class TestAutoresetModes:
         everything = env.reset(root.copy().set("_reset", torch.ones(3, 1, dtype=torch.bool)))
         assert everything["observation"].tolist() == [[0, 3], [0, 2], [0, 2]]
 
+    def test_same_step_resets_done_rows_one_by_one(self):
+        vector = SyncVectorEnv([lambda: CountEnv(length=1)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+        env = GymWrapper(vector)
+        root = env.carry(env.rand_step())
+        for row in range(2):
+            root = env.reset(root.set("_reset", torch.arange(2).eq(row).unsqueeze(-1)))
+            assert root["done"].flatten().tolist() == [False, row == 0]
+        assert root["observation"].flatten().tolist() == [0, 0]
+
     def test_native_environments_by_what_they_offer(self):
         gym.register("recurl-test/SameStep-v0", vector_entry_point=NativeSameStep)
         try:

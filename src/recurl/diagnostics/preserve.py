@@ -97,7 +97,7 @@ def _restorer(generator: Any) -> Callable[[], Any]:
     """Return a function that restores the current state of a generator."""
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
-        before = copy.deepcopy(bits.state)
+        before = bits.state  # a new dict
         return lambda: setattr(bits, "state", before)
     python = hasattr(generator, "getstate")
     state, restore = (

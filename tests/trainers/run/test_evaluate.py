@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rich.console import Console
 from tensordict.nn import TensorDictModule
 
 from recurl.core.errors import ArgumentError
+from recurl.envs import GymWrapper
 from recurl.trainers import (
     DQNConfig,
     Evaluation,
@@ -20,6 +22,7 @@ from recurl.trainers import (
     make_env,
 )
 from recurl.trainers.run.evaluate import bootstrap_interval
+from tests.envs.small import CountEnv
 from tests.trainers.small_runs import trained
 
 CONFIG = PPOConfig(
@@ -63,6 +66,12 @@ def test_short_episodes_do_not_weigh_more():
     evaluation = evaluate_policy(one_way, env, episodes=4)
     assert len(evaluation.lengths) == 4
     assert evaluation.returns == [float(length) for length in evaluation.lengths]
+
+
+def test_no_row_plays_more_than_its_share():
+    vector = SyncVectorEnv([lambda n=n: CountEnv(length=n) for n in (1, 3)], autoreset_mode=AutoresetMode.DISABLED)
+    stay = TensorDictModule(lambda x: torch.zeros(x.shape[:-1], dtype=torch.int64), ["observation"], ["action"])
+    assert sorted(evaluate_policy(stay, GymWrapper(vector), episodes=4).lengths) == [1, 1, 3, 3]
 
 
 def test_episodes_that_never_end_are_cut_and_counted():

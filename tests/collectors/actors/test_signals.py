@@ -60,6 +60,17 @@ def test_in_another_thread_nothing_changes():
     assert found == [signal.getsignal(signal.SIGINT)]
 
 
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with signals_deferred() as received:
+            signal.raise_signal(signal.SIGINT)
+        assert received == []
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def of_session(session):
     """Return the command lines of the running processes of a session."""
     found = []
@@ -79,7 +90,13 @@ def of_session(session):
 def test_a_run_that_is_interrupted_while_ray_starts_leaves_nothing(tmp_path, number, code):
     words = "train impala --env CartPole-v1 --num-envs 2 --collectors ray:1 --hidden-size 8 --total-steps 10000000"
     command = [sys.executable, "-m", "recurl", *words.split(), "--run-dir", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
+    )
     deadline = time.monotonic() + 100
     while not any(b"gcs_server" in line for line in of_session(process.pid)):
         assert time.monotonic() < deadline

@@ -20,8 +20,9 @@ def signals_deferred() -> Generator[list[int]]:
 
     An exception inside would crash Ray or leave its processes behind. After the block, a SIGTERM or SIGHUP that would
     terminate this process immediately first raises KeyboardInterrupt, so that Ray is shut down, and then terminates the
-    process. Ray's own handler, which would drain its node for half a minute, is not registered. In threads other than
-    the main one, where signals raise nothing, this has no effect.
+    process. Signals that this process ignores, as Ctrl-C under ``nohup``, stay ignored. Ray's own handler, which would
+    drain its node for half a minute, is not registered. In threads other than the main one, where signals raise
+    nothing, this has no effect.
 
     Yields:
         The signals received so far.
@@ -44,8 +45,9 @@ def signals_deferred() -> Generator[list[int]]:
     def register_others(number: int, handler: Any) -> Any:
         return before[number] if number in before else register(number, handler)
 
-    for number in before:
-        register(number, record)
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            register(number, record)
     signal.signal = register_others
     try:
         yield received

@@ -431,6 +431,7 @@ LEARNING: dict[str, Callable[[Case], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "observation", "state"), with_keys(LEARNING), ids=str)
 def test_learning(path: str, observation: NestedKey, state: NestedKey) -> None:
     found = []
@@ -441,6 +442,7 @@ def test_learning(path: str, observation: NestedKey, state: NestedKey) -> None:
     assert_same(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("observation", "state"), COMBINATIONS, ids=str)
 def test_doctor_finds_nothing(observation: NestedKey, state: NestedKey) -> None:
     case = Case(observation, state)

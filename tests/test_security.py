@@ -339,6 +339,7 @@ ARCHIVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_bounds_of_checkpoints(tmp_path, name):
     """Checkpoints are read in time and memory that the size of the file bounds, whatever it declares."""

@@ -77,6 +77,7 @@ BOXES = ["scalar", "matrix"]
 FITTING = [*((SACConfig, name) for name in (*CHOICES, *BOXES, "unbounded")), *((TD3Config, name) for name in BOXES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "action"), FITTING)
 @pytest.mark.parametrize("shared", [True, False])
 def test_collection_equals_replay_of_actor_and_critics(kind, action, shared):

@@ -156,6 +156,7 @@ def test_refreshed_states_give_the_new_policys_features():
     torch.testing.assert_close(stepped["next", "h"], single["next", "h"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", KNOWN)
 def test_refreshed_states_of_every_cell(cell):
     policy, other = make_policy(cell), make_policy(cell)

@@ -58,6 +58,7 @@ EXACT = [  # losses that draw no random numbers
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), EXACT)
 def test_learns_the_same_as_from_host_slices(kind, options):
     """Samples are the same, bit for bit, and masked steps have no effect."""
@@ -144,6 +145,7 @@ class Repeated(TorchDispatchMode):
                     kept.copy_(new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -96,6 +96,7 @@ class Forgetful(OwnEnv):
         self.numbers = (number for number in range(10**9))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # packages of these environments
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * ("minigrid" in ENVS[name]["env"])) for name in ENVS]

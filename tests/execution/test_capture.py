@@ -237,3 +237,21 @@ def test_a_function_that_cannot_be_captured_can_be_tried_again(monkeypatch, said
         with pytest.raises(kind, match=words):
             graphed(torch.tensor(1))
     assert graphed(torch.tensor(5)).item() == 6
+
+
+def test_a_warm_up_that_fails_is_repeated(monkeypatch):
+    def run(value):
+        calls.append(value)
+        if len(calls) == 1:
+            raise ValueError("once")
+        return value + 1
+
+    calls, devices = [], fake_graphs(monkeypatch)
+    graphed = GraphedFunction(run, torch.device("cpu"), name="f", instead="don't")
+    with pytest.raises(ValueError, match="once"):
+        graphed(torch.tensor(1))
+    captures = []
+    for _ in range(3):
+        assert graphed(torch.tensor(1)).item() == 2
+        captures.append(len(devices))
+    assert captures == [0, 0, 1]

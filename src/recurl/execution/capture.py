@@ -17,7 +17,7 @@ from recurl.core.errors import UsageError
 from recurl.core.torch_compat import foreach_copy_, hooks_of, tensors_of
 from recurl.execution.source_lines import line_of
 
-__all__ = ["GraphedFunction", "ModuleGuard", "on_side_stream", "record", "without_garbage_collection"]
+__all__ = ["WARM_UP", "GraphedFunction", "ModuleGuard", "on_side_stream", "record", "without_garbage_collection"]
 
 T = TypeVar("T")
 
@@ -118,10 +118,11 @@ class GraphedFunction(Generic[T]):
             UsageError: the function can't be captured; the message names the line.
         """
         if self._warm < WARM_UP:
-            self._warm += 1
             self.memory = [tensor.clone() for tensor in tensors]
             with on_side_stream(self._device):
-                return self._function(*self.memory)
+                results = self._function(*self.memory)
+            self._warm += 1
+            return results
         if self._graph is None:
             self.memory = [tensor.clone() for tensor in tensors]
             self._graph = self._capture()
@@ -162,7 +163,7 @@ class GraphedFunction(Generic[T]):
 
 
 def _cause(error: BaseException) -> str:
-    """Return the line of user code that failed, and what CUDA says."""
+    """Return the line of user code that failed."""
     while error.__context__ is not None:  # ending a failed capture raises too
         error = error.__context__
     return line_of(traceback.extract_tb(error.__traceback__)) or "an operation waits for it"

@@ -12,6 +12,7 @@ from recurl.core.errors import ArgumentError, ExitError
 from recurl.core.precision import torch_matmul_precision
 from recurl.core.seeding import rng_state, set_rng_state
 from recurl.distributed import Watch, broadcast, on_any_rank, rank, world_size
+from recurl.execution.capture import WARM_UP
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.checkpoints import load_newest, restoring, save_checkpoint
@@ -35,7 +36,6 @@ from recurl.trainers.run.updates import COLUMNS, Updates
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WARM_UP = 3  # updates in which kernels are compiled and CUDA graphs captured
 _LONGEST = 1e9  # longest duration of a run in seconds
 
 
@@ -200,7 +200,7 @@ class Trainer:
                 updates.finish()
                 with Watch.exempt():
                     self._save(clock)
-            if done == _WARM_UP:
+            if done == WARM_UP + 1:  # kernels are compiled and CUDA graphs captured
                 Watch.arm(self.config.rank_timeout)
         if self._updates and self._is_leader:
             with Watch.exempt():

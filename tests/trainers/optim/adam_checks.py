@@ -30,7 +30,7 @@ BY_DEFINITION = (6, 7)  # steps that the form doesn't take, but whose state it a
 
 def train(form, shapes, dtype, max_norm):
     """Return parameters, optimizer state and norms after several steps."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(2)  # no moments nearly cancel
     parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in shapes]
     step, norms = None, []
     for number in range(STEPS):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from unittest.mock import patch
 
-import pytest
 import torch
 from torch import nn
 
@@ -32,27 +32,23 @@ def train(form, shapes, dtype, max_norm):
     """Return parameters, optimizer state and norms after several steps."""
     generator = torch.Generator().manual_seed(2)  # no moments nearly cancel
     parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in shapes]
-    step, norms = None, []
+    step, norms = GradientStep(parameters, learning_rate=0.01, max_norm=max_norm), []
     for number in range(STEPS):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.delitem(FORMS, "cpu")
-            used = form is not None and number not in BY_DEFINITION
-            if used:
-                patch.setitem(FORMS, "cpu", form)
-            if step is None or number in (BY_DEFINITION[0], BY_DEFINITION[-1] + 1):
-                before, step = step, GradientStep(parameters, learning_rate=0.01, max_norm=max_norm)
-                if before is not None:
-                    step.load_state_dict(before.state_dict())
+        if number in (BY_DEFINITION[0], BY_DEFINITION[-1] + 1):  # another optimizer continues
+            state, step = step.state_dict(), GradientStep(parameters, learning_rate=0.01, max_norm=max_norm)
+            step.load_state_dict(state)
         for parameter in parameters:
             grad = torch.randn(parameter.shape, generator=generator, dtype=dtype) * 10.0 ** (number % 7 - 3)
             parameter.grad = grad * torch.inf if number == NOT_FINITE[1] else grad
         loss = torch.tensor(torch.nan if number == NOT_FINITE[0] else 1.0, dtype=dtype)
-        edits, state = parameters[0]._version, copy.deepcopy([parameters, step.state_dict()["state"]])
-        norms.append(step.descend(loss))
-        assert step.explain() == ({form[0]: None} if used else {})
+        edits, before = parameters[0]._version, copy.deepcopy([parameters, step.state_dict()["state"]])
+        registered = {} if form is None or number in BY_DEFINITION else {"cpu": form}
+        with patch.dict(FORMS, registered, clear=True):
+            norms.append(step.descend(loss))
+            assert step.explain() == {name: None for name, _ in registered.values()}
         if number in NOT_FINITE:
             assert not (norms[-1] + loss).isfinite()
-            torch.testing.assert_close([parameters, step.state_dict()["state"]], state, rtol=0, atol=0)
+            torch.testing.assert_close([parameters, step.state_dict()["state"]], before, rtol=0, atol=0)
         else:
             assert parameters[0]._version > edits
         if number == 2:

@@ -169,7 +169,6 @@ def test_parameters_that_the_triton_form_does_not_take(monkeypatch):
     assert reason == "the parameters and step counts aren't on one GPU"
     monkeypatch.setattr(triton, "_DEVICES", ("cpu",))
     empty = GradientStep([nn.Parameter(torch.ones(0))], learning_rate=0.1, max_norm=1.0)
-    monkeypatch.setattr(empty, "_build", form[1])
     assert empty._form_for([torch.ones(0)]) == "all parameters are empty"
     monkeypatch.setattr(adam, "find_spec", lambda name: None)
     assert refused(form, monkeypatch, weights_of(), None) == "Triton isn't installed"

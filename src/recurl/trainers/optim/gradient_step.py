@@ -63,7 +63,6 @@ class GradientStep:
         fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
         rate = torch.tensor(learning_rate, device=self._parameters[0].device) if capturable else learning_rate
         self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=eps, fused=fused, capturable=capturable)
-        self._name, self._build = FORMS.get(self._parameters[0].device.type, (None, None))
         self._form: AdamForm | str | None = None  # or the reason why the definition is used
         self._formed_state: Any = None  # the state that the form updates
         self._reason: str | None = "no step has been made"
@@ -102,6 +101,7 @@ class GradientStep:
             self._reason = form
             return self.reference_step(grads, loss)
 
+    @torch.no_grad()
     def reference_step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
         """Make a step with operations of torch.
 
@@ -127,27 +127,31 @@ class GradientStep:
 
     def _form_for(self, grads: Sequence[Tensor]) -> AdamForm | str:
         """Return the form of the next step, or the reason why the definition is used."""
-        if self._build is None:
-            return "no form exists for this device"
         if len(grads) < len(self._parameters):
             return "a parameter has no gradient"
-        state: Any = self.optimizer.state
+        state = self.optimizer.state
         if self._form is None or self._formed_state is not state:  # replaced when a state is loaded
-            if not self.optimizer.param_groups[0]["fused"]:
-                return "the parameters aren't of one floating-point dtype and on one device"
-            for parameter in self._parameters:
-                if not state[parameter]:  # as Adam creates it
-                    state[parameter].update(
-                        step=torch.zeros((), dtype=torch.float32, device=parameter.device),
-                        exp_avg=torch.zeros_like(parameter),
-                        exp_avg_sq=torch.zeros_like(parameter),
-                    )
-            try:
-                self._form = self._build(self.optimizer, self._max_norm)
-            except NotCompiled as reason:
-                self._form = str(reason)
-            self._formed_state = state
+            self._form, self._formed_state = self._build(), state
         return self._form
+
+    def _build(self) -> AdamForm | str:
+        _, build = FORMS.get(self._parameters[0].device.type, (None, None))
+        if build is None:
+            return "no form exists for this device"
+        if not self.optimizer.param_groups[0]["fused"]:
+            return "the parameters aren't of one floating-point dtype and on one device"
+        state: Any = self.optimizer.state
+        for parameter in self._parameters:
+            if not state[parameter]:  # as Adam creates it
+                state[parameter].update(
+                    step=torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    exp_avg=torch.zeros_like(parameter),
+                    exp_avg_sq=torch.zeros_like(parameter),
+                )
+        try:
+            return build(self.optimizer, self._max_norm)
+        except NotCompiled as reason:
+            return str(reason)
 
     def explain(self) -> dict[str, str | None]:
         """Return the faster form for the device of the parameters, with the reason why the last step didn't use it.
@@ -158,7 +162,8 @@ class GradientStep:
             >>> GradientStep([nn.Parameter(torch.zeros(2))], learning_rate=0.1, max_norm=1.0).explain()
             {'cpp': 'no step has been made'}
         """
-        return {} if self._name is None else {self._name: self._reason}
+        name, _ = FORMS.get(self._parameters[0].device.type, (None, None))
+        return {} if name is None else {name: self._reason}
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate."""

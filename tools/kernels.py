@@ -22,12 +22,10 @@ RECORD = Path("tests/recurrence/kernels.json")
 FOLDERS = ("tests/recurrence", "tests/trainers/optim")
 # The kernels with the cells that they compute, and their tests with the reference. Changes elsewhere meet the kernels
 # in make test, which interprets or emulates each kind once.
-SOURCES = ("src/recurl/recurrence", "src/recurl/trainers/optim/adam", "tests/own_cells.py", *FOLDERS)
+ADAM = ("src/recurl/trainers/optim/triton_adam.py", "src/recurl/trainers/optim/triton_adam_kernels.py")
+SOURCES = ("src/recurl/recurrence", *ADAM, "tests/own_cells.py", *FOLDERS)
 TESTS = ("test_triton", "test_clusters", "test_isolation", "test_adam")  # isolation is tested of interpreted kernels
-UNRELATED = (
-    *(f"src/recurl/recurrence/{name}" for name in ("cpu", "experiment.py")),
-    "src/recurl/trainers/optim/adam/cpp.py",
-)
+UNRELATED = ("src/recurl/recurrence/cpu", "src/recurl/recurrence/experiment.py")
 PACKAGES = ("torch", "triton", "nvidia-cuda-nvrtc")
 SUFFIXES = (".py", ".cu", ".cpp")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from recurl.core.errors import ArgumentError
-from recurl.trainers.optim.adam import FORMS
+from recurl.trainers.optim.adam_forms import FORMS
 from recurl.trainers.optim.gradient_step import GradientStep
 
 

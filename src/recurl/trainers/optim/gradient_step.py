@@ -14,7 +14,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.spans import BACKWARD, OPTIMIZER, span
 from recurl.distributed import average_, world_size
 from recurl.execution.compiled import NotCompiled
-from recurl.trainers.optim.adam import FORMS, AdamForm
+from recurl.trainers.optim.adam_forms import FORMS, AdamForm
 
 
 class GradientStep:

@@ -22,7 +22,7 @@ _ADAM = struct.Struct("6q5d")  # recurl_adam
 
 
 class CpuAdam:
-    """Adam with gradient clipping on a CPU; see :class:`~recurl.trainers.optim.adam.AdamForm`.
+    """Adam with gradient clipping on a CPU; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`.
 
     Gradients are averaged and clipped in place.
 
@@ -57,7 +57,7 @@ class CpuAdam:
         self._parts = struct.Struct(f"{6 * len(states)}q")  # one recurl_parameter each
 
     def step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
-        """Make a step; see :class:`~recurl.trainers.optim.adam.AdamForm`."""
+        """Make a step; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`."""
         parameters, group = self._parameters, self._group
         if not can_step():
             raise NotCompiled("autograd, a tracer or a dispatch mode tracks torch's operations")

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from recurl.trainers.optim.adam import FORMS
+from recurl.trainers.optim.adam_forms import FORMS
 from recurl.trainers.optim.gradient_step import GradientStep
 from tests.recurrence.kernel_tests import print_checks
 
@@ -79,10 +79,10 @@ def checks(form, dtypes=("float32",)):
 
 
 if __name__ == "__main__":
-    from recurl.trainers.optim.adam import triton
+    from recurl.trainers.optim import triton_adam
     from tests.recurrence.interpreter import allow_bounds, patch_once
 
     allow_bounds()
     patch_once()
-    triton._DEVICES, triton._SUMS = ("cpu",), 16
+    triton_adam._DEVICES, triton_adam._SUMS = ("cpu",), 16
     print_checks(checks(FORMS["cuda"]))

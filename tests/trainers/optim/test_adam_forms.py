@@ -10,13 +10,13 @@ from torch import nn
 
 from recurl.execution.compiled import NotCompiled
 from recurl.recurrence.cpu import instruction_sets
-from recurl.trainers.optim import adam
-from recurl.trainers.optim.adam import FORMS, CpuAdam, triton
+from recurl.trainers.optim import adam_forms, triton_adam
+from recurl.trainers.optim.adam_forms import FORMS, CpuAdam
 from recurl.trainers.optim.gradient_step import GradientStep
 from tests.programs import Programs
 from tests.recurrence.kernel_tests import core_and_rest, run
 
-from .adam_checks import SHAPES, checks
+from .adam_form_checks import SHAPES, checks
 
 PACKAGE = "tests.trainers.optim"
 LIMITS = {"float32": 5e-7, "float64": 1e-14}
@@ -27,7 +27,7 @@ def in_this_process(form, dtypes):
 
 
 def in_the_interpreter(names):
-    found = run("adam_checks", *names, package=PACKAGE, TRITON_INTERPRET="1")
+    found = run("adam_form_checks", *names, package=PACKAGE, TRITON_INTERPRET="1")
     assert [*found] == names
     return {name: float(error) for name, (error,) in found.items()}
 
@@ -64,7 +64,7 @@ def test_compiled_kernels_do_not_spill(capability: str, programs: Programs) -> N
 @pytest.fixture
 def flat(monkeypatch):
     """The form for a GPU, built on the CPU; its kernels don't run here."""
-    monkeypatch.setattr(triton, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(triton_adam, "_DEVICES", ("cpu",))
     return FORMS["cuda"]
 
 
@@ -140,7 +140,7 @@ def test_the_cpp_form_refuses_what_it_cannot_see(monkeypatch):
     optimizer.state[weights[0]]["exp_avg"] = torch.zeros(64, 33, dtype=torch.float64)
     with pytest.raises(NotCompiled, match="the optimizer's state isn't in contiguous CPU tensors"):
         CpuAdam(optimizer, 1.0)
-    monkeypatch.setattr("recurl.trainers.optim.adam.cpp.instruction_sets", lambda: ())
+    monkeypatch.setattr("recurl.trainers.optim.cpp_adam.instruction_sets", lambda: ())
     with pytest.raises(NotCompiled, match="C\\+\\+ library isn't available"):
         CpuAdam(optimizer, 1.0)
 
@@ -167,8 +167,8 @@ def test_parameters_that_the_triton_form_does_not_take(monkeypatch):
     form = FORMS["cuda"]
     reason = refused(form, monkeypatch, weights_of(), None)
     assert reason == "the parameters and step counts aren't on one GPU"
-    monkeypatch.setattr(triton, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(triton_adam, "_DEVICES", ("cpu",))
     empty = GradientStep([nn.Parameter(torch.ones(0))], learning_rate=0.1, max_norm=1.0)
     assert empty._form_for([torch.ones(0)]) == "all parameters are empty"
-    monkeypatch.setattr(adam, "find_spec", lambda name: None)
+    monkeypatch.setattr(adam_forms, "find_spec", lambda name: None)
     assert refused(form, monkeypatch, weights_of(), None) == "Triton isn't installed"

@@ -12,7 +12,7 @@ from recurl.distributed import average_
 from recurl.execution.compiled import NotCompiled
 from recurl.recurrence.triton.launch import on
 from recurl.recurrence.triton.prepared import prepared
-from recurl.trainers.optim.adam.kernels import adam_kernel, decide_kernel, squares_kernel
+from recurl.trainers.optim.triton_adam_kernels import adam_kernel, decide_kernel, squares_kernel
 
 __all__ = ["FlatAdam"]
 
@@ -24,9 +24,10 @@ _SUMS = 256  # most programs that sum squares
 class FlatAdam:
     """Adam on flat buffers: both moments of all parameters are in one tensor each, in the order of the parameters.
 
-    See :class:`~recurl.trainers.optim.adam.AdamForm`. Gradients aren't changed. Results equal the definition's up to
-    rounding; on a GPU torch rounds betas to float32, so second moments differ by 1.3e-5 if beta is 0.999. torch's
-    kernels process 65,536 numbers per thread block, so that small networks occupy only three multiprocessors.
+    See :class:`~recurl.trainers.optim.adam_forms.AdamForm`; gradients aren't changed. Results equal those of
+    ``torch.optim.Adam`` up to rounding. On a GPU torch rounds betas to float32, so second moments differ by 1.3e-5 if
+    beta is 0.999. torch's kernels process 65,536 numbers per thread block, so that small networks occupy only three
+    multiprocessors.
 
     Args:
         optimizer: optimizer with one parameter group, of parameters that are float32, contiguous, and on one GPU, and
@@ -72,7 +73,7 @@ class FlatAdam:
         self._step_addresses = torch.tensor(self._addresses[len(sizes) :], device=self._device)
 
     def step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
-        """Make a step; see :class:`~recurl.trainers.optim.adam.AdamForm`."""
+        """Make a step; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`."""
         if not all(x.dtype == torch.float32 and x.device == self._device for x in (*grads, loss)):
             raise NotCompiled("the loss or a gradient isn't float32 on the GPU of the parameters")
         same = self._addresses == [x.data_ptr() for x in (*self._parameters, *self._steps)]

@@ -1,7 +1,7 @@
 """Faster forms of the step of :class:`~recurl.trainers.optim.gradient_step.GradientStep`, one per type of device.
 
-A form computes what ``GradientStep.reference_step`` computes with torch, up to rounding. A new one is an
-entry in :data:`FORMS`, and the tests compare every entry with the definition.
+A form has the results of ``GradientStep.reference_step``, the definition in torch, up to rounding. It is registered in
+:data:`FORMS`, and the tests compare every registered form with the definition.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recurl.execution.compiled import NotCompiled
-from recurl.trainers.optim.adam.cpp import CpuAdam
+from recurl.trainers.optim.cpp_adam import CpuAdam
 
 __all__ = ["FORMS", "AdamForm"]
 
@@ -48,7 +48,7 @@ It raises ``NotCompiled`` if the parameters aren't supported.
 def _triton(optimizer: torch.optim.Adam, max_norm: float) -> AdamForm:
     if find_spec("triton") is None:
         raise NotCompiled("Triton isn't installed")
-    return import_module("recurl.trainers.optim.adam.triton").FlatAdam(optimizer, max_norm)
+    return import_module("recurl.trainers.optim.triton_adam").FlatAdam(optimizer, max_norm)
 
 
 FORMS: dict[str, tuple[str, Builder]] = {"cpu": ("cpp", CpuAdam), "cuda": ("triton", _triton)}

@@ -123,7 +123,7 @@ def _of_one_kind(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterab
 
 
 foreach_lerp_: Callable[[Sequence[Tensor], Sequence[Tensor], float], None] = find("torch:_foreach_lerp_")
-"""Interpolate tensors towards others in one call."""
+"""Interpolate tensors towards others in one call. Replacement: a loop of ``Tensor.lerp_``."""
 
 assert_async: Callable[[Tensor, str], None] = find("torch:_assert_async", lambda condition, message: None)
 """Raise an error if a bool on the device is False, without waiting for the device. Fallback: no check on a GPU."""

@@ -31,7 +31,10 @@ MOVED = {
     "recurl.lowering.entries": "recurl.sequences.entries",
     "recurl.objectives.value.functional": "recurl.sequences.returns",
     "recurl.recurrence.boundaries": "recurl.sequences.boundaries",
+    "recurl.recurrence.cpu.adam": "recurl.trainers.optim.cpp_adam",
     "recurl.recurrence.linear.reverse": "recurl.sequences.reverse",
+    "recurl.recurrence.triton.adam": "recurl.trainers.optim.triton_adam",
+    "recurl.recurrence.triton.adam_kernels": "recurl.trainers.optim.triton_adam_kernels",
     "recurl.trainers.optim.programs": "recurl.execution.inductor",
     "recurl.trainers.study.popgym": "recurl.experiments.popgym",
 }

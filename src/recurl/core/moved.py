@@ -35,6 +35,7 @@ MOVED = {
     "recurl.recurrence.linear.reverse": "recurl.sequences.reverse",
     "recurl.recurrence.triton.adam": "recurl.trainers.optim.triton_adam",
     "recurl.recurrence.triton.adam_kernels": "recurl.trainers.optim.triton_adam_kernels",
+    "recurl.trainers.optim.programs": "recurl.execution.inductor",
     "recurl.trainers.study.popgym": "recurl.experiments.popgym",
 }
 """Former to current paths; the modules of a package move with it."""

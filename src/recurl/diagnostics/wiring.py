@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from recurl.collectors import why_not_lowered
+from recurl.collectors.acting import explain
 from recurl.core.errors import ArgumentError, RecurlError
 from recurl.core.keys import NestedKey
 from recurl.core.specs import TensorSpec
@@ -154,10 +154,9 @@ def _wired(policy: Any, env: EnvBase) -> EnvBase:
 
 @check("stepping")
 def check_stepping(policy: Any, env: EnvBase) -> str:
-    """Report whether a collector runs ``policy`` in ``env`` on plain tensors, or why it uses slower TensorDicts."""
+    """Report in which form a collector runs ``policy`` in ``env``, and why not in a faster one."""
     with set_exploration_type(ExplorationType.RANDOM):
-        reason = why_not_lowered(policy, env)
-    return "on plain tensors" if reason is None else f"on TensorDicts, which is slower: {reason}"
+        return str(explain(policy, env)).removeprefix("steps: ")
 
 
 @check("collection")

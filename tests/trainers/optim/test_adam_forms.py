@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurl.execution.compiled import NotCompiled
+from recurl.execution.explain import NotCompiled
 from recurl.recurrence.cpu import instruction_sets
 from recurl.trainers.optim import adam_forms, triton_adam
 from recurl.trainers.optim.adam_forms import FORMS, CpuAdam

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from recurl.execution.compiled import NotCompiled
+from recurl.execution.explain import NotCompiled
 from recurl.trainers.optim.cpp_adam import CpuAdam
 
 __all__ = ["FORMS", "AdamForm"]

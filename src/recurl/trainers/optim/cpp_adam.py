@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from recurl.distributed import average_, world_size
-from recurl.execution.compiled import NotCompiled
+from recurl.execution.explain import NotCompiled
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, adam_function, check, instruction_sets
 from recurl.recurrence.cpu.step import PLAIN_TYPES, can_step
 

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from recurl.core.errors import ArgumentError
 from recurl.core.spans import BACKWARD, OPTIMIZER, span
 from recurl.distributed import average_, world_size
-from recurl.execution.compiled import NotCompiled
+from recurl.execution.explain import Explanation, NotCompiled
 from recurl.trainers.optim.adam_forms import FORMS, AdamForm
 
 
@@ -153,17 +153,15 @@ class GradientStep:
         except NotCompiled as reason:
             return str(reason)
 
-    def explain(self) -> dict[str, str | None]:
+    def explain(self) -> Explanation:
         """Return the faster form for the device of the parameters, with the reason why the last step didn't use it.
 
-        The value is None if it did, and the dict is empty if no form exists for this device.
-
         Example:
-            >>> GradientStep([nn.Parameter(torch.zeros(2))], learning_rate=0.1, max_norm=1.0).explain()
-            {'cpp': 'no step has been made'}
+            >>> print(GradientStep([nn.Parameter(torch.zeros(2))], learning_rate=0.1, max_norm=1.0).explain())
+            Adam: torch (not cpp: no step has been made)
         """
         name, _ = FORMS.get(self._parameters[0].device.type, (None, None))
-        return {} if name is None else {name: self._reason}
+        return Explanation("Adam", {} if name is None else {name: self._reason}, "torch")
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from recurl.distributed import average_
-from recurl.execution.compiled import NotCompiled
+from recurl.execution.explain import NotCompiled
 from recurl.recurrence.triton.launch import on
 from recurl.recurrence.triton.prepared import prepared
 from recurl.trainers.optim.triton_adam_kernels import adam_kernel, decide_kernel, squares_kernel

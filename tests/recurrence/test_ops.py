@@ -28,7 +28,7 @@ from recurl.recurrence import (
 )
 from recurl.recurrence.kernels import count_outputs
 from recurl.recurrence.loop import LoopKernels
-from recurl.recurrence.ops import arguments_of
+from recurl.recurrence.operation import arguments_of
 
 from .contract import KNOWN, Case, assert_agree
 

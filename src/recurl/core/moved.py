@@ -31,7 +31,10 @@ MOVED = {
     "recurl.lowering.entries": "recurl.sequences.entries",
     "recurl.objectives.value.functional": "recurl.sequences.returns",
     "recurl.recurrence.boundaries": "recurl.sequences.boundaries",
+    "recurl.recurrence.linear.ops": "recurl.recurrence.operation",
+    "recurl.recurrence.linear.registry": "recurl.recurrence.backend",
     "recurl.recurrence.linear.reverse": "recurl.sequences.reverse",
+    "recurl.recurrence.ops": "recurl.recurrence.operation",
     "recurl.trainers.study.popgym": "recurl.experiments.popgym",
 }
 """Former to current paths; the modules of a package move with it."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, LoopKernel, States
+from recurl.recurrence.kernel_backend import backward_by_autograd
 from recurl.recurrence.kernels import Gradients, Inputs
-from recurl.recurrence.ops import backward_by_autograd
 from recurl.sequences.boundaries import HostPlan
 
 

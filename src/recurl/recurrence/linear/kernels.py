@@ -1,4 +1,4 @@
-"""Kernel protocol, registry, and kernel selection for linear recurrences."""
+"""Kernel protocol of linear recurrences."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.torch_compat import is_compiling, is_exporting
 from recurl.sequences.boundaries import Boundaries
 
 ACCUMULATED = {
@@ -78,44 +76,3 @@ class LinearKernels(Protocol):
                 segment.
         """
         ...
-
-
-class LinearRegistry:
-    """Registry of kernels by name, with the rules for ``"auto"`` and ``"fastest"``."""
-
-    def __init__(self, kernels: tuple[LinearKernels, ...], fast: tuple[str, ...]) -> None:
-        self._kernels = {one.name: one for one in kernels}
-        self._fast = fast
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names accepted by :meth:`choose`."""
-        return ("auto", "fastest", *self._kernels)
-
-    def named(self, name: str) -> LinearKernels:
-        """Return the kernels called ``name``, whether or not they can run."""
-        return self._kernels[name]
-
-    def choose(self, name: str, device: torch.device, dtype: torch.dtype) -> LinearKernels:
-        """Select the kernels for ``name``. Kernels requested by name never fall back to others.
-
-        Raises:
-            ArgumentError: there is no such name.
-            UnsupportedError: the kernels can't serve the call; the message states the reason.
-        """
-        if name not in self.names:
-            raise ArgumentError(
-                f"The backend of a linear recurrence must be one of {', '.join(self.names)}; got {name!r}."
-            )
-        if name == "auto":
-            name = "scan" if is_compiling() and not is_exporting() else "loop"
-        elif name == "fastest":
-            name = next((one for one in self._fast if self._refusal(one, device, dtype) is None), "loop")
-        reason = self._refusal(name, device, dtype)
-        if reason is not None:
-            raise UnsupportedError(f"The backend {name!r} can't run this linear recurrence: {reason}.")
-        return self._kernels[name]
-
-    def _refusal(self, name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-        kernels = self._kernels[name]
-        return kernels.missing() or kernels.unsupported(device, dtype)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
-from recurl.recurrence.kernels import Gradients, Inputs
-from recurl.recurrence.ops import known_rows
+from recurl.recurrence.kernels import Gradients, Inputs, known_rows
 from recurl.recurrence.triton.config import CLUSTERS, GLUON_CAPABILITY, Tile, tile_for
 from recurl.recurrence.triton.form import form_for
 from recurl.recurrence.triton.layer import TritonLayer, lazy_import

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKe
 from recurl.recurrence.linear.scan import TracedScan
 from recurl.recurrence.operation import Run, refuse_forward_mode, run_operation
 from recurl.sequences.boundaries import Boundaries
-
-T = TypeVar("T")
 
 __all__ = ["linear_recurrence"]
 
@@ -127,7 +125,7 @@ def layer_call(inputs: LinearInputs) -> LayerCall:
     return LayerCall(_CELL, parts.weights, parts.x, parts.states, inputs.boundaries)
 
 
-def _arranged(values: tuple[T, T, T], constant: bool) -> Inputs[T | None]:
+def _arranged(values: tuple[Any, Any, Any], constant: bool) -> Inputs[Any]:
     """Arrange values for a, b and the states as those for the inputs of the cell."""
     a, b, states = values
     return Inputs(b, (a,), (states,)) if constant else Inputs(b, (None,), (states, a))

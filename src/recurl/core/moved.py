@@ -31,6 +31,7 @@ MOVED = {
     "recurl.lowering.entries": "recurl.sequences.entries",
     "recurl.objectives.value.functional": "recurl.sequences.returns",
     "recurl.recurrence.boundaries": "recurl.sequences.boundaries",
+    "recurl.recurrence.linear.derivatives": "recurl.recurrence.linear.kernels",
     "recurl.recurrence.linear.ops": "recurl.recurrence.operation",
     "recurl.recurrence.linear.registry": "recurl.recurrence.backend",
     "recurl.recurrence.linear.reverse": "recurl.sequences.reverse",

@@ -156,13 +156,9 @@ class Registry(Generic[T]):
         self.version = 0  # incremented whenever the selection may change
 
     def add(self, name: str, load: Callable[[], T], device: str | None = None, fast: bool = False) -> None:
-        """Register the implementation that ``load`` returns when it is first used.
+        """Register the implementation that ``load`` returns on first use, for one type of device if it is given.
 
-        Args:
-            name: its name.
-            load: returns it.
-            device: type of the only device that it serves, or None.
-            fast: whether ``"fastest"`` may select it; the latest registered one that serves the call wins.
+        If ``fast``, ``"fastest"`` may select it; the latest registered one that serves the call wins.
         """
         self.version += 1
         self._backends[name] = _Entry(load, device)
@@ -180,11 +176,7 @@ class Registry(Generic[T]):
         return self._backends[name].get()
 
     def check_name(self, name: str) -> None:
-        """Check that ``name`` is one of :attr:`names`.
-
-        Raises:
-            ArgumentError: it is not.
-        """
+        """Raise an :class:`ArgumentError` if ``name`` is not one of :attr:`names`."""
         if name not in self.names:
             raise ArgumentError(f"{self._argument} must be one of {', '.join(self.names)}; got {name!r}.")
 

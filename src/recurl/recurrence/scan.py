@@ -20,7 +20,7 @@ from recurl.core.torch_compat import check, is_compiling, is_exporting, scan, tr
 from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
 from recurl.recurrence.kernel_backend import AutogradBackend, backward_by_autograd
-from recurl.recurrence.kernels import Gradients, Inputs, features_and_states, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels, features_and_states, inputs_of
 from recurl.recurrence.operation import refuse_forward_mode
 from recurl.sequences.boundaries import Boundaries
 
@@ -30,15 +30,10 @@ _Step = Callable[[States, Tensor], tuple[States, States]]
 _STEP_COST = 8  # fixed cost of a step, in units of the cost of one row
 
 
-class ScanKernels:
+class ScanKernels(Kernels):
     """Kernels with one matrix product and a few pointwise operations per step; all other work is outside the scan."""
 
     name = "scan"
-    cells = None
-
-    def missing(self) -> str | None:
-        """Return None: only torch is needed."""
-        return None
 
     def unsupported(self, support: Support) -> str | None:
         """Return why export is unsupported, or None otherwise."""

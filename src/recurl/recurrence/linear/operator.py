@@ -14,8 +14,7 @@ from recurl.recurrence.backend import LINEAR, LayerCall, LinearSupport, record_r
 from recurl.recurrence.built_in import LINEAR_OPERATIONS
 from recurl.recurrence.cells import Cell, Shape, Sizes, States
 from recurl.recurrence.kernels import Gradients, Inputs
-from recurl.recurrence.linear.derivatives import gradients, tangent
-from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels
+from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels, gradients, tangent
 from recurl.recurrence.linear.scan import TracedScan
 from recurl.recurrence.operation import Run, refuse_forward_mode, run_operation
 from recurl.sequences.boundaries import Boundaries

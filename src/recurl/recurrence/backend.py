@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recurl.recurrence.linear.kernels import LinearKernels
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Support | LinearSupport")
 
 
 class Options(NamedTuple):
@@ -140,7 +141,7 @@ class _Entry(Generic[T]):
         return True
 
 
-class Registry(Generic[T]):
+class Registry(Generic[T, S]):
     """Implementations of one operation by name, with the rules for ``"auto"`` and ``"fastest"``.
 
     Args:
@@ -180,7 +181,7 @@ class Registry(Generic[T]):
         if name not in self.names:
             raise ArgumentError(f"{self._argument} must be one of {', '.join(self.names)}; got {name!r}.")
 
-    def choose(self, name: str, support: Any) -> T:
+    def choose(self, name: str, support: S) -> T:
         """Select the implementation for ``name``. One requested by name never falls back to another.
 
         Raises:
@@ -198,26 +199,26 @@ class Registry(Generic[T]):
             raise self._refused(name, self._work, reason)
         return self._implementation(name, support)
 
-    def _is_fit(self, name: str, support: Any) -> bool:
+    def _is_fit(self, name: str, support: S) -> bool:
         serves_device = self._backends[name].device in (None, support.device.type)
         return serves_device and self._refusal(name, support) is None
 
     def _refused(self, name: str, work: str, reason: str) -> UnsupportedError:
         return UnsupportedError(f"{self._subject} {name!r} can't run this {work}: {reason}.")
 
-    def _eager(self, support: Any) -> str:
+    def _eager(self, support: S) -> str:
         """Return the name that ``"auto"`` selects in eager mode."""
         return "loop"
 
-    def _implementation(self, name: str, support: Any) -> T:
+    def _implementation(self, name: str, support: S) -> T:
         return self.named(name)
 
-    def _refusal(self, name: str, support: Any) -> str | None:
+    def _refusal(self, name: str, support: S) -> str | None:
         kernels: Any = self.named(name)
         return kernels.missing() or kernels.unsupported(support.device, support.dtype)
 
 
-class LayerRegistry(Registry[Backend]):
+class LayerRegistry(Registry[Backend, Support]):
     """Registry of the backends of layers."""
 
     def __init__(self) -> None:
@@ -290,7 +291,9 @@ def _unsupported_cell(backend: Backend, cell: Cell) -> str | None:
 
 
 BACKENDS = LayerRegistry()
-LINEAR: Registry[LinearKernels] = Registry("The backend of a linear recurrence", "The backend", "linear recurrence")
+LINEAR: Registry[LinearKernels, LinearSupport] = Registry(
+    "The backend of a linear recurrence", "The backend", "linear recurrence"
+)
 
 
 def register_backend(backend: Backend, fast: bool = False) -> None:

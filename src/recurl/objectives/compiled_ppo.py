@@ -10,7 +10,14 @@ from torch import Tensor
 from recurl.core.keys import IS_INIT, MASK, NestedKey
 from recurl.core.spans import FORWARD_AND_BACKWARD, span
 from recurl.distributed import is_global
-from recurl.execution.compiled import CompiledSurrogate, NotCompiled, SurrogateData, SurrogateOptions, why_no_pass
+from recurl.execution.compiled import (
+    CompiledSurrogate,
+    NotCompiled,
+    SurrogateData,
+    SurrogateOptions,
+    why_no_pass,
+)
+from recurl.execution.compiled.translations import DENSITIES
 from recurl.execution.lowering import why_not_lowered
 from recurl.objectives.common import standardized
 from recurl.objectives.compiled_policy import CompiledActorCritic
@@ -80,14 +87,12 @@ class CompiledPPO:
 
     def _compile(self, inputs: Any) -> None:
         self._networks.compile(inputs, self.keys.value)
-        compiled, density = (
-            self._networks.compiled,
-            getattr(self._networks.plan.sampler.module, "compiled_density", None),
-        )
+        compiled, sampler = self._networks.compiled, self._networks.plan.sampler.module
+        density = DENSITIES.find(sampler)
         try:
             if compiled is None or density is None:
                 raise NotCompiled(self._networks.reason or "the sampler has no density in C++")
-            known = density()
+            known = density(sampler)
             self._mask, self._one_hot = known.mask, known.one_hot
             self._descent = CompiledSurrogate(compiled, known, self.keys.value)
         except NotCompiled as reason:

@@ -1,5 +1,6 @@
 """Compilation of networks for recurl's C++ library: one call for all that a policy computes in a step."""
 
+from recurl.execution.compiled import layers as layers  # registers them
 from recurl.execution.compiled.compilation import Compilation, Density, NotCompiled, Signal
 from recurl.execution.compiled.descent import CompiledSurrogate, SurrogateData, SurrogateOptions
 from recurl.execution.compiled.function import CompiledFunction, OneRow, function_of
@@ -7,6 +8,7 @@ from recurl.execution.compiled.in_memory import StepsInMemory
 from recurl.execution.compiled.network import CompiledNetwork
 from recurl.execution.compiled.passes import CompiledPass, why_no_pass
 from recurl.execution.compiled.program_file import Recorder, read_function, write_function
+from recurl.execution.compiled.translations import register_density, register_translation
 
 __all__ = [
     "Compilation",
@@ -24,6 +26,8 @@ __all__ = [
     "SurrogateOptions",
     "function_of",
     "read_function",
+    "register_density",
+    "register_translation",
     "why_no_pass",
     "write_function",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -20,18 +21,30 @@ class _Form(NamedTuple):
 class _Table(dict[type, _Form]):
     """C++ forms by class."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: WeakKeyDictionary[type, _Form | None] = WeakKeyDictionary()
+
+    def __setitem__(self, cls: type, form: _Form) -> None:
+        super().__setitem__(cls, form)
+        self._found.clear()
+
     def find(self, of: object) -> Callable[..., Any] | None:
         """Return the form of a class, or of the class of an object; None if there is none.
 
         A form applies to subclasses unless they, or the object itself, override an attribute that it depends on.
         """
         cls, own = (of, {}) if isinstance(of, type) else (type(of), vars(of))
+        if cls not in self._found:
+            self._found[cls] = self._search(cls)
+        form = self._found[cls]
+        return None if form is None or not own.keys().isdisjoint(form.depends) else form.function
+
+    def _search(self, cls: type) -> _Form | None:
         for owner in cls.__mro__:
             form = self.get(owner)
-            if form is not None and not any(
-                name in own or _defined(cls, name) is not _defined(owner, name) for name in form.depends
-            ):
-                return form.function
+            if form is not None and all(_defined(cls, name) is _defined(owner, name) for name in form.depends):
+                return form
         return None
 
 

@@ -1,6 +1,7 @@
 """Compilation of networks for recurl's C++ library: one call for all that a policy computes in a step."""
 
-from recurl.execution.compiled import layers as layers  # registers them
+from recurl.execution.compiled import layers as layers  # registers C++ forms
+from recurl.execution.compiled import plain_forward as plain_forward  # likewise
 from recurl.execution.compiled.compilation import Compilation, Density, NotCompiled, Signal
 from recurl.execution.compiled.descent import CompiledSurrogate, SurrogateData, SurrogateOptions
 from recurl.execution.compiled.function import CompiledFunction, OneRow, function_of

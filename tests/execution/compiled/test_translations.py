@@ -127,7 +127,19 @@ def draws(distribution: type) -> list[Callable[[], Case]]:
     return [lambda: Case([actor(distribution)], differentiable=False)]
 
 
+class TwoLayers(nn.Module):
+    """Module without an entry in the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 7), nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
 EXAMPLES: dict[type, list[Callable[[], Case]]] = {
+    nn.Module: [lambda: layer(TwoLayers())],
     nn.Linear: [lambda: layer(nn.Linear(WIDTH, 21)), lambda: layer(nn.Linear(WIDTH, 70, bias=False))],
     nn.Identity: [lambda: layer(nn.Identity())],
     nn.Dropout: [lambda: layer(nn.Dropout(0.5).eval())],

@@ -71,8 +71,8 @@ def _line(error: Exception, read: tuple[str, int]) -> str:
     """Return the user's line that raised an error, or that was read last, as the beginning of a message."""
     inner = (__file__, os.path.dirname(torch.__file__))
     frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
-    name, number = [read, *(place for place in frames if not place[0].startswith(inner))][-1]
-    return f"line {number}, {linecache.getline(name, number).strip()!r}: " if number else ""
+    places = [place for place in (read, *frames) if place[1] and not place[0].startswith(inner)]
+    return f"line {places[-1][1]}, {linecache.getline(*places[-1]).strip()!r}: " if places else ""
 
 
 # -- reading
@@ -105,18 +105,20 @@ class _Reader:
         elif isinstance(value, tuple):
             for part in value:
                 self.value(name, part)
-        elif not (isinstance(value, _NUMBERS) or any(value is base for base in self._cls.__mro__) or _is_pure(value)):
+        elif not (isinstance(value, _NUMBERS) or name == "__class__" or _is_pure(value)):
             raise _NoForm(f"{name} has no operation in C++")
 
     def _function(self, function: FunctionType) -> None:
-        if function.__code__ in self._seen:
+        code = function.__code__
+        if code in self._seen:
             return
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self.place = code.co_filename, code.co_firstlineno
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         read = {name: cell.cell_contents for name, cell in cells}
         read |= {"a default": (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())}
         for name, value in read.items():
             self.value(name, value)
-        self._code(function.__code__, function.__globals__)
+        self._code(code, function.__globals__)
 
     def _code(self, code: CodeType, scope: dict[str, Any]) -> None:
         self._seen.add(code)

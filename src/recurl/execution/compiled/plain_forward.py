@@ -12,7 +12,7 @@ import linecache
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
@@ -160,7 +160,7 @@ def _read(code: CodeType) -> list[_Step]:
         if step.opname in ("CACHE", "PUSH_NULL"):
             continue
         if step.opname in _REFUSED or (step.opname == "STORE_DEREF" and name in code.co_freevars):
-            what = "" if step.opname in _BLOCKS else f" {name}"
+            what = "" if step.opname in _BLOCKS else f" {step.argval or 'an item'}"
             found.append(_Step(line, _REFUSED.get(step.opname, "sets") + what))
         elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             found.append(_Step(line, reads=name))
@@ -266,7 +266,7 @@ class _Symbols(TorchFunctionMode):
         self._suspended = False
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspended(self) -> Generator[None]:
         """Let functions of torch run in a block."""
         before, self._suspended = self._suspended, True
         yield

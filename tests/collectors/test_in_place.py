@@ -24,7 +24,7 @@ from recurl.core.specs import Unbounded
 from recurl.envs import EnvBase, GroupedEnv, GymEnv, GymWrapper, TransformedEnv
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import SharedTensors
-from recurl.execution.compiled import Compilation, Signal, StepsInMemory
+from recurl.execution.compiled import Signal, StepsInMemory, register_translation
 from recurl.modules import (
     Categorical,
     ExplorationType,
@@ -131,14 +131,15 @@ class Numbers(gym.Env):
         return self._observe(), float(action), bool(self.np_random.random() < 0.1), False, {}
 
 
+class Seen(nn.Module):
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return a.unsqueeze(-1)
+
+
+register_translation(Seen, lambda program, module, a: Signal(a.value, (1,), a.dtype))
+
+
 def numbers(env: EnvBase) -> nn.Module:
-    class Seen(nn.Module):
-        def forward(self, a: torch.Tensor) -> torch.Tensor:
-            return a.unsqueeze(-1)
-
-        def compile_tensors(self, program: Compilation, a: Signal) -> Signal:
-            return Signal(a.value, (1,), a.dtype)
-
     head = Mod(nn.Sequential(nn.Linear(1, 2)), ["seen"], ["logits"])
     return ProbabilisticActor(
         Seq(Mod(Seen(), ["float"], ["seen"]), head), ["logits"], distribution_class=OneHotCategorical

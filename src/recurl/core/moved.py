@@ -29,6 +29,7 @@ MOVED = {
     "recurl.hardware": "recurl.core.devices",
     "recurl.interop": "recurl.modules.interop",
     "recurl.lowering.entries": "recurl.sequences.entries",
+    "recurl.modules.compiled_sampler": "recurl.modules.cpp_forms",
     "recurl.objectives.value.functional": "recurl.sequences.returns",
     "recurl.recurrence.boundaries": "recurl.sequences.boundaries",
     "recurl.recurrence.cpu.adam": "recurl.trainers.optim.cpp_adam",

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from recurl.core.messages import absent_names
 from recurl.core.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
+from recurl.modules import cpp_forms as cpp_forms  # registers them
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.cell_module import CellModule
 from recurl.modules.distributions import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Self
 
@@ -12,11 +11,10 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
+from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
 from recurl.core.precision import resolve_precision
 from recurl.core.specs import Unbounded
 from recurl.core.torch_compat import children_of, is_compiling
-from recurl.execution.compiled import Compilation, NotCompiled
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.modules.rnn_inputs import entry_names, flags_in, flat, signature
@@ -123,46 +121,6 @@ class RecurrentModule(TensorDictModuleBase):
         for key, state in zip(self.out_keys[1:], states, strict=True):
             tensordict.set(key, state)
         return tensordict
-
-    def compile_entries(self, program: Compilation) -> None:
-        """Compile one step, or sequences, to C++; see :class:`recurl.execution.compiled.Compilation`."""
-        net = self.net
-        other_backend = self.recurrent_backend not in ("cpu", "fastest") or self.recurrent_recompute == "full"
-        if program.sequences and other_backend:
-            raise NotCompiled(f"{type(self).__name__} uses another backend, or recomputation")
-        if (
-            self.recurrent_mode is not program.sequences
-            or net.bidirectional
-            or net.python_based
-            or (net.dropout and net.training)
-        ):
-            raise NotCompiled(
-                f"{type(self).__name__} uses dropout, is bidirectional or python_based, or is in another mode"
-            )
-        x = program.numbers(program.read(self.in_keys[0]), net.input_size)
-        is_init = program.read(IS_INIT)
-        if is_init.dtype is not torch.bool or math.prod(is_init.shape) != 1:
-            raise NotCompiled("is_init isn't a single bool per row")
-        shapes = [(net.num_layers, *shape) for shape in net.state_shapes]
-        present = any(program.has(key) for key in self.state_keys)
-        before = [program.read(key) for key in self.state_keys] if present else []
-        if any(
-            state.shape != shape or state.dtype is not program.dtype
-            for state, shape in zip(before, shapes, strict=False)
-        ):
-            raise NotCompiled("a state has another shape or dtype than the module")
-        after = [program.output(key, shape) for key, shape in zip(self.out_keys[1:], shapes, strict=True)]
-        features = program.inside(net.output_size)
-        program.program.recur(
-            net.cell,
-            net.layer_weights(),
-            x.value,
-            is_init.value,
-            [state.value for state in before],
-            [state.value for state in after],
-            features.value,
-        )
-        program.write(self.out_keys[0], features)
 
     def sequences(self, tensordict: TensorDictBase) -> tuple[Boundaries, dict[NestedKey, Tensor]]:
         """Return boundaries and checked states of a batch of sequences; no states if all are absent.

@@ -1,5 +1,7 @@
 """Compilation of networks for recurl's C++ library: one call for all that a policy computes in a step."""
 
+from recurl.execution.compiled import layers as layers  # registers C++ forms
+from recurl.execution.compiled import plain_forward as plain_forward  # likewise
 from recurl.execution.compiled.compilation import Compilation, Density, Signal
 from recurl.execution.compiled.descent import CompiledSurrogate, SurrogateData, SurrogateOptions
 from recurl.execution.compiled.function import CompiledFunction, OneRow, function_of
@@ -7,6 +9,7 @@ from recurl.execution.compiled.in_memory import StepsInMemory
 from recurl.execution.compiled.network import CompiledNetwork
 from recurl.execution.compiled.passes import CompiledPass, check_passes
 from recurl.execution.compiled.program_file import Recorder, read_function, write_function
+from recurl.execution.compiled.translations import register_density, register_translation
 from recurl.execution.explain import NotCompiled
 
 __all__ = [
@@ -26,6 +29,8 @@ __all__ = [
     "check_passes",
     "function_of",
     "read_function",
+    "register_density",
+    "register_translation",
     "write_function",
 ]
 

@@ -1,15 +1,20 @@
-"""Segment boundaries of a flat stream of tokens, computed once per batch and shared by all sequence readers.
+"""The sequence index of a batch: where sequences start, derived from the entries of the batch in one place.
 
 A batch of shape ``[*B, T]`` is a stream of N tokens in row-major order. A token starts a **segment** if it starts a
 row, if its ``is_init`` is true, or if it is not the next step of the previous token's trajectory: its trajectory id
 differs, or its step number is not the previous one plus 1. Segments are independent of each other: each starts from the
 state stored at its first token.
+
+The entries of the batch (``is_init``, trajectory ids and steps) are the stored form, which can be sliced, moved and
+saved like any other entry. All readers call :meth:`SequenceIndex.of`, which derives the index from them. Code that
+creates a batch can attach its index, which is then returned as long as the entries are unchanged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,10 +23,15 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS
 from recurl.core.torch_compat import edits_of, is_compiling, is_functorch_active
+from recurl.sequences.entries import Entries, Step
 
 _T = TypeVar("_T")
+_ArrayT = TypeVar("_ArrayT", bound=Any)
+_Entries = tuple[Tensor | None, Tensor | None, Tensor | None]
+_ATTACHED = "_recurl_index"
 
 
 class _Cached(cached_property[_T]):
@@ -61,24 +71,25 @@ class HostPlan:
         return self.batch_sizes.tolist()
 
 
-class Boundaries:
+class SequenceIndex:
     """Segments of one batch, as tensors of size N on the batch's device.
 
-    Build it with :meth:`from_is_init`, :meth:`from_traj_ids` or :meth:`from_cu_seqlens`. Nothing synchronizes with the
-    device except :attr:`lengths`, :meth:`split` and the first call of :meth:`host`, which caches the segment lengths.
+    Get it from a batch with :meth:`of`, or from tensors with :meth:`from_is_init`, :meth:`from_traj_ids` or
+    :meth:`from_cu_seqlens`. Nothing synchronizes with the device except :attr:`lengths`, :meth:`split` and the first
+    call of :meth:`host`, which caches the segment lengths.
 
     Attributes:
-        starts: bool ``[N]``, true at the first token of each segment.
+        starts: bool ``[N]``, true at the first token of each segment. Don't modify it.
         batch_shape: ``(*B, T)``, whose product is N.
         begin_at_states: True if segments are known to begin only where the batch stores states.
         plans: segment information cached by kernels, each under its own key.
 
     Example:
         >>> is_init = torch.tensor([[True, False, True, False], [False, False, False, False]])
-        >>> boundaries = Boundaries.from_is_init(is_init)
-        >>> boundaries.starts.tolist()
+        >>> index = SequenceIndex.from_is_init(is_init)
+        >>> index.starts.tolist()
         [True, False, True, False, True, False, False, False]
-        >>> boundaries.lengths.tolist()
+        >>> index.lengths.tolist()
         [2, 2, 4]
     """
 
@@ -89,13 +100,78 @@ class Boundaries:
         self.plans: dict[Hashable, Tensor] = {}
 
     @classmethod
+    def of(cls, batch: Step, *, done: Tensor | None = None, mask: Tensor | None = None) -> SequenceIndex:
+        """Return the index of a batch ``[*B, T]``, as its entries are now.
+
+        It is derived from ``"is_init"`` and, if the batch has them, trajectory ids and steps. An attached index is
+        returned if it still holds. On the CPU it is compared with the entries, whatever edits them (NumPy, ``.data``,
+        shared memory). On other devices, where that would synchronize, it holds while the batch has the same tensors
+        and torch counts no edit of them. It is ignored under ``torch.compile`` and ``torch.func``, and during CUDA
+        graph capture, since a replay must derive it from the new contents.
+
+        Args:
+            batch: any batch with a time dimension.
+            done: bool ``[*B, T]``, true at the last step of a trajectory: the next token starts a segment. A batch then
+                needs no ``"is_init"``.
+            mask: bool ``[*B, T]``, false at padding: a token starts a segment where it changes.
+
+        Raises:
+            MissingKeyError: the batch has no ``"is_init"``.
+            UsageError: ``"is_init"`` is not boolean.
+            ArgumentError: the shape of an entry doesn't fit, or there is no time dimension.
+
+        Example:
+            >>> batch = Entries({"is_init": torch.tensor([True, False, True])}, torch.Size([3]))
+            >>> index = SequenceIndex.of(batch)
+            >>> SequenceIndex.of(batch) is index
+            True
+            >>> batch.get("is_init").numpy()[1] = True
+            >>> SequenceIndex.of(batch).starts.tolist()
+            [True, True, True]
+        """
+        shape, entries = batch.batch_size, _entries_of(batch)
+        is_init, traj_ids, traj_steps = entries
+        if done is None and is_init is None:
+            raise MissingKeyError("A batch of sequences needs the entry 'is_init', true where an episode begins.")
+        if done is not None or mask is not None or not _is_cacheable(entries):
+            return cls(_derived_starts(shape, is_init, traj_ids, traj_steps, done, mask), shape)
+        attached = getattr(batch, _ATTACHED, None)
+        kept = attached.index if isinstance(attached, _Attached) else None  # not one that was saved
+        if is_init.device.type != "cpu":
+            if kept is not None and kept.batch_shape == shape and attached.describes(entries):
+                return kept
+            return cls(_derived_starts(shape, is_init, traj_ids, traj_steps), shape)
+        index = cls(_derived_starts(shape, is_init, traj_ids, traj_steps), shape)
+        if kept is not None and index.equals(kept):
+            return kept
+        if isinstance(batch, Entries):
+            index.attach(batch)
+        return index
+
+    def equals(self, other: SequenceIndex) -> bool:
+        """Return whether the segments are the same; synchronizes with the device."""
+        same_place = self.batch_shape == other.batch_shape and self.device == other.device
+        return same_place and torch.equal(self.starts, other.starts)
+
+    def attach(self, batch: Step) -> None:
+        """Attach the index to a batch that it describes, so that :meth:`of` returns it.
+
+        The index is attached to the object ``batch``: no copy or part of it has it, nor does a saved one. On devices
+        other than the CPU, the entries must be tensors that the caller has created, so that all edits are counted.
+        Does nothing where an index can't be kept; see :meth:`of`.
+        """
+        entries = _entries_of(batch)
+        if _is_cacheable(entries):
+            setattr(batch, _ATTACHED, _Attached(self, entries))
+
+    @classmethod
     def from_is_init(
         cls,
         is_init: Tensor,
         traj_ids: Tensor | None = None,
         batch_shape: Sequence[int] | None = None,
         traj_steps: Tensor | None = None,
-    ) -> Boundaries:
+    ) -> SequenceIndex:
         """Cut at row starts, where ``is_init`` is true, and where a token isn't the next step of its trajectory.
 
         Args:
@@ -113,31 +189,17 @@ class Boundaries:
             trailing = is_init.ndim > 1 and is_init.shape[-1] == 1
             batch_shape = is_init.shape[:-1] if trailing else is_init.shape
         shape = torch.Size(batch_shape)
-        if len(shape) == 0:
-            raise ArgumentError(
-                "A sequence needs a time dimension, the last of the batch shape; got an empty batch shape. "
-                "In recurrent mode pass a batch of shape [T] or [*B, T]."
-            )
-        flags = _per_token("is_init", is_init, shape)
-        if flags.dtype not in (torch.bool, torch.uint8):
-            raise UsageError(f"is_init must be boolean, got {flags.dtype}. Convert it: is_init != 0 or is_init.bool().")
-        starts = _with_row_starts(flags.clone() if flags.dtype == torch.bool else flags.bool(), shape)
-        if traj_ids is not None:
-            starts = starts | _changes(_per_token("traj_ids", traj_ids, shape))
-        if traj_steps is not None:
-            starts = starts | _changes(_per_token("traj_steps", traj_steps, shape), 1)
-        return cls(starts, shape)
+        return cls(_derived_starts(shape, is_init, traj_ids, traj_steps), shape)
 
     @classmethod
-    def from_traj_ids(cls, traj_ids: Tensor) -> Boundaries:
+    def from_traj_ids(cls, traj_ids: Tensor) -> SequenceIndex:
         """Cut at row starts and where the trajectory id, an integer tensor ``[*B, T]``, changes."""
         if traj_ids.ndim == 0:
             raise ArgumentError("traj_ids must have a time dimension: shape [T] or [*B, T], got a scalar.")
-        shape = traj_ids.shape
-        return cls(_with_row_starts(_changes(traj_ids.reshape(-1)), shape), shape)
+        return cls(_derived_starts(traj_ids.shape, traj_ids=traj_ids), traj_ids.shape)
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: Tensor, num_tokens: int) -> Boundaries:
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, num_tokens: int) -> SequenceIndex:
         """Cut a flat stream by cumulative lengths.
 
         Args:
@@ -152,11 +214,10 @@ class Boundaries:
             )
         starts = torch.zeros(num_tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
         starts.scatter_(0, cu_seqlens.long(), True)
-        starts = _with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens]))
-        return cls(starts, (num_tokens,))
+        return cls(_with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens])), (num_tokens,))
 
     @classmethod
-    def of_rows(cls, batch_shape: Sequence[int]) -> Boundaries:
+    def of_rows(cls, batch_shape: Sequence[int]) -> SequenceIndex:
         """Cut only at row starts, on the CPU: each row of ``(*B, T)`` is one segment."""
         shape = torch.Size(batch_shape)
         return cls(_with_row_starts(torch.zeros(shape.numel(), dtype=torch.bool), shape), shape)
@@ -170,6 +231,10 @@ class Boundaries:
         sources = (is_init, traj_ids, traj_steps)
         if _is_cacheable(sources):
             _cache[is_init] = (self.batch_shape, [_Snapshot(source) for source in sources], self)
+
+    def parts(self, sizes: Sequence[int]) -> list[SequenceIndex]:
+        """Split a flat index ``[N]`` into indices of consecutive parts, each of which begins with a start."""
+        return [SequenceIndex(starts, starts.shape) for starts in self.starts.split(list(sizes))]
 
     @property
     def num_tokens(self) -> int:
@@ -216,9 +281,9 @@ class Boundaries:
         return torch.arange(self.num_tokens, device=self.device).div(length, rounding_mode="floor")
 
     @_Cached
-    def flipped(self) -> Boundaries:
-        """Boundaries of the reversed stream, where token n is token N - 1 - n of this one."""
-        return Boundaries(self.ends.flip(0), self.batch_shape)
+    def flipped(self) -> SequenceIndex:
+        """SequenceIndex of the reversed stream, where token n is token N - 1 - n of this one."""
+        return SequenceIndex(self.ends.flip(0), self.batch_shape)
 
     @property
     def lengths(self) -> Tensor:
@@ -268,6 +333,81 @@ class Boundaries:
         )
 
 
+Boundaries = SequenceIndex
+"""Name of the index where only the segments matter, as in backends."""
+
+
+def begins_sequence(
+    flags: Iterable[_ArrayT], equal: Iterable[tuple[_ArrayT, _ArrayT]], steps: tuple[_ArrayT, _ArrayT] | None = None
+) -> _ArrayT:
+    """Return where a token doesn't continue the previous one: the definition, for torch tensors and NumPy arrays.
+
+    Args:
+        flags: bool arrays, true where a token begins a sequence, such as ``is_init``.
+        equal: pairs of arrays, the values of the previous tokens and of the tokens, which are equal within a sequence,
+            such as trajectory ids.
+        steps: such a pair of step numbers, which grow by 1 within a sequence.
+
+    Raises:
+        ArgumentError: there is nothing to tell sequences by.
+
+    Example:
+        >>> ids, steps = torch.tensor([4, 4, 5]), torch.tensor([7, 9, 10])
+        >>> begins_sequence([], [(ids[:-1], ids[1:])], (steps[:-1], steps[1:])).tolist()
+        [True, True]
+    """
+    found: Any = None
+    for flag in flags:
+        found = flag if found is None else found | flag
+    for before, now in equal:
+        found = before != now if found is None else found | (before != now)
+    if steps is not None:
+        found = steps[0] + 1 != steps[1] if found is None else found | (steps[0] + 1 != steps[1])
+    if found is None:
+        raise ArgumentError("Flags, ids or step numbers are needed to tell where sequences begin.")
+    return found
+
+
+def _entries_of(batch: Step) -> _Entries:
+    """Return the entries that define the index: ``"is_init"``, trajectory ids and steps; None for missing ones."""
+    return batch.get(IS_INIT, None), batch.get(TRAJ_IDS, None), batch.get(TRAJ_STEPS, None)
+
+
+def _derived_starts(
+    shape: torch.Size,
+    is_init: Tensor | None = None,
+    traj_ids: Tensor | None = None,
+    traj_steps: Tensor | None = None,
+    done: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Return the starts bool ``[N]`` of a batch ``[*B, T]`` with these entries."""
+    if len(shape) == 0:
+        raise ArgumentError(
+            "A sequence needs a time dimension, the last of the batch shape; got an empty batch shape. "
+            "In recurrent mode pass a batch of shape [T] or [*B, T]."
+        )
+    flags: list[Tensor] = []
+    if is_init is not None:
+        if is_init.dtype not in (torch.bool, torch.uint8):
+            raise UsageError(
+                f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init != 0 or is_init.bool()."
+            )
+        flags.append(_per_token("is_init", is_init if is_init.dtype == torch.bool else is_init.bool(), shape)[1:])
+    if done is not None:
+        flags.append(_per_token("done", done, shape)[:-1])
+    equal = [_neighbors(name, v, shape) for name, v in (("traj_ids", traj_ids), ("mask", mask)) if v is not None]
+    steps = None if traj_steps is None else _neighbors("traj_steps", traj_steps, shape)
+    inner = begins_sequence(flags, equal, steps)
+    return _with_row_starts(torch.cat([inner.new_ones(min(1, shape.numel())), inner]), shape)
+
+
+def _neighbors(name: str, values: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Return the values of the tokens 0 to N - 2, and those of the tokens after them."""
+    flat = _per_token(name, values, shape)
+    return flat[:-1], flat[1:]
+
+
 def _per_token(name: str, values: Tensor, shape: torch.Size) -> Tensor:
     if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
         raise ArgumentError(
@@ -283,11 +423,28 @@ def _with_row_starts(starts: Tensor, shape: torch.Size) -> Tensor:
     return starts
 
 
-def _changes(numbers: Tensor, growth: int = 0) -> Tensor:
-    """Return a bool tensor ``[N]``, true where a number is not the previous one plus ``growth``."""
-    changed = torch.zeros(numbers.shape[0], dtype=torch.bool, device=numbers.device)
-    changed[1:] = numbers[1:] != (numbers[:-1] + growth if growth else numbers[:-1])
-    return changed
+class _Attached:
+    """Index attached to a batch, with the entries that it describes and the edits of them that torch has counted.
+
+    It is not saved with the batch: pickling leaves an empty dict.
+    """
+
+    __slots__ = ("_edits", "_entries", "index")
+
+    def __init__(self, index: SequenceIndex, entries: _Entries) -> None:
+        self.index, self._entries = index, entries
+        self._edits = _count_edits(entries)
+
+    def describes(self, entries: _Entries) -> bool:
+        """Return whether these are the same tensors, without counted edits."""
+        return all(a is b for a, b in zip(entries, self._entries, strict=True)) and _count_edits(entries) == self._edits
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ()
+
+
+def _count_edits(entries: _Entries) -> list[int]:
+    return [edits_of(entry) for entry in entries if entry is not None and not entry.is_cpu]
 
 
 class _Snapshot:
@@ -317,46 +474,42 @@ class _Snapshot:
         )
 
 
-_Entry = tuple[torch.Size, list[_Snapshot], Boundaries]
+_Entry = tuple[torch.Size, list[_Snapshot], SequenceIndex]
 _cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def boundaries_of(
     is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int], traj_steps: Tensor | None = None
-) -> Boundaries:
-    """Return :meth:`Boundaries.from_is_init` of the arguments, computed once per batch where caching is safe.
+) -> SequenceIndex:
+    """Return :meth:`SequenceIndex.from_is_init` of the arguments, computed once per batch where caching is safe.
 
     On the CPU, the result is cached for the lifetime of ``is_init`` and is valid while all contents are unchanged,
     whatever edits them (NumPy, ``.data``, shared memory). On other devices, comparing contents would synchronize, so
-    only results passed to :meth:`Boundaries.remember` are cached, until torch's version counter changes. Nothing is
+    only results passed to :meth:`SequenceIndex.remember` are cached, until torch's version counter changes. Nothing is
     cached under ``torch.compile`` or ``vmap``, nor during CUDA graph capture, since a replay must recompute the
     boundaries from the new contents.
     """
     shape, sources = torch.Size(batch_shape), (is_init, traj_ids, traj_steps)
     if not _is_cacheable(sources):
-        return Boundaries.from_is_init(is_init, traj_ids, shape, traj_steps)
+        return SequenceIndex.from_is_init(is_init, traj_ids, shape, traj_steps)
     entry: _Entry | None = _cache.get(is_init)
     if entry is not None:
         kept_shape, kept, boundaries = entry
         if kept_shape == shape and all(map(_Snapshot.matches, kept, sources)):
             return boundaries
-    boundaries = Boundaries.from_is_init(is_init, traj_ids, shape, traj_steps)
+    boundaries = SequenceIndex.from_is_init(is_init, traj_ids, shape, traj_steps)
     if is_init.device.type == "cpu":
         boundaries.remember(is_init, traj_ids, traj_steps)
     return boundaries
 
 
-def _is_cacheable(sources: Sequence[Tensor | None]) -> bool:
-    """Return whether edits of the sources can be detected."""
-    if _is_transformed():  # checked first, since torch.compile can't trace the rest
+def _is_cacheable(entries: Sequence[Tensor | None]) -> bool:
+    """Return whether edits of the entries can be detected."""
+    if is_compiling() or is_functorch_active():  # checked first, since torch.compile can't trace the rest
         return False
-    tensors = [source for source in sources if source is not None]
-    plain = all(type(source) is Tensor for source in tensors)
-    return plain and not any(s.device.type != "cpu" and (s.is_inference() or _is_being_captured(s)) for s in tensors)
-
-
-def _is_transformed() -> bool:
-    return is_compiling() or is_functorch_active()
+    given = [entry for entry in entries if entry is not None]
+    plain = all(type(entry) is Tensor for entry in given)
+    return plain and all(entry.is_cpu or not (entry.is_inference() or _is_being_captured(entry)) for entry in given)
 
 
 def _is_being_captured(tensor: Tensor) -> bool:

@@ -167,17 +167,23 @@ def test_a_replaced_entry_is_seen(key: Any) -> None:
         assert starts_of(batch) == (list(range(12)) if key != KEYS[1] else [0, 6, 9])
 
 
-def test_the_index_of_a_batch_is_kept_while_it_is_unchanged() -> None:
-    entries = make_batch(Entries)
-    assert SequenceIndex.of(entries) is SequenceIndex.of(entries)
-    batch = make_batch()
+@pytest.mark.parametrize("kind", [TensorDict, Entries])
+def test_the_index_of_a_batch_is_kept_while_it_is_unchanged(kind: type) -> None:
+    batch = make_batch(kind)
     index = SequenceIndex.of(batch)
-    assert SequenceIndex.of(batch) is not index
-    index.attach(batch)
     assert SequenceIndex.of(batch) is index
     assert SequenceIndex.of(batch, done=torch.zeros(2, 6, dtype=torch.bool)) is not index
     batch.set("observation", torch.zeros(2, 6))
     assert SequenceIndex.of(batch) is index
+    assert SequenceIndex.of(make_batch(kind)) is not index
+
+
+def test_a_locked_batch_has_an_index() -> None:
+    batch = make_batch().lock_()
+    assert SequenceIndex.of(batch) is SequenceIndex.of(batch)
+    assert starts_of(batch[:, 1:]) == [0, 5, 7]
+    stack = torch.stack([make_batch()[row] for row in range(2)])
+    assert starts_of(stack) == [0, 6, 9]
 
 
 def test_without_reading_the_device_the_tensors_and_their_edits_count() -> None:

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -103,11 +104,12 @@ class SequenceIndex:
     def of(cls, batch: Step, *, done: Tensor | None = None, mask: Tensor | None = None) -> SequenceIndex:
         """Return the index of a batch ``[*B, T]``, as its entries are now.
 
-        It is derived from ``"is_init"`` and, if the batch has them, trajectory ids and steps. An attached index is
-        returned if it still holds. On the CPU it is compared with the entries, whatever edits them (NumPy, ``.data``,
-        shared memory). On other devices, where that would synchronize, it holds while the batch has the same tensors
-        and torch counts no edit of them. It is ignored under ``torch.compile`` and ``torch.func``, and during CUDA
-        graph capture, since a replay must derive it from the new contents.
+        It is derived from ``"is_init"`` and, if the batch has them, trajectory ids and steps. On the CPU the index is
+        attached to the batch and the same object is returned as long as the entries imply it, whatever edits them
+        (NumPy, ``.data``, shared memory). On other devices, where a comparison would synchronize, an index that was
+        attached by :meth:`attach` is returned while the batch has the same tensors and torch counts no edit of them.
+        Nothing attached is used under ``torch.compile`` and ``torch.func``, nor during CUDA graph capture, since a
+        replay must derive the index from the new contents.
 
         Args:
             batch: any batch with a time dimension.
@@ -144,8 +146,7 @@ class SequenceIndex:
         index = cls(_derived_starts(shape, is_init, traj_ids, traj_steps), shape)
         if kept is not None and index.equals(kept):
             return kept
-        if isinstance(batch, Entries):
-            index.attach(batch)
+        index.attach(batch)
         return index
 
     def equals(self, other: SequenceIndex) -> bool:
@@ -161,7 +162,7 @@ class SequenceIndex:
         Does nothing where an index can't be kept; see :meth:`of`.
         """
         entries = _entries_of(batch)
-        if _is_cacheable(entries):
+        if isinstance(batch, Entries | TensorDictBase) and _is_cacheable(entries):
             setattr(batch, _ATTACHED, _Attached(self, entries))
 
     @classmethod
@@ -275,6 +276,11 @@ class SequenceIndex:
         return torch.where(self.starts, token, 0).cummax(0).values
 
     @_Cached
+    def positions(self) -> Tensor:
+        """int64 ``[N]``: position of each token within its segment, from 0."""
+        return torch.arange(self.num_tokens, device=self.device) - self.start_index
+
+    @_Cached
     def row_ids(self) -> Tensor:
         """int64 ``[N]``: index of the batch row, over all of ``*B``, that each token belongs to."""
         length = max(self.batch_shape[-1], 1)
@@ -298,10 +304,9 @@ class SequenceIndex:
         by_length = lengths.argsort(descending=True, stable=True)
         rank = torch.empty_like(by_length)
         rank[by_length] = torch.arange(by_length.shape[0], device=self.device)
-        time = torch.arange(self.num_tokens, device=self.device) - self.start_index
-        counts = torch.bincount(time)
+        counts = torch.bincount(self.positions)
         offsets = counts.cumsum(0) - counts
-        position = offsets[time] + rank[self.segment_ids]
+        position = offsets[self.positions] + rank[self.segment_ids]
         order = torch.empty_like(position)
         order[position] = torch.arange(self.num_tokens, device=self.device)
         starts = first[by_length]
@@ -366,6 +371,12 @@ def begins_sequence(
     if found is None:
         raise ArgumentError("Flags, ids or step numbers are needed to tell where sequences begin.")
     return found
+
+
+def pass_on(batch: Step, other: Step) -> None:
+    """Attach the index attached to ``batch``, if any, to another batch with the same entries."""
+    if not is_compiling() and (attached := getattr(batch, _ATTACHED, None)) is not None:
+        setattr(other, _ATTACHED, attached)
 
 
 def _entries_of(batch: Step) -> _Entries:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import TRAJ_STEPS, NestedKey
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.continuity import readable
 from recurl.sequences.entries import Entries, Step
 
@@ -118,7 +118,7 @@ def _placed(spread: Tensor, every: int) -> Tensor:
     return F.pad(starts, (0, 0, 0, every - 1)).reshape(*spread.shape[:-1], -1)
 
 
-def check_cut(batch: Step, keys: Iterable[NestedKey], boundaries: Boundaries) -> None:
+def check_cut(batch: Step, keys: Iterable[NestedKey], index: SequenceIndex) -> None:
     """Check that a batch is cut only where its sparse states are stored.
 
     Its tokens must be whole sequences. A segment may begin inside a sequence only where an episode begins, as the state
@@ -129,7 +129,7 @@ def check_cut(batch: Step, keys: Iterable[NestedKey], boundaries: Boundaries) ->
     Args:
         batch: ``[*B, T]``.
         keys: keys of the states being read.
-        boundaries: boundaries of its segments.
+        index: its index.
 
     Raises:
         UsageError: the batch is cut elsewhere, or lacks ``("collector", "traj_steps")``.
@@ -145,10 +145,10 @@ def check_cut(batch: Step, keys: Iterable[NestedKey], boundaries: Boundaries) ->
                 f"{_rule(key, every)}, which can't be checked without ('collector', 'traj_steps'): keep that entry in "
                 "the batch."
             )
-        if boundaries.begin_at_states or not readable(steps):
+        if index.begin_at_states or not readable(steps):
             continue
         step = _flat_step(batch, key)
-        _check_whole(key, every, step, boundaries.starts & (step != 0) & (steps.reshape(-1) != 0))
+        _check_whole(key, every, step, index.starts & (step != 0) & (steps.reshape(-1) != 0))
 
 
 def check_sequences(batch: Step, length: int) -> None:

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,6 @@ def test_the_definition_takes_arrays_of_both_libraries(kind: Callable[[Any], Any
     begins = begins_sequence([init[1:], done[:-1]], [(ids[:-1], ids[1:])], (steps[:-1], steps[1:]))
     assert begins.tolist() == [False, True, True, True, False, True]
     assert begins_sequence([], [], (steps[:-1], steps[1:])).tolist() == [False, True, True, False, False, False]
-    with pytest.raises(ArgumentError, match="Flags, ids or step numbers are needed"):
-        begins_sequence([], [])
 
 
 def make_batch(kind: type = TensorDict) -> Any:
@@ -219,6 +218,16 @@ def test_under_transforms_nothing_attached_is_used() -> None:
     assert torch.vmap(count)(torch.zeros(2, 2, 6, 1, dtype=torch.bool)).tolist() == [3, 3]
     compiled: Any = torch.compile(lambda flags: Boundaries.from_is_init(flags).starts, backend="eager")
     assert compiled(torch.zeros(2, 6, dtype=torch.bool)).sum() == 2
+
+
+def test_a_batch_is_shared_safely_by_threads() -> None:
+    batch = TensorDict({"is_init": torch.zeros(64, 16, dtype=torch.bool)}, [64, 16])
+
+    def work(_: int) -> int:
+        return min(len(SequenceIndex.of(batch).lengths) for _ in range(200))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(work, range(4))) == [64] * 4
 
 
 def test_parts_of_a_flat_index() -> None:

@@ -16,13 +16,14 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS
@@ -132,27 +133,19 @@ class SequenceIndex:
             [True, True, True]
         """
         shape, entries = batch.batch_size, _entries_of(batch)
-        is_init, traj_ids, traj_steps = entries
-        if done is None and is_init is None:
+        if done is None and entries[0] is None:
             raise MissingKeyError("A batch of sequences needs the entry 'is_init', true where an episode begins.")
-        if done is not None or mask is not None or not _is_cacheable(entries):
-            return cls(_derived_starts(shape, is_init, traj_ids, traj_steps, done, mask), shape)
-        attached = getattr(batch, _ATTACHED, None)
-        kept = attached.index if isinstance(attached, _Attached) else None  # not one that was saved
-        if is_init.device.type != "cpu":
-            if kept is not None and kept.batch_shape == shape and attached.describes(entries):
-                return kept
-            return cls(_derived_starts(shape, is_init, traj_ids, traj_steps), shape)
-        index = cls(_derived_starts(shape, is_init, traj_ids, traj_steps), shape)
-        if kept is not None and index.equals(kept):
-            return kept
-        index.attach(batch)
+        keeps = done is None and mask is None and _is_cacheable(entries)
+        attached = getattr(batch, _ATTACHED, None) if keeps else None
+        kept = attached if isinstance(attached, _Attached) and attached.index.batch_shape == shape else None
+        if kept is not None and kept.describes(entries):
+            return kept.index
+        index = cls(_derived_starts(shape, *entries, done, mask), shape)
+        if keeps and index.starts.is_cpu:
+            if kept is not None and kept.index.starts.is_cpu and torch.equal(kept.index.starts, index.starts):
+                return kept.index
+            index.attach(batch)
         return index
-
-    def equals(self, other: SequenceIndex) -> bool:
-        """Return whether the segments are the same; synchronizes with the device."""
-        same_place = self.batch_shape == other.batch_shape and self.device == other.device
-        return same_place and torch.equal(self.starts, other.starts)
 
     def attach(self, batch: Step) -> None:
         """Attach the index to a batch that it describes, so that :meth:`of` returns it.
@@ -215,23 +208,15 @@ class SequenceIndex:
             )
         starts = torch.zeros(num_tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
         starts.scatter_(0, cu_seqlens.long(), True)
-        return cls(_with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens])), (num_tokens,))
+        starts[:1] = True
+        return cls(starts[:num_tokens].clone(), (num_tokens,))
 
     @classmethod
     def of_rows(cls, batch_shape: Sequence[int]) -> SequenceIndex:
         """Cut only at row starts, on the CPU: each row of ``(*B, T)`` is one segment."""
-        shape = torch.Size(batch_shape)
-        return cls(_with_row_starts(torch.zeros(shape.numel(), dtype=torch.bool), shape), shape)
-
-    def remember(self, is_init: Tensor, traj_ids: Tensor | None = None, traj_steps: Tensor | None = None) -> None:
-        """Cache these boundaries, so that :func:`boundaries_of` returns them for the given arguments.
-
-        The arguments must describe these boundaries. Intended for tensors created by the caller, such as parts of a
-        batch whose boundaries are sliced from those of the full batch. Does nothing where results can't be cached.
-        """
-        sources = (is_init, traj_ids, traj_steps)
-        if _is_cacheable(sources):
-            _cache[is_init] = (self.batch_shape, [_Snapshot(source) for source in sources], self)
+        starts = torch.zeros(batch_shape, dtype=torch.bool)
+        starts[..., :1] = True
+        return cls(starts.reshape(-1), batch_shape)
 
     def parts(self, sizes: Sequence[int]) -> list[SequenceIndex]:
         """Split a flat index ``[N]`` into indices of consecutive parts, each of which begins with a start."""
@@ -288,7 +273,7 @@ class SequenceIndex:
 
     @_Cached
     def flipped(self) -> SequenceIndex:
-        """SequenceIndex of the reversed stream, where token n is token N - 1 - n of this one."""
+        """Index of the reversed stream, where token n is token N - 1 - n of this one."""
         return SequenceIndex(self.ends.flip(0), self.batch_shape)
 
     @property
@@ -342,35 +327,32 @@ Boundaries = SequenceIndex
 """Name of the index where only the segments matter, as in backends."""
 
 
+def boundaries_of(
+    is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int], traj_steps: Tensor | None = None
+) -> SequenceIndex:
+    """Return :meth:`SequenceIndex.from_is_init` of the arguments; for a batch, prefer :meth:`SequenceIndex.of`."""
+    return SequenceIndex.from_is_init(is_init, traj_ids, batch_shape, traj_steps)
+
+
 def begins_sequence(
     flags: Iterable[_ArrayT], equal: Iterable[tuple[_ArrayT, _ArrayT]], steps: tuple[_ArrayT, _ArrayT] | None = None
 ) -> _ArrayT:
-    """Return where a token doesn't continue the previous one: the definition, for torch tensors and NumPy arrays.
+    """Return where tokens don't continue the previous ones, for torch tensors or NumPy arrays; give at least one.
 
     Args:
         flags: bool arrays, true where a token begins a sequence, such as ``is_init``.
-        equal: pairs of arrays, the values of the previous tokens and of the tokens, which are equal within a sequence,
-            such as trajectory ids.
-        steps: such a pair of step numbers, which grow by 1 within a sequence.
-
-    Raises:
-        ArgumentError: there is nothing to tell sequences by.
+        equal: pairs of the previous tokens' values and the tokens' values that must be equal, such as trajectory ids.
+        steps: such a pair of step numbers, which must grow by 1.
 
     Example:
         >>> ids, steps = torch.tensor([4, 4, 5]), torch.tensor([7, 9, 10])
         >>> begins_sequence([], [(ids[:-1], ids[1:])], (steps[:-1], steps[1:])).tolist()
         [True, True]
     """
-    found: Any = None
-    for flag in flags:
-        found = flag if found is None else found | flag
-    for before, now in equal:
-        found = before != now if found is None else found | (before != now)
+    found: list[Any] = [*flags, *(before != now for before, now in equal)]
     if steps is not None:
-        found = steps[0] + 1 != steps[1] if found is None else found | (steps[0] + 1 != steps[1])
-    if found is None:
-        raise ArgumentError("Flags, ids or step numbers are needed to tell where sequences begin.")
-    return found
+        found.append(steps[0] + 1 != steps[1])
+    return reduce(or_, found)
 
 
 def pass_on(batch: Step, other: Step) -> None:
@@ -398,40 +380,39 @@ def _derived_starts(
             "A sequence needs a time dimension, the last of the batch shape; got an empty batch shape. "
             "In recurrent mode pass a batch of shape [T] or [*B, T]."
         )
-    flags: list[Tensor] = []
-    if is_init is not None:
-        if is_init.dtype not in (torch.bool, torch.uint8):
-            raise UsageError(
-                f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init != 0 or is_init.bool()."
+    if is_init is not None and is_init.dtype not in (torch.bool, torch.uint8):
+        raise UsageError(f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init != 0 or is_init.bool().")
+    given = [values for values in (is_init, traj_ids, traj_steps, done, mask) if values is not None]
+    is_plain = not (is_compiling() or is_functorch_active()) and all(type(v) is Tensor and v.is_cpu for v in given)
+
+    def per_token(name: str, values: Tensor) -> Any:
+        if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
+            raise ArgumentError(
+                f"{name} must have the batch shape {tuple(shape)}, with or without a trailing 1; "
+                f"got shape {tuple(values.shape)}."
             )
-        flags.append(_per_token("is_init", is_init if is_init.dtype == torch.bool else is_init.bool(), shape)[1:])
+        return (values.numpy() if is_plain else values).reshape(-1)  # NumPy takes a fifth of the time, if N is small
+
+    flags: list[Any] = []
+    if is_init is not None:
+        flags.append(per_token("is_init", is_init if is_init.dtype == torch.bool else is_init.bool())[1:])
     if done is not None:
-        flags.append(_per_token("done", done, shape)[:-1])
-    equal = [_neighbors(name, v, shape) for name, v in (("traj_ids", traj_ids), ("mask", mask)) if v is not None]
-    steps = None if traj_steps is None else _neighbors("traj_steps", traj_steps, shape)
-    inner = begins_sequence(flags, equal, steps)
-    return _with_row_starts(torch.cat([inner.new_ones(min(1, shape.numel())), inner]), shape)
-
-
-def _neighbors(name: str, values: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Return the values of the tokens 0 to N - 2, and those of the tokens after them."""
-    flat = _per_token(name, values, shape)
-    return flat[:-1], flat[1:]
-
-
-def _per_token(name: str, values: Tensor, shape: torch.Size) -> Tensor:
-    if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
-        raise ArgumentError(
-            f"{name} must have the batch shape {tuple(shape)}, with or without a trailing 1; "
-            f"got shape {tuple(values.shape)}."
-        )
-    return values.reshape(-1)
-
-
-def _with_row_starts(starts: Tensor, shape: torch.Size) -> Tensor:
-    """Set ``starts`` ``[N]`` to true at the first token of each row, in place."""
-    starts.view(shape)[..., :1].fill_(True)
-    return starts
+        flags.append(per_token("done", done)[:-1])
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for name, values in (("traj_ids", traj_ids), ("mask", mask), ("traj_steps", traj_steps)):
+        if values is not None:
+            flat = per_token(name, values)
+            pairs[name] = flat[:-1], flat[1:]
+    steps = pairs.pop("traj_steps", None)
+    inner, tokens = begins_sequence(flags, pairs.values(), steps), shape.numel()
+    starts: Any
+    if is_plain:
+        starts = np.ones(tokens, np.bool_)
+        starts[1:] = inner
+    else:
+        starts = torch.cat((inner.new_ones(min(1, tokens)), inner))
+    starts.reshape(shape)[..., :1] = True  # a view
+    return torch.from_numpy(starts) if is_plain else starts
 
 
 class _Attached:
@@ -443,12 +424,12 @@ class _Attached:
     __slots__ = ("_edits", "_entries", "index")
 
     def __init__(self, index: SequenceIndex, entries: _Entries) -> None:
-        self.index, self._entries = index, entries
-        self._edits = _count_edits(entries)
+        self.index, self._entries, self._edits = index, entries, _count_edits(entries)
 
     def describes(self, entries: _Entries) -> bool:
-        """Return whether these are the same tensors, without counted edits."""
-        return all(a is b for a, b in zip(entries, self._entries, strict=True)) and _count_edits(entries) == self._edits
+        """Return whether these are the same tensors, without counted edits; not on the CPU, where some go uncounted."""
+        same = all(a is b for a, b in zip(entries, self._entries, strict=True))
+        return same and not self.index.starts.is_cpu and _count_edits(entries) == self._edits
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OrderedDict, ()
@@ -458,70 +439,14 @@ def _count_edits(entries: _Entries) -> list[int]:
     return [edits_of(entry) for entry in entries if entry is not None and not entry.is_cpu]
 
 
-class _Snapshot:
-    """Snapshot of a tensor: its contents on the CPU, elsewhere its version counter, which misses some edits."""
-
-    __slots__ = ("_contents", "_tensor", "_version")
-
-    def __init__(self, tensor: Tensor | None) -> None:
-        self._contents: Tensor | None = None
-        self._tensor, self._version = tensor, 0
-        if tensor is not None and tensor.device.type == "cpu":
-            self._contents, self._tensor = tensor.detach().clone(), None
-        elif tensor is not None:
-            self._version = edits_of(tensor)
-
-    def matches(self, tensor: Tensor | None) -> bool:
-        """Return whether ``tensor`` equals the snapshot."""
-        if self._contents is None:
-            return tensor is self._tensor and (tensor is None or edits_of(tensor) == self._version)
-        if tensor is None:
-            return False
-        return (
-            tensor.shape == self._contents.shape
-            and tensor.dtype == self._contents.dtype
-            and tensor.device.type == "cpu"
-            and torch.equal(tensor, self._contents)
-        )
-
-
-_Entry = tuple[torch.Size, list[_Snapshot], SequenceIndex]
-_cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def boundaries_of(
-    is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int], traj_steps: Tensor | None = None
-) -> SequenceIndex:
-    """Return :meth:`SequenceIndex.from_is_init` of the arguments, computed once per batch where caching is safe.
-
-    On the CPU, the result is cached for the lifetime of ``is_init`` and is valid while all contents are unchanged,
-    whatever edits them (NumPy, ``.data``, shared memory). On other devices, comparing contents would synchronize, so
-    only results passed to :meth:`SequenceIndex.remember` are cached, until torch's version counter changes. Nothing is
-    cached under ``torch.compile`` or ``vmap``, nor during CUDA graph capture, since a replay must recompute the
-    boundaries from the new contents.
-    """
-    shape, sources = torch.Size(batch_shape), (is_init, traj_ids, traj_steps)
-    if not _is_cacheable(sources):
-        return SequenceIndex.from_is_init(is_init, traj_ids, shape, traj_steps)
-    entry: _Entry | None = _cache.get(is_init)
-    if entry is not None:
-        kept_shape, kept, boundaries = entry
-        if kept_shape == shape and all(map(_Snapshot.matches, kept, sources)):
-            return boundaries
-    boundaries = SequenceIndex.from_is_init(is_init, traj_ids, shape, traj_steps)
-    if is_init.device.type == "cpu":
-        boundaries.remember(is_init, traj_ids, traj_steps)
-    return boundaries
-
-
-def _is_cacheable(entries: Sequence[Tensor | None]) -> bool:
+def _is_cacheable(entries: _Entries) -> bool:
     """Return whether edits of the entries can be detected."""
+    given = [entry for entry in entries if entry is not None]
+    return all(readable(e) and type(e) is Tensor and (e.is_cpu or not e.is_inference()) for e in given)
+
+
+def readable(value: Tensor) -> bool:
+    """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
     if is_compiling() or is_functorch_active():  # checked first, since torch.compile can't trace the rest
         return False
-    given = [entry for entry in entries if entry is not None]
-    plain = all(type(entry) is Tensor for entry in given)
-    return plain and all(entry.is_cpu or not (entry.is_inference() or _is_being_captured(entry)) for entry in given)
-
-
-def _is_being_captured(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not (value.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -8,14 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from recurl.core.autograd import is_functorch_active
 from recurl.core.errors import MissingKeyError, UsageError
 from recurl.core.keys import ACTION, DONE, IS_INIT, MASK, NEXT, STORED, TRAJ_STEPS, NestedKey, next_key
-from recurl.core.torch_compat import is_compiling
-from recurl.sequences.boundaries import SequenceIndex
+from recurl.sequences.boundaries import SequenceIndex, readable
 from recurl.sequences.entries import Step, leaves
 
-__all__ = ["boundaries_in", "check_order", "check_starts", "readable"]
+__all__ = ["boundaries_in", "check_order", "check_starts"]
 
 _RTOL, _ATOL = 1e-4, 1e-5  # stored states may have been rounded
 
@@ -108,13 +106,6 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
                 "('collector', 'traj_ids') and ('collector', 'traj_steps') of the collector in the batch; or keep rows "
                 "separate, [*B, T], and set 'is_init' where a token doesn't continue the previous one."
             )
-
-
-def readable(value: Tensor) -> bool:
-    """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
-    if is_compiling() or is_functorch_active():
-        return False
-    return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _states(batch: Step) -> Iterator[tuple[NestedKey, Tensor, Tensor]]:

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import TRAJ_STEPS, NestedKey
-from recurl.sequences.boundaries import SequenceIndex
-from recurl.sequences.continuity import readable
+from recurl.sequences.boundaries import SequenceIndex, readable
 from recurl.sequences.entries import Entries, Step
 
 __all__ = ["allocate", "check_cut", "check_sequences", "refuse", "sparse_values", "state_in"]

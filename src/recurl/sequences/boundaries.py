@@ -5,9 +5,8 @@ row, if its ``is_init`` is true, or if it is not the next step of the previous t
 differs, or its step number is not the previous one plus 1. Segments are independent of each other: each starts from the
 state stored at its first token.
 
-The entries of the batch (``is_init``, trajectory ids and steps) are the stored form, which can be sliced, moved and
-saved like any other entry. All readers call :meth:`SequenceIndex.of`, which derives the index from them. Code that
-creates a batch can attach its index, which is then returned as long as the entries are unchanged.
+These entries are the stored form of the index, which can be sliced, moved and saved like any other entry. All readers
+call :meth:`SequenceIndex.of`, which derives the index from them, or finds it attached to the batch.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS
-from recurl.core.torch_compat import edits_of, is_compiling, is_functorch_active
-from recurl.sequences.entries import Entries, Step
+from recurl.core.torch_compat import are_modes_active, edits_of, is_compiling, is_functorch_active
 
 _T = TypeVar("_T")
 _ArrayT = TypeVar("_ArrayT", bound=Any)
@@ -102,7 +100,7 @@ class SequenceIndex:
         self.plans: dict[Hashable, Tensor] = {}
 
     @classmethod
-    def of(cls, batch: Step, *, done: Tensor | None = None, mask: Tensor | None = None) -> SequenceIndex:
+    def of(cls, batch: Any, *, done: Tensor | None = None, mask: Tensor | None = None) -> SequenceIndex:
         """Return the index of a batch ``[*B, T]``, as its entries are now.
 
         It is derived from ``"is_init"`` and, if the batch has them, trajectory ids and steps. On the CPU the index is
@@ -113,7 +111,7 @@ class SequenceIndex:
         replay must derive the index from the new contents.
 
         Args:
-            batch: any batch with a time dimension.
+            batch: a TensorDict, or ``Entries``, with a time dimension.
             done: bool ``[*B, T]``, true at the last step of a trajectory: the next token starts a segment. A batch then
                 needs no ``"is_init"``.
             mask: bool ``[*B, T]``, false at padding: a token starts a segment where it changes.
@@ -124,11 +122,12 @@ class SequenceIndex:
             ArgumentError: the shape of an entry doesn't fit, or there is no time dimension.
 
         Example:
-            >>> batch = Entries({"is_init": torch.tensor([True, False, True])}, torch.Size([3]))
+            >>> from tensordict import TensorDict
+            >>> batch = TensorDict({"is_init": torch.tensor([True, False, True])}, [3])
             >>> index = SequenceIndex.of(batch)
             >>> SequenceIndex.of(batch) is index
             True
-            >>> batch.get("is_init").numpy()[1] = True
+            >>> batch["is_init"].numpy()[1] = True
             >>> SequenceIndex.of(batch).starts.tolist()
             [True, True, True]
         """
@@ -138,16 +137,17 @@ class SequenceIndex:
         keeps = done is None and mask is None and _is_cacheable(entries)
         attached = getattr(batch, _ATTACHED, None) if keeps else None
         kept = attached if isinstance(attached, _Attached) and attached.index.batch_shape == shape else None
-        if kept is not None and kept.describes(entries):
+        on_host = keeps and cast(Tensor, entries[0]).is_cpu
+        if kept is not None and not on_host and kept.state == _state_of(entries):
             return kept.index
         index = cls(_derived_starts(shape, *entries, done, mask), shape)
-        if keeps and index.starts.is_cpu:
+        if on_host:
             if kept is not None and kept.index.starts.is_cpu and torch.equal(kept.index.starts, index.starts):
                 return kept.index
             index.attach(batch)
         return index
 
-    def attach(self, batch: Step) -> None:
+    def attach(self, batch: Any) -> None:
         """Attach the index to a batch that it describes, so that :meth:`of` returns it.
 
         The index is attached to the object ``batch``: no copy or part of it has it, nor does a saved one. On devices
@@ -155,8 +155,9 @@ class SequenceIndex:
         Does nothing where an index can't be kept; see :meth:`of`.
         """
         entries = _entries_of(batch)
-        if isinstance(batch, Entries | TensorDictBase) and _is_cacheable(entries):
-            setattr(batch, _ATTACHED, _Attached(self, entries))
+        if _is_cacheable(entries):
+            with suppress(AttributeError):  # a tensorclass
+                setattr(batch, _ATTACHED, _Attached(self, entries))
 
     @classmethod
     def from_is_init(
@@ -208,15 +209,13 @@ class SequenceIndex:
             )
         starts = torch.zeros(num_tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
         starts.scatter_(0, cu_seqlens.long(), True)
-        starts[:1] = True
-        return cls(starts[:num_tokens].clone(), (num_tokens,))
+        return cls(_with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens])), (num_tokens,))
 
     @classmethod
     def of_rows(cls, batch_shape: Sequence[int]) -> SequenceIndex:
         """Cut only at row starts, on the CPU: each row of ``(*B, T)`` is one segment."""
-        starts = torch.zeros(batch_shape, dtype=torch.bool)
-        starts[..., :1] = True
-        return cls(starts.reshape(-1), batch_shape)
+        shape = torch.Size(batch_shape)
+        return cls(_with_row_starts(torch.zeros(shape.numel(), dtype=torch.bool), shape), shape)
 
     def parts(self, sizes: Sequence[int]) -> list[SequenceIndex]:
         """Split a flat index ``[N]`` into indices of consecutive parts, each of which begins with a start."""
@@ -325,13 +324,8 @@ class SequenceIndex:
 
 Boundaries = SequenceIndex
 """Name of the index where only the segments matter, as in backends."""
-
-
-def boundaries_of(
-    is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int], traj_steps: Tensor | None = None
-) -> SequenceIndex:
-    """Return :meth:`SequenceIndex.from_is_init` of the arguments; for a batch, prefer :meth:`SequenceIndex.of`."""
-    return SequenceIndex.from_is_init(is_init, traj_ids, batch_shape, traj_steps)
+boundaries_of = SequenceIndex.from_is_init
+"""Index of flags, trajectory ids, a batch shape and trajectory steps; for a batch, see :meth:`SequenceIndex.of`."""
 
 
 def begins_sequence(
@@ -355,13 +349,13 @@ def begins_sequence(
     return reduce(or_, found)
 
 
-def pass_on(batch: Step, other: Step) -> None:
+def pass_on(batch: Any, other: Any) -> None:
     """Attach the index attached to ``batch``, if any, to another batch with the same entries."""
     if not is_compiling() and (attached := getattr(batch, _ATTACHED, None)) is not None:
         setattr(other, _ATTACHED, attached)
 
 
-def _entries_of(batch: Step) -> _Entries:
+def _entries_of(batch: Any) -> _Entries:
     """Return the entries that define the index: ``"is_init"``, trajectory ids and steps; None for missing ones."""
     return batch.get(IS_INIT, None), batch.get(TRAJ_IDS, None), batch.get(TRAJ_STEPS, None)
 
@@ -383,7 +377,9 @@ def _derived_starts(
     if is_init is not None and is_init.dtype not in (torch.bool, torch.uint8):
         raise UsageError(f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init != 0 or is_init.bool().")
     given = [values for values in (is_init, traj_ids, traj_steps, done, mask) if values is not None]
-    is_plain = not (is_compiling() or is_functorch_active()) and all(type(v) is Tensor and v.is_cpu for v in given)
+    is_plain = not (is_compiling() or is_functorch_active() or are_modes_active()) and all(
+        type(v) is Tensor and v.is_cpu for v in given
+    )
 
     def per_token(name: str, values: Tensor) -> Any:
         if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
@@ -405,14 +401,17 @@ def _derived_starts(
             pairs[name] = flat[:-1], flat[1:]
     steps = pairs.pop("traj_steps", None)
     inner, tokens = begins_sequence(flags, pairs.values(), steps), shape.numel()
-    starts: Any
     if is_plain:
-        starts = np.ones(tokens, np.bool_)
-        starts[1:] = inner
+        starts = torch.from_numpy(np.concatenate((np.ones(min(1, tokens), np.bool_), inner)))
     else:
         starts = torch.cat((inner.new_ones(min(1, tokens)), inner))
-    starts.reshape(shape)[..., :1] = True  # a view
-    return torch.from_numpy(starts) if is_plain else starts
+    return starts if len(shape) == 1 else _with_row_starts(starts, shape)
+
+
+def _with_row_starts(starts: Tensor, shape: torch.Size) -> Tensor:
+    """Set ``starts`` ``[N]`` to true at the first token of each row, in place."""
+    starts.view(shape)[..., :1].fill_(True)
+    return starts
 
 
 class _Attached:
@@ -421,28 +420,26 @@ class _Attached:
     It is not saved with the batch: pickling leaves an empty dict.
     """
 
-    __slots__ = ("_edits", "_entries", "index")
+    __slots__ = ("_entries", "index", "state")
 
     def __init__(self, index: SequenceIndex, entries: _Entries) -> None:
-        self.index, self._entries, self._edits = index, entries, _count_edits(entries)
-
-    def describes(self, entries: _Entries) -> bool:
-        """Return whether these are the same tensors, without counted edits; not on the CPU, where some go uncounted."""
-        same = all(a is b for a, b in zip(entries, self._entries, strict=True))
-        return same and not self.index.starts.is_cpu and _count_edits(entries) == self._edits
+        self.index, self.state = index, _state_of(entries)
+        self._entries = entries  # kept alive, as the state names their ids
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OrderedDict, ()
 
 
-def _count_edits(entries: _Entries) -> list[int]:
-    return [edits_of(entry) for entry in entries if entry is not None and not entry.is_cpu]
+def _state_of(entries: _Entries) -> list[tuple[int, int]]:
+    """Return what changes if an entry is replaced, or edited in a way that torch counts; not for edits on the CPU."""
+    return [(id(e), 0 if e.is_cpu else edits_of(e)) for e in entries if e is not None]
 
 
 def _is_cacheable(entries: _Entries) -> bool:
     """Return whether edits of the entries can be detected."""
     given = [entry for entry in entries if entry is not None]
-    return all(readable(e) and type(e) is Tensor and (e.is_cpu or not e.is_inference()) for e in given)
+    plain = all(readable(e) and type(e) is Tensor and (e.is_cpu or not e.is_inference()) for e in given)
+    return plain and not are_modes_active()
 
 
 def readable(value: Tensor) -> bool:

@@ -15,12 +15,9 @@ from recurl.sequences.entries import Step, leaves
 
 __all__ = ["boundaries_in", "check_order", "check_starts"]
 
+boundaries_in = SequenceIndex.of
+"""Index of a batch, see :meth:`~recurl.sequences.boundaries.SequenceIndex.of`."""
 _RTOL, _ATOL = 1e-4, 1e-5  # stored states may have been rounded
-
-
-def boundaries_in(batch: Step) -> SequenceIndex:
-    """Return :meth:`SequenceIndex.of` a batch, as a function."""
-    return SequenceIndex.of(batch)
 
 
 def check_starts(batch: Step, states: Iterable[NestedKey], starts: Tensor | None = None) -> None:

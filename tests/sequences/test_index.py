@@ -18,6 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.execution.readback import refuse_read_back
 from recurl.recurrence import Boundaries, boundaries_of
 from recurl.sequences.boundaries import SequenceIndex, begins_sequence
 from recurl.sequences.entries import Entries
@@ -202,6 +203,27 @@ def test_without_reading_the_device_the_tensors_and_their_edits_count() -> None:
     assert SequenceIndex.of(batch.reshape(-1)) is not index
     batch["collector"].pop("traj_steps")
     assert SequenceIndex.of(batch) is not index
+
+
+def test_nothing_is_read_back() -> None:
+    batch = make_batch()
+    with refuse_read_back():
+        index = SequenceIndex.of(batch, done=torch.ones(2, 6, dtype=torch.bool))
+        again = SequenceIndex.of(batch), SequenceIndex.of(batch)
+        ends, positions = again[0].ends, again[1].positions
+    assert index.starts.all()
+    assert ends.nonzero().squeeze(-1).tolist() == [5, 8, 11]
+    assert positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2]
+
+
+def test_a_trace_has_the_index_of_other_data() -> None:
+    def starts(is_init: Tensor, steps: Tensor) -> Tensor:
+        return Boundaries.from_is_init(is_init, traj_steps=steps).starts
+
+    zeros = torch.zeros(4, dtype=torch.bool)
+    traced: Any = torch.jit.trace(starts, (zeros, torch.arange(4)))
+    assert traced(~zeros, torch.arange(4)).all()
+    assert traced(zeros, torch.tensor([0, 1, 3, 4])).tolist() == [True, False, True, False]
 
 
 def test_under_transforms_nothing_attached_is_used() -> None:

@@ -377,9 +377,7 @@ def _derived_starts(
     if is_init is not None and is_init.dtype not in (torch.bool, torch.uint8):
         raise UsageError(f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init != 0 or is_init.bool().")
     given = [values for values in (is_init, traj_ids, traj_steps, done, mask) if values is not None]
-    is_plain = not (is_compiling() or is_functorch_active() or are_modes_active()) and all(
-        type(v) is Tensor and v.is_cpu for v in given
-    )
+    is_plain = _is_eager() and all(type(values) is Tensor and values.is_cpu for values in given)
 
     def per_token(name: str, values: Tensor) -> Any:
         if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
@@ -438,12 +436,20 @@ def _state_of(entries: _Entries) -> list[tuple[int, int]]:
 def _is_cacheable(entries: _Entries) -> bool:
     """Return whether edits of the entries can be detected."""
     given = [entry for entry in entries if entry is not None]
-    plain = all(readable(e) and type(e) is Tensor and (e.is_cpu or not e.is_inference()) for e in given)
-    return plain and not are_modes_active()
+    return _is_eager() and all(
+        type(e) is Tensor and (e.is_cpu or (readable(e) and not e.is_inference())) for e in given
+    )
+
+
+def _is_eager() -> bool:
+    """Return whether operations run now on the tensors that they are given."""
+    if is_compiling() or is_functorch_active():  # checked first, since torch.compile can't trace the rest
+        return False
+    return not are_modes_active() and not torch.jit.is_tracing()
 
 
 def readable(value: Tensor) -> bool:
     """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
-    if is_compiling() or is_functorch_active():  # checked first, since torch.compile can't trace the rest
+    if is_compiling() or is_functorch_active():
         return False
     return not (value.is_cuda and torch.cuda.is_current_stream_capturing())

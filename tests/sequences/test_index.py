@@ -216,6 +216,7 @@ def test_nothing_is_read_back() -> None:
     assert positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2]
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated, and warns of the comparison of shapes
 def test_a_trace_has_the_index_of_other_data() -> None:
     def starts(is_init: Tensor, steps: Tensor) -> Tensor:
         return Boundaries.from_is_init(is_init, traj_steps=steps).starts

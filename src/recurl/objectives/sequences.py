@@ -10,16 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError
-from recurl.core.keys import (
-    IS_INIT,
-    LAST_STEP,
-    MASK,
-    TRAJ_IDS,
-    TRAJ_STEPS,
-    NestedKey,
-    next_key,
-    normalize_key,
-)
+from recurl.core.keys import IS_INIT, LAST_STEP, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
 from recurl.core.torch_compat import is_compiling
 from recurl.execution.lowering import Network, inputs_from, inputs_of
 from recurl.objectives.common import check_writes, entry, per_token, states_of

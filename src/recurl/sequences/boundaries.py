@@ -20,7 +20,6 @@ from functools import cached_property, reduce
 from operator import or_
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,16 +119,6 @@ class SequenceIndex:
             MissingKeyError: the batch has no ``"is_init"``.
             UsageError: ``"is_init"`` is not boolean.
             ArgumentError: the shape of an entry doesn't fit, or there is no time dimension.
-
-        Example:
-            >>> from tensordict import TensorDict
-            >>> batch = TensorDict({"is_init": torch.tensor([True, False, True])}, [3])
-            >>> index = SequenceIndex.of(batch)
-            >>> SequenceIndex.of(batch) is index
-            True
-            >>> batch["is_init"].numpy()[1] = True
-            >>> SequenceIndex.of(batch).starts.tolist()
-            [True, True, True]
         """
         shape, entries = batch.batch_size, _entries_of(batch)
         if done is None and entries[0] is None:
@@ -400,7 +389,8 @@ def _derived_starts(
     steps = pairs.pop("traj_steps", None)
     inner, tokens = begins_sequence(flags, pairs.values(), steps), shape.numel()
     if is_plain:
-        starts = torch.from_numpy(np.concatenate((np.ones(min(1, tokens), np.bool_), inner)))
+        starts = torch.ones(tokens, dtype=torch.bool)
+        starts.numpy()[1:] = inner
     else:
         starts = torch.cat((inner.new_ones(min(1, tokens)), inner))
     return starts if len(shape) == 1 else _with_row_starts(starts, shape)

@@ -122,8 +122,8 @@ def check_cut(batch: Step, keys: Iterable[NestedKey], index: SequenceIndex) -> N
 
     Its tokens must be whole sequences. A segment may begin inside a sequence only where an episode begins, as the state
     is zero there. The check is skipped during CUDA graph capture, and under ``torch.compile`` and ``torch.vmap``. On a
-    GPU it synchronizes with the device, unless the batch is a minibatch of :class:`~recurl.data.SequenceMinibatches`,
-    which was checked when it was cut.
+    GPU it synchronizes with the device, unless the batch is a minibatch as :class:`~recurl.data.SequenceMinibatches`
+    yields it, which was checked when it was cut.
 
     Args:
         batch: ``[*B, T]``.

@@ -208,7 +208,7 @@ def collector(
     with Collector(env(case), case.actor(kind), frames_per_batch=24, **options) as collector:
         collector.env.set_seed(3)
         batches = [collector.collect() for _ in range(3)]
-        assert (collector.why_not_in_place() is None) is in_place
+        assert (collector.explain()["in place"] is None) is in_place
         return torch.stack(batches)
 
 
@@ -222,7 +222,7 @@ class NonNegativeInt(TensorDictSequential):
 def unlowered(case: Case, kind: type[RecurrentModule]) -> TensorDictBase:
     with Collector(case.env(), NonNegativeInt(case.actor(kind)), frames_per_batch=24) as collector:
         collector.env.set_seed(3)
-        assert "more than run" in (collector.why_not_lowered() or "")
+        assert "more than run" in (collector.explain()["tensors"] or "")
         return torch.stack([collector.collect() for _ in range(3)])
 
 

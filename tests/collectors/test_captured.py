@@ -63,7 +63,7 @@ def test_batches_are_those_of_single_launches(dynamics, lowered, recorded):
     expected = batches(make(dynamics, lowered=lowered), 6)
     torch.manual_seed(1)
     collector = make(dynamics, lowered=lowered, cuda_graph=True)
-    assert (collector.why_not_lowered() is None) == lowered
+    assert (collector.explain()["tensors"] is None) == lowered
     found = batches(collector, 6)
     assert_same(found, expected)
     assert len(recorded) == 1

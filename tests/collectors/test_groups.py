@@ -64,7 +64,7 @@ def test_a_group_collects_the_same_alone_and_with_another() -> None:
         frames = 25 * env.batch_size.numel()
         kind = ExplorationType.DETERMINISTIC
         with Collector(env, policy, frames_per_batch=frames, exploration_type=kind) as collector:
-            assert collector.why_not_lowered() is None
+            assert collector.explain()["tensors"] is None
             batches[name] = collected(collector)
     for both, first, second in zip(*batches.values(), strict=True):
         assert both.shape == (4, 25)

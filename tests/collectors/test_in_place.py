@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -231,7 +232,7 @@ def check_bits(case: str, transforms: list[Transform], **options: object) -> Non
     for cls in (TransformedEnv, Apart):
         collector = collector_of(case, cls, transforms, **options)
         batches = [collector._collect() for _ in range(3)]
-        assert (collector.why_not_in_place() is None) == (cls is TransformedEnv), collector.why_not_in_place()
+        assert (collector.explain()["in place"] is None) == (cls is TransformedEnv), collector.explain()["in place"]
         found.append((batches, collector, torch.get_rng_state()))
     (ours, collector, state), (theirs, other, expected) = found
     assert torch.equal(state, expected)
@@ -270,7 +271,7 @@ def test_one_step_of_a_batch() -> None:
         batches.append([collector._collect() for _ in range(12)])
     for ours, theirs in zip(*batches, strict=True):
         check_equal(ours, theirs)
-    assert collectors[0].why_not_in_place() is None
+    assert collectors[0].explain()["in place"] is None
 
 
 def test_only_the_first_batch_begins_with_a_separate_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,10 +306,10 @@ def test_a_policy_changed_between_batches_writes_its_new_outputs(change: str) ->
         torch.manual_seed(2)
         collector.policy, policy = other(collector.env), collector.policy
         batches += [collector._collect() for _ in range(2)]
-        assert (collector.why_not_in_place() is None) == (change == "names" and cls is TransformedEnv)
+        assert (collector.explain()["in place"] is None) == (change == "names" and cls is TransformedEnv)
         collector.policy = policy
         batches += [collector._collect() for _ in range(2)]
-        assert (collector.why_not_in_place() is None) == (cls is TransformedEnv)
+        assert (collector.explain()["in place"] is None) == (cls is TransformedEnv)
         found.append(batches)
     for ours, theirs in zip(*found, strict=True):
         check_equal(ours, theirs)
@@ -326,7 +327,7 @@ def test_a_step_that_is_no_call_of_the_library_is_made_by_the_modules(monkeypatc
     monkeypatch.setattr(StepsInMemory, "__call__", refuse)
     torch.manual_seed(3)
     batch = collector._collect()
-    assert collector.why_not_in_place() is None
+    assert collector.explain()["in place"] is None
     for key in wanted.keys(True, True):
         if wanted[key].is_floating_point():
             torch.testing.assert_close(batch[key], wanted[key], rtol=1e-5, atol=1e-6)
@@ -383,7 +384,7 @@ def test_results_that_dont_fit_are_refused_in_the_middle_of_a_batch(result: Call
     assert len(made) == 5
     env.gym_env.step = step
     assert collector._collect()["collector", "traj_steps"][:, 0].tolist() == [0, 0, 0]
-    assert collector.why_not_in_place() is None
+    assert collector.explain()["in place"] is None
 
 
 def test_an_action_out_of_range_is_named_as_a_tensor() -> None:
@@ -403,7 +404,7 @@ def test_a_worker_sends_a_heartbeat_at_every_step() -> None:
     channel, env = Channel(), cartpole()
     collector = _WorkerCollector(channel, env, choosing(LSTMModule)(env), frames_per_batch=30)
     collector._collect()
-    assert collector.why_not_in_place() is None
+    assert collector.explain()["in place"] is None
     assert (channel.beats, collector.frames) == (10, 30)
 
 
@@ -458,9 +459,9 @@ def test_why_steps_make_tensors(
     else:
         policy = choosing(LSTMModule)(env)
     collector = Collector(env, policy, frames_per_batch=40 * env.batch_size.numel(), **options)
-    assert collector.why_not_in_place() == "no batch was collected yet"
+    assert collector.explain()["in place"] is not None
     batch = collector._collect()
-    assert re.search(reason, str(collector.why_not_in_place())), collector.why_not_in_place()
+    assert re.search(reason, str(collector.explain()["in place"])), collector.explain()["in place"]
     assert batch["next", "done"].any()
 
 
@@ -468,8 +469,8 @@ def test_a_policy_that_overwrites_its_inputs_is_not_run_in_place() -> None:
     env = cartpole()
     collector = Collector(env, observed(env), frames_per_batch=60)
     batch = collector._collect()
-    assert collector.why_not_compiled() is None
-    assert "observation" in str(collector.why_not_in_place())
+    assert collector.explain()["cpp"] is None
+    assert "observation" in str(collector.explain()["in place"])
     continues = ~batch["next", "done"][:, :-1, 0]
     assert not torch.equal(batch["next", "observation"][:, :-1][continues], batch["observation"][:, 1:][continues])
 
@@ -496,7 +497,7 @@ def test_a_worker_writes_the_same_bits_without_tensors(case: str, monkeypatch: p
     for apart in (False, True):
         env = CASES[case][0]()
         if apart:
-            monkeypatch.setattr(env, "in_place", lambda: "")
+            monkeypatch.setattr(env, "in_place", partial(EnvBase.in_place, env))
         env.set_seed(3)
         parts = [
             {key: value[0] for key, value in SharedTensors(entries).tensors.items()}

@@ -41,7 +41,7 @@ from recurl.transforms import Compose, RewardSum, StepCounter, TensorDictPrimer,
 class TensorDictEnv(TransformedEnv):
     """The same environment, stepped on TensorDicts."""
 
-    def why_not_lowered(self) -> str | None:
+    def _needs_tensordict(self) -> str | None:
         return "for comparison"
 
 
@@ -147,7 +147,7 @@ def collect(
         if not compiled:
             patch.setattr(collection, "CompiledNetwork", lambda network: network)
         batches = list(collector)
-    assert (collector.why_not_lowered() is None) == lowered, collector.why_not_lowered()
+    assert (collector.explain()["tensors"] is None) == lowered, collector.explain()["tensors"]
     return batches, collector
 
 
@@ -196,12 +196,12 @@ def test_compiled_steps_are_those_of_the_tensordict_path(case: str) -> None:
 
 def test_a_collector_says_why_its_policy_is_not_one_call() -> None:
     env = cartpole()
-    assert Collector(env, separate_trunks(env), frames_per_batch=3).why_not_compiled() is None
+    assert Collector(env, separate_trunks(env), frames_per_batch=3).explain()["cpp"] is None
     values = Collector(env, recurrent(GRUModule, actor=False)(env), frames_per_batch=3)
-    assert values.why_not_compiled() == "EGreedyModule has no C++ implementation"
-    assert Collector(env, None, frames_per_batch=3).why_not_compiled() == "there is no policy"
+    assert values.explain()["cpp"] == "EGreedyModule has no C++ implementation"
+    assert Collector(env, None, frames_per_batch=3).explain()["cpp"] == "there is no policy"
     function = Collector(env, lambda td: td, frames_per_batch=3)
-    assert function.why_not_compiled() == function.why_not_lowered() is not None
+    assert function.explain()["cpp"] == function.explain()["tensors"] is not None
 
 
 def test_entries_that_are_not_selected_stay_out_of_the_batch() -> None:
@@ -220,7 +220,7 @@ def test_a_root_entry_is_that_of_the_step_before_unless_it_was_edited(edit: bool
     policy = Seq(Mod(see, ["observation"], ["seen"]), actor(head()))
     collector = Collector(cartpole(), policy, frames_per_batch=90)
     batch = collector._collect()
-    assert collector.why_not_lowered() is None
+    assert collector.explain()["tensors"] is None
     continues = ~batch["next", "done"][:, :-1, 0]
     assert (~continues).any()
     before, after = batch["next", "observation"][:, :-1][continues], batch["observation"][:, 1:][continues]
@@ -249,10 +249,10 @@ def test_the_batch_follows_weights_hooks_and_modes_changed_between_batches() -> 
     handle = policy.register_forward_hook(lambda *args: seen.append(args))
     collector._collect()
     assert len(seen) == 40
-    assert collector.why_not_lowered() == "ProbabilisticActor has hooks"
+    assert collector.explain()["tensors"] == "ProbabilisticActor has hooks"
     handle.remove()
     collector._collect()
-    assert collector.why_not_lowered() is None
+    assert collector.explain()["tensors"] is None
 
 
 class Doubling(Transform):
@@ -299,7 +299,7 @@ def test_modules_that_need_a_tensordict_are_named_and_work(
 ) -> None:
     collector = Collector(env(), policy, frames_per_batch=30, **options)
     collector._collect()
-    assert re.search(reason, str(collector.why_not_lowered())), collector.why_not_lowered()
+    assert re.search(reason, str(collector.explain()["tensors"])), collector.explain()["tensors"]
 
 
 def test_a_lowered_actor_without_a_scale_raises() -> None:
@@ -334,7 +334,7 @@ def test_buffers_that_a_policy_writes_again_are_copied_in_time() -> None:
     policy = Seq(Mod(Reusing(), ["observation"], ["seen"]), actor(head()))
     collector = Collector(cartpole(), policy, frames_per_batch=30)
     batch = collector._collect()
-    assert collector.why_not_lowered() is None
+    assert collector.explain()["tensors"] is None
     assert torch.equal(batch["seen"], batch["observation"][..., :1])
 
 
@@ -349,7 +349,7 @@ def test_inference_tensors_are_collected_too() -> None:
     env = TransformedEnv(cartpole(), primer)
     collector = Collector(env, Seq(counting, actor(head())), frames_per_batch=90)
     batch = collector._collect()
-    assert collector.why_not_lowered() is None
+    assert collector.explain()["tensors"] is None
     assert torch.equal(batch["next", "count"], batch["count"] + 1.0)
     continues = ~batch["next", "done"][:, :-1, 0]
     assert torch.equal(batch["count"][:, 1:][continues], batch["next", "count"][:, :-1][continues])

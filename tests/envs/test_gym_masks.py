@@ -43,7 +43,7 @@ def test_masks_are_found_and_kept_to(where, dtype, rows):
     check_env_specs(env)
     assert env.observation_spec["action_mask"] == Binary((*env.batch_size, 4))
     check(env.rollout(12, break_when_any_done=False), time)
-    assert env.why_not_lowered() is None
+    assert env.explain()["tensors"] is None
 
 
 @pytest.mark.usefixtures("forked_environments")

@@ -270,7 +270,7 @@ def test_a_collector_resumes_exactly_from_a_saved_state():
         return Collector(env, recurrent_policy(env), frames_per_batch=100)
 
     one, other = collector(), collector()
-    assert one.why_not_lowered() is None
+    assert one.explain()["tensors"] is None
     one.set_seed(0)
     next(iter(one))
     other.load_state_dict(saved_and_loaded(one.state_dict()))
@@ -294,7 +294,7 @@ def test_a_collector_reads_nothing_back():
         env = TensorEnv(MaskedCartPole(20), 4, categorical_action_encoding=True)
         # Samples are checked for NaN on the CPU only.
         collector = Collector(env, policy, frames_per_batch=200, exploration_type=ExplorationType.DETERMINISTIC)
-        assert (collector.why_not_lowered() is None) == lowered
+        assert (collector.explain()["tensors"] is None) == lowered
         with refuse_read_back():
             batches = [next(iter(collector)) for _ in range(2)]
         ids, steps = (

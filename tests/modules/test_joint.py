@@ -106,7 +106,7 @@ def test_an_actor_writes_every_part_and_one_log_probability(kind):
     td = TensorDict({"observation": torch.randn(5, 4), "action_mask": torch.ones(5, 8, dtype=torch.bool)}, [5])
     found = []
     with set_exploration_type(kind):
-        assert Network([policy]).why_not_lowered() is None
+        assert Network([policy]).obstacle is None
         for run in (policy, Network([policy])):
             torch.manual_seed(1)
             given = td.clone() if run is policy else Entries.of(td.clone())

@@ -12,6 +12,8 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
+from recurl import execution
+from recurl.execution import NotCompiled
 from recurl.modules import (
     Categorical,
     LSTMModule,
@@ -21,6 +23,7 @@ from recurl.modules import (
     TanhNormal,
 )
 from recurl.objectives import A2CLoss, ClipPPOLoss
+from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.recurrence.cpu import instruction_sets
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
@@ -62,8 +65,12 @@ def make(kind: str, backend: str = "fastest", head: nn.Module | None = None) -> 
     return actor, critic, batch
 
 
-def run(loss: Any, batch: TensorDict) -> tuple[dict[Any, torch.Tensor], list[torch.Tensor]]:
-    found = loss.tensors(batch)
+def compiled(loss: Any) -> dict[str, CompiledActorCritic]:
+    return {"plan": CompiledActorCritic(*loss.plan())}
+
+
+def run(loss: Any, batch: TensorDict, **networks: Any) -> tuple[dict[Any, torch.Tensor], list[torch.Tensor]]:
+    found = loss.tensors(batch, **networks)
     torch.stack([value for key, value in found.items() if key.startswith("loss_")]).sum().backward()
     grads = [parameter.grad for parameter in loss.parameters()]
     for parameter in loss.parameters():
@@ -76,11 +83,11 @@ def run(loss: Any, batch: TensorDict) -> tuple[dict[Any, torch.Tensor], list[tor
 def test_losses_and_gradients_are_the_same(kind: str, cls: Any) -> None:
     actor, critic, batch = make(kind)
     loss = cls(actor, critic, entropy_coeff=0.1)
-    assert loss.why_not_compiled(batch) is None
+    assert loss.explain(batch)["cpp"] is None
     expected, grads = run(loss, batch)
-    with loss.compiled():
-        found, others = run(loss, batch)
-        again, _ = run(loss, batch)
+    networks = compiled(loss)
+    found, others = run(loss, batch, **networks)
+    again, _ = run(loss, batch, **networks)
     assert all(torch.equal(found[key], again[key]) for key in found)
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
@@ -91,8 +98,7 @@ def test_losses_and_gradients_are_the_same(kind: str, cls: Any) -> None:
 def test_the_library_runs_once() -> None:
     actor, critic, batch = make("choice")
     loss = ClipPPOLoss(actor, critic)
-    with loss.compiled():
-        found = loss.tensors(batch)
+    found = loss.tensors(batch, **compiled(loss))
     nodes: set[Any] = set()
     seen: list[Any] = [found["loss_objective"].grad_fn]
     while seen:
@@ -120,10 +126,12 @@ class _Own(nn.Linear):
 def test_unsupported_networks_run_as_before(options: Any, reason: str) -> None:
     actor, critic, batch = make("choice", **options)
     loss = ClipPPOLoss(actor, critic)
-    assert reason in str(loss.why_not_compiled(batch))
+    assert reason in str(loss.explain(batch)["cpp"])
     expected, grads = run(loss, batch)
-    with loss.compiled():
-        found, others = run(loss, batch)
+    gradients = execution.compile(loss.gradients)
+    found = gradients(batch)
+    assert reason in gradients.explain()["cpp"]
+    others = [parameter.grad for parameter in loss.parameters()]
     assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert all(torch.equal(grad, other) for grad, other in zip(others, grads, strict=True))
 
@@ -132,7 +140,7 @@ def test_heads_that_write_the_same_entry_run_as_before() -> None:
     actor, critic, batch = make("choice")
     both = Seq(*critic.module[:1], Mod(nn.Linear(HIDDEN, 3), ["features"], ["logits"]), critic.module[1])
     loss = ClipPPOLoss(actor, both)
-    assert "the same entry" in str(loss.why_not_compiled(batch))
+    assert "the same entry" in str(loss.explain(batch)["cpp"])
 
 
 def test_batches_unlike_the_first_run_as_before() -> None:
@@ -141,19 +149,26 @@ def test_batches_unlike_the_first_run_as_before() -> None:
     other = batch.clone()
     other["recurrent_state_h"] = other["recurrent_state_c"] = torch.randn(2, 20, 1, HIDDEN)
     expected = loss.tensors(batch)
-    with loss.compiled():
-        loss.tensors(other)
-        found = loss.tensors(batch)
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    gradients = execution.compile(loss.gradients)
+    gradients(other)
+    assert gradients.explain().form == "fused"
+    found = gradients(batch)
+    assert gradients.explain()["fused"] == "the batch is unlike the first, or a parameter has hooks"
+    gradients(other)
+    assert gradients.explain().form == "fused"
+    networks = compiled(loss)
+    loss.tensors(other, **networks)
+    with pytest.raises(NotCompiled, match="unlike the first"):
+        loss.tensors(batch, **networks)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_kept_after_the_block() -> None:
+def test_nothing_is_kept_between_forms() -> None:
     actor, critic, batch = make("choice")
     loss = ClipPPOLoss(actor, critic)
-    with loss.compiled():
-        loss.tensors(batch)
+    loss.tensors(batch, **compiled(loss))
     with torch.no_grad():
         critic.module[1].module = nn.Linear(HIDDEN, 1)
-    with loss.compiled():
-        found = loss.tensors(batch)
+    found = loss.tensors(batch, **compiled(loss))
     torch.testing.assert_close(found["loss_critic"], loss.tensors(batch)["loss_critic"])

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recurl import execution
 from recurl.core.errors import MissingKeyError, UsageError
+from recurl.execution import NotCompiled
 from recurl.modules import OneHotCategorical
 from recurl.objectives import A2CLoss, ClipPPOLoss
+from recurl.objectives.compiled_ppo import CompiledPPO
 from recurl.recurrence.cpu import instruction_sets
 
 from .test_compiled_policy import HIDDEN, KINDS, make
@@ -38,6 +41,11 @@ def gradients(loss: ClipPPOLoss) -> list[Tensor | None]:
     return found
 
 
+def fused(loss: ClipPPOLoss) -> Any:
+    """Return the gradients of a loss, which raise unless they run as one call."""
+    return CompiledPPO(loss.gradients)
+
+
 def expected(loss: ClipPPOLoss, batch: Any) -> tuple[dict[Any, Tensor], list[Tensor | None]]:
     found = loss.tensors(batch)
     torch.stack([value for key, value in found.items() if key.startswith("loss_")]).sum().backward()
@@ -46,9 +54,7 @@ def expected(loss: ClipPPOLoss, batch: Any) -> tuple[dict[Any, Tensor], list[Ten
 
 def check(loss: ClipPPOLoss, batch: Any) -> None:
     losses, grads = expected(loss, batch)
-    with loss.compiled():
-        found = loss.gradients(batch)
-    assert not isinstance(found, str), found
+    found = fused(loss)(batch)
     assert list(found) == list(losses)
     for key, value in losses.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-6, equal_nan=True)
@@ -93,9 +99,7 @@ def test_a_clip_that_holds_every_value_changes_no_bit(dtype: torch.dtype, compil
             critic[1].module.weight.zero_()
             critic[1].module.bias.fill_(value[lost])
         if compiled:
-            with loss.compiled():
-                losses = loss.gradients(batch)
-            assert not isinstance(losses, str), losses
+            losses = fused(loss)(batch)
             found = gradients(loss)
         else:
             losses, found = expected(loss, batch)
@@ -143,8 +147,7 @@ def test_nan_spoils_the_losses() -> None:
     for key in ("advantage", "value_target", "action_log_prob"):
         spoiled = batch.clone()
         spoiled[key].view(-1)[5] = torch.nan
-        with loss.compiled():
-            found: Any = loss.gradients(spoiled)
+        found: Any = fused(loss)(spoiled)
         assert found["loss_critic" if key == "value_target" else "loss_objective"].isnan()
 
 
@@ -157,54 +160,75 @@ def test_equal_targets_explain_nothing() -> None:
 def test_results_of_a_call_outlive_the_next() -> None:
     actor, critic, batch = make("choice")
     loss = ClipPPOLoss(actor, critic)
-    with loss.compiled():
-        first: Any = loss.gradients(batch)
-        kept = {key: value.clone() for key, value in first.items()}
-        batch["advantage"].mul_(3)
-        loss.gradients(batch)
+    run = fused(loss)
+    first: Any = run(batch)
+    kept = {key: value.clone() for key, value in first.items()}
+    batch["advantage"].mul_(3)
+    run(batch)
     assert all(torch.equal(first[key], kept[key]) for key in kept)
 
 
 class _Own(ClipPPOLoss):
-    pass
+    """A subclass that computes what its base class computes."""
 
 
-def test_other_losses_and_batches_say_why_not() -> None:
+class _Doubled(ClipPPOLoss):
+    def losses_of(self, batch: Any, plan: Any, keys: Any) -> dict[Any, Tensor]:
+        return {name: 2 * value for name, value in super().losses_of(batch, plan, keys).items()}
+
+
+def test_subclasses_run_in_the_fastest_form_of_what_they_keep() -> None:
     actor, critic, batch = make("choice")
-    assert "aren't compiled" in ClipPPOLoss(actor, critic).gradients(batch)
-    for cls in (_Own, A2CLoss):
+    for cls, form in ((ClipPPOLoss, "fused"), (_Own, "fused"), (_Doubled, "cpp"), (A2CLoss, "cpp")):
         loss: Any = cls(actor, critic)
-        with loss.compiled():
-            assert "has no C++ implementation" in loss.gradients(batch)
-    loss = ClipPPOLoss(actor, critic)
-    with loss.compiled():
-        assert "aren't plain numbers" in loss.gradients(batch.clone().set("advantage", torch.randn(2, 20, 1).double()))
-        assert "the actions are" in loss.gradients(batch.clone().set("action", torch.zeros(2, 20)))
-        assert "out of range" in loss.gradients(batch.clone().set("action", torch.full((2, 20), 3)))
-        padded = batch.clone().set(("collector", "mask"), torch.ones(2, 20, dtype=torch.bool))
-        assert "padding" in loss.gradients(padded)
-        with torch.no_grad():
-            assert "gradients are disabled" in loss.gradients(batch)
-        assert not isinstance(loss.gradients(batch), str)
-    gradients(loss)
-    with ClipPPOLoss(actor, critic).make_value_estimator("gae").compiled() as _:
-        pass
+        run: Any = execution.compile(loss.gradients)
+        found = run(batch)
+        assert run.explain().form == form, run.explain()
+        grads = gradients(loss)
+        losses, others = expected(loss, batch)
+        torch.testing.assert_close(found["loss_objective"], losses["loss_objective"], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(grads, others, rtol=1e-4, atol=1e-6)
+    assert execution.compile(_Doubled(actor, critic).gradients).explain()["fused"] == "_Doubled overrides losses_of"
+
+
+def test_other_batches_say_why_not() -> None:
+    actor, critic, batch = make("choice")
+    run: Any = execution.compile(ClipPPOLoss(actor, critic).gradients)
+    padded = batch.clone().set(("collector", "mask"), torch.ones(2, 20, dtype=torch.bool))
+    for other, reason in (
+        (batch.clone().set("advantage", torch.randn(2, 20, 1).double()), "aren't plain numbers"),
+        (padded, "padding"),
+    ):
+        run(other)
+        assert reason in run.explain()["fused"]
+    once = fused(ClipPPOLoss(actor, critic))
+    for other, reason in (
+        (batch.clone().set("action", torch.zeros(2, 20)), "the actions are"),
+        (batch.clone().set("action", torch.full((2, 20), 3)), "out of range"),
+    ):
+        with pytest.raises(NotCompiled, match=reason):
+            once(other)
+    with torch.no_grad(), pytest.raises(NotCompiled, match="gradients are disabled"):
+        once(batch)
+    run(batch)
+    assert str(run.explain()) == "gradients: fused"
+    run = execution.compile(ClipPPOLoss(actor, critic).make_value_estimator("gae").gradients)
+    run(batch)
+    assert run.explain()["fused"] == "the loss runs an estimator"
 
 
 @pytest.mark.parametrize("method", ["tensors", "losses", "losses_of", "read"])
 def test_methods_of_an_instance_are_called(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    actor, critic, batch = make("choice")
+    actor, critic, _ = make("choice")
     loss = ClipPPOLoss(actor, critic)
     monkeypatch.setattr(loss, method, getattr(loss, method))
-    with loss.compiled():
-        assert "has no C++ implementation" in loss.gradients(batch)
+    assert execution.compile(loss.gradients).explain()["fused"] == f"ClipPPOLoss overrides {method}"
 
 
 def test_errors_are_those_of_the_loss() -> None:
     actor, critic, batch = make("choice")
-    loss = ClipPPOLoss(actor, critic)
-    with loss.compiled():
-        with pytest.raises(MissingKeyError, match="advantage"):
-            loss.gradients(batch.exclude("advantage"))
-        with pytest.raises(UsageError, match="must not require gradients"):
-            loss.gradients(batch.clone().set("action_log_prob", torch.zeros(2, 20, requires_grad=True)))
+    run = execution.compile(ClipPPOLoss(actor, critic).gradients)
+    with pytest.raises(MissingKeyError, match="advantage"):
+        run(batch.exclude("advantage"))
+    with pytest.raises(UsageError, match="must not require gradients"):
+        run(batch.clone().set("action_log_prob", torch.zeros(2, 20, requires_grad=True)))

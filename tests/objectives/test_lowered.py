@@ -12,6 +12,7 @@ from tensordict.nn import (
 
 from recurl.core.errors import MissingKeyError
 from recurl.data import SequenceMinibatches
+from recurl.execution import NotCompiled
 from recurl.execution.lowering import Entries, network
 from recurl.modules import MLP, QValueActor
 from recurl.objectives import A2CLoss, ClipPPOLoss, DQNLoss, ReinforceLoss
@@ -33,12 +34,16 @@ OPTIONS = [
 ]
 
 
+def not_lowered(modules):
+    raise NotCompiled("a test says so")
+
+
 @pytest.fixture
 def on_tensordicts(monkeypatch):
     """Return a function that makes all networks run on TensorDicts."""
 
     def switch():
-        monkeypatch.setattr(network, "links_of", lambda modules: "a test says so")
+        monkeypatch.setattr(network, "Links", not_lowered)
 
     return switch
 
@@ -75,7 +80,7 @@ def test_ppo(cell, shared, backend, kind, options, mask, on_tensordicts):
     agent = make_agent(cell, shared, backend, kind)
     batch = prepared(agent, mask)
     gae, loss = GAE(gamma=0.9, lmbda=0.8, value_network=agent.critic), ClipPPOLoss(agent.actor, agent.critic, **options)
-    assert gae.why_not_lowered() is loss.why_not_lowered() is None
+    assert gae.explain()["tensors"] is loss.explain()["tensors"] is None
     ours = gae(batch.clone())
     ours["action_log_prob"] = ours["action_log_prob"] + torch.linspace(-0.5, 0.5, 48).reshape(4, 12)
     parts = list(SequenceMinibatches(ours, 3, 5))
@@ -96,7 +101,7 @@ def test_policy_gradients_and_estimators(cell, shared, backend, kind, mask, on_t
     losses = [A2CLoss(*networks, clip_value=0.1), ReinforceLoss(*networks)]
     losses += [loss(*networks).make_value_estimator(name) for loss, name in ((A2CLoss, "vtrace"), (ClipPPOLoss, "td1"))]
     estimators = [VTrace(0.9, *networks), TDLambdaEstimator(0.9, 0.8, agent.critic)]
-    assert all(part.why_not_lowered() is None for part in (*losses, *estimators))
+    assert all(part.explain()["tensors"] is None for part in (*losses, *estimators))
 
     def outcomes():
         estimated = estimators[0](batch.clone())
@@ -120,7 +125,7 @@ def test_dqn(cell, options, on_tensordicts):
     trunk = agent.critic.module[0]
     head = TensorDictModule(MLP(HIDDEN, ACTIONS), in_keys=["features"], out_keys=["action_value"])
     loss = DQNLoss(TensorDictSequential(trunk, head), gamma=0.9, **options)
-    assert loss.why_not_lowered() is None
+    assert loss.explain()["tensors"] is None
     result = outcome(loss, batch)
     on_tensordicts()
     assert_same(outcome(loss, batch), result)
@@ -145,11 +150,11 @@ def test_reasons():
     agent = make_agent("lstm", True)
     loss = ClipPPOLoss(agent.actor, agent.critic)
     with set_skip_existing(True):
-        assert "set_skip_existing is active" in loss.why_not_lowered()
+        assert "set_skip_existing is active" in loss.explain()["tensors"]
     handle = agent.critic.module[-1].register_forward_hook(lambda *_: None)
-    assert loss.why_not_lowered() == "ValueOperator has hooks"
+    assert loss.explain()["tensors"] == "ValueOperator has hooks"
     handle.remove()
-    assert loss.why_not_lowered() is None
+    assert loss.explain()["tensors"] is None
 
     class Shout(TensorDictModule):
         def forward(self, tensordict):
@@ -167,8 +172,8 @@ def test_reasons():
             "TensorDictSequential does more than run its modules in order",
         ),
     ):
-        assert reason in ClipPPOLoss(agent.actor, critic).why_not_lowered()
-        assert reason in GAE(gamma=0.9, lmbda=0.8, value_network=critic).why_not_lowered()
+        assert reason in ClipPPOLoss(agent.actor, critic).explain()["tensors"]
+        assert reason in GAE(gamma=0.9, lmbda=0.8, value_network=critic).explain()["tensors"]
 
 
 def test_a_hook_added_later_is_run():
@@ -234,4 +239,4 @@ def test_whole_q_actors_are_lowered():
         recurrent("lstm", "a", "features", "loop"),
         TensorDictModule(MLP(HIDDEN, ACTIONS), in_keys=["features"], out_keys=["action_value"]),
     )
-    assert DQNLoss(QValueActor(net, action_space="categorical")).why_not_lowered() is None
+    assert DQNLoss(QValueActor(net, action_space="categorical")).explain()["tensors"] is None

@@ -33,7 +33,7 @@ def test_user_written_ppo_replays_masked_choices():
     value = TensorDictModule(torch.nn.Linear(1, 1), in_keys=["observation"], out_keys=["state_value"])
     env = GymWrapper(MaskedRows(3), categorical_action_encoding=True)
     collector = Collector(env, actor, frames_per_batch=60)
-    assert collector.why_not_lowered() is None
+    assert collector.explain()["tensors"] is None
     loss = ClipPPOLoss(actor, value)
     batch = GAE(gamma=0.9, lmbda=0.9, value_network=value)(next(iter(collector)))
     assert "action_mask" in loss.in_keys
@@ -55,7 +55,7 @@ def q_actor(**options):
 def collected(env, policy, frames):
     explore = EGreedyModule(Categorical(4), eps_init=0.7, action_mask_key="action_mask")
     collector = Collector(env, TensorDictSequential(policy, explore), frames_per_batch=frames)
-    assert collector.why_not_lowered() is None
+    assert collector.explain()["tensors"] is None
     batch = next(iter(collector))
     collector.shutdown()
     return batch

@@ -59,11 +59,11 @@ def test_an_update_of_ppo_changes_every_weight(options):
     ppo = PPO(config(**options))
     before = {name: value.clone() for name, value in ppo.agent.named_parameters()}
     batch = ppo.collect()
-    assert ppo.collector.why_not_lowered() is None
+    assert ppo.collector.explain()["tensors"] is None
     for part in (batch, batch["next"]):
         assert part["image" if ppo.config.env == PARTS else "observation"].dtype == torch.uint8
     row = ppo.learn(batch)
-    assert ppo.loss.why_not_lowered() is ppo.estimator.why_not_lowered() is None
+    assert ppo.loss.explain()["tensors"] is ppo.estimator.explain()["tensors"] is None
     assert all(torch.tensor(list(row.values())).isfinite())
     assert [name for name, value in ppo.agent.named_parameters() if torch.equal(value, before[name])] == []
     ppo.close()

@@ -157,7 +157,7 @@ def test_rewards_are_transformed_at_steps() -> None:
         assert collector.collect()["next", "reward"].flatten().tolist() == [1.0, 1.5, 2.0]
     with Collector(TransformedEnv(GymWrapper(Count(9)), Scaled(in_keys=["reward"])), frames_per_batch=3) as collector:
         assert collector.collect()["next", "reward"].flatten().tolist() == [1.0, 1.5, 2.0]
-        assert "_apply_transform needs a TensorDict" in (collector.why_not_lowered() or "")
+        assert "_apply_transform needs a TensorDict" in (collector.explain()["tensors"] or "")
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_the_past_is_carried_on_from_a_saved_state():
 
 def test_transforms_run_on_entries():
     env = make(rows=2)
-    assert env.why_not_lowered() is None
+    assert env.explain()["tensors"] is None
 
 
 def test_unsupported_action_specs():

@@ -22,6 +22,7 @@ from recurl.cli.place import DESCRIPTION, NewRunOptions, with_run_options
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import Sources, plain, read_sources, with_defaults
 from recurl.cli.speed import notify_if_slow
+from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, CallbackError, EnvError, NonFiniteError, StorageError, WorkerError
 from recurl.core.ranges import Steps
 from recurl.distributed import (
@@ -39,6 +40,7 @@ from recurl.trainers.algorithms.configs import ExecutionConfig
 from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
+from recurl.trainers.networks.agent import collecting
 from recurl.trainers.networks.description import describe_agent
 from recurl.trainers.run.memory import out_of_memory_advice
 from recurl.trainers.trust import resume_command
@@ -114,7 +116,9 @@ def _train_new(config: RunConfig, extra: NewRunOptions) -> int:
         if not is_local_main_process():
             return 0
         with make_env(config, 1) as env:
-            _print(Console(), describe_agent(make_agent(config, env)))
+            agent = make_agent(config, env)
+            steps = Collector(env, collecting(agent.policy), frames_per_batch=1).explain()  # of one environment
+            _print(Console(), f"{describe_agent(agent)}\n{steps}")
         return 0
     env, cell = (re.split("[/:]", text)[-1] for text in (config.env_name, config.cell))
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"

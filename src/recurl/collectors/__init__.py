@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from recurl.collectors.acting import explain as explain
 from recurl.collectors.acting import why_not_lowered
 from recurl.collectors.actors.collector import RayCollector
 from recurl.collectors.actors.group import Replacement

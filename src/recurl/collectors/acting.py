@@ -17,28 +17,32 @@ from recurl.core.spans import TRANSFERS, span
 from recurl.core.specs import OneHot
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
+from recurl.execution.explain import Explanation
 from recurl.execution.lowering import Network
 
-__all__ = ["act_on_tensordict", "lowered", "on_device", "why_not_lowered"]
+__all__ = ["act_on_tensordict", "explain", "lowered", "on_device", "why_not_lowered"]
 
 
-def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
-    """Return the reason why a collector needs TensorDicts at every step of ``policy`` in ``env``, or None.
-
-    If there is none, the collector runs on plain tensors, which is faster.
+def explain(policy: Policy | None, env: EnvBase) -> Explanation:
+    """Explain whether a collector steps ``policy`` in ``env`` on plain tensors, which is faster than on TensorDicts.
 
     Example:
         >>> from recurl.envs import GymEnv
-        >>> why_not_lowered(lambda td: td, GymEnv("CartPole-v1"))
-        'function is not a TensorDict module'
+        >>> print(explain(lambda td: td, GymEnv("CartPole-v1")))
+        steps: TensorDicts (not tensors: function is not a TensorDict module)
     """
-    return lowered(policy, env)[1]
+    return Explanation("steps", {"tensors": lowered(policy, env)[1]})
+
+
+def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
+    """Return ``explain(policy, env)["tensors"]``; the name of earlier versions."""
+    return explain(policy, env)["tensors"]
 
 
 def lowered(policy: Policy | None, env: EnvBase) -> tuple[Network | None, str | None]:
     """Return ``policy`` as a lowered network, and the reason why it or ``env`` needs TensorDicts, or None."""
     network = None if policy is None else Network([policy])
-    return network, env.why_not_lowered() or (None if network is None else network.why_not_lowered())
+    return network, env.explain()["tensors"] or (None if network is None else network.obstacle)
 
 
 def random_action(env: EnvBase, tensordict: TensorDictBase) -> Any:

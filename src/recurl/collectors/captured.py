@@ -96,13 +96,20 @@ class CapturedSteps:
         self._setting: object = None
         self._root: object = None  # type and keys of the root
         self._last_root: object = None  # the root returned last
-        self._guard: ModuleGuard | None = None
+        self._guard = ModuleGuard(
+            self._policy, modes=True, settings=lambda: {"setting": self._setting, "hooks": has_global_hooks()}
+        )
         self._tensor_step: _TensorStep | None = None
         self._graphed: GraphedFunction[list[_Tensors]] | None = None
         if graph:
             generator = found.generator
             self._graphed = GraphedFunction(
-                self._run_in_memory, generator.device, generator, name="steps", instead=COLLECT_WITHOUT
+                self._run_in_memory,
+                generator.device,
+                generator,
+                name="steps",
+                instead=COLLECT_WITHOUT,
+                guard=self._guard,
             )
         self._written: list[_Key] = []
         self._states: list[_Key] = []
@@ -119,14 +126,15 @@ class CapturedSteps:
         Returns:
             The batch, in newly allocated memory, and the next root.
         """
-        continues = root is self._last_root and self._is_valid(setting)
+        self._setting = setting
+        continues = root is self._last_root and self._is_valid()
         root = root if continues else read(root)
         keys, running = [key for key, _ in leaves(root)], self._env.running
         names = sorted(running)  # a restored state may have another order
         given = [*(value for _, value in leaves(root)), *(running[name] for name in names)]
         if self._compiled:
             given += self._trajectories.reserve(self._count)
-        tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, given, setting)
+        tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, given)
         assert tensor_step is not None
         if self._graphed is None:
             found, states, current = self._run_steps(tensor_step, self._step_inputs(tensor_step, given), root.ndim)
@@ -148,10 +156,9 @@ class CapturedSteps:
         after_root = self._last_root = _like(root, keys, after)
         return batch, after_root
 
-    def _is_valid(self, setting: object) -> bool:
+    def _is_valid(self) -> bool:
         """Return whether there is a tensor step for the current setting and policy."""
-        replaced = self._guard is not None and self._guard.replaced() is not None
-        return self._tensor_step is not None and self._setting == (setting, has_global_hooks()) and not replaced
+        return self._tensor_step is not None and self._guard.replaced() is None
 
     def _store_states(self, starts: StartStates, states: _Tensors, batch: TensorDict) -> None:
         """Store the kept states in a batch."""
@@ -167,9 +174,9 @@ class CapturedSteps:
         if self._graphed is not None:
             self._graphed.discard()
 
-    def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> _TensorStep:
+    def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors) -> _TensorStep:
         """Return the tensor step, rebuilt unless the existing one is still valid."""
-        if self._tensor_step is not None and self._root == (type(root), keys) and self._is_valid(setting):
+        if self._tensor_step is not None and self._root == (type(root), keys) and self._is_valid():
             return self._tensor_step
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -196,14 +203,11 @@ class CapturedSteps:
         if self._compiled:
             traced = InductorFunction(run, [tensor.contiguous() for tensor in given], [self._env.generator], rows)
             tensor_step = _TensorStep(traced, traced.entering, traced.leaving)
-        self._tensor_step, self._setting, self._root = tensor_step, (setting, has_global_hooks()), (type(root), keys)
-        self._guard = self._new_guard()
+        self._tensor_step, self._root = tensor_step, (type(root), keys)
+        self._guard.renew()
         if self._graphed is not None:
             self._graphed.discard()
         return tensor_step
-
-    def _new_guard(self) -> ModuleGuard | None:
-        return None if self._policy is None else ModuleGuard(self._policy, modes=True)
 
     def _step_inputs(self, tensor_step: _TensorStep, given: _Tensors) -> _Tensors:
         """Return the inputs of the first step, with the strides that a compiled step expects."""
@@ -228,12 +232,10 @@ class CapturedSteps:
     def _run_graphed(
         self, graphed: GraphedFunction[list[_Tensors]], tensor_step: _TensorStep, given: _Tensors, time_dim: int
     ) -> _Batch:
-        captured, layouts = graphed.captured, tensor_step.input_layouts
-        if not captured:  # memory whose columns are contiguous
+        layouts = tensor_step.input_layouts
+        if not graphed.captured:  # memory whose columns are contiguous
             given = [tensor[0] for tensor in join_columns(layouts, [split_columns(layouts, given)], 0)]
         written, states = graphed(*given)
-        if not captured:
-            self._guard = self._new_guard()  # modules that count their calls don't change any more
         # The graph writes time-major, which is faster, and the batch is copied to separate memory here anyway.
         rows = [tensor.movedim(0, time_dim) for tensor in written]
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in rows], states, graphed.memory

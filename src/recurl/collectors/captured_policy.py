@@ -38,10 +38,11 @@ class CapturedPolicy:
     """
 
     def __init__(self, policy: object, generator: Generator) -> None:
-        self._policy = policy if isinstance(policy, nn.Module) else None
         self._generator = generator
         self._setting: object = None
-        self._guard: ModuleGuard | None = None
+        self._guard = ModuleGuard(
+            policy if isinstance(policy, nn.Module) else None, modes=True, settings=lambda: {"setting": self._setting}
+        )
         self._root: object = None  # type and keys of the root
         self._passed: list[tuple[_Key, _Key]] = []  # entries of the result that are unchanged entries of the root
         self._written: list[_Written] = []
@@ -58,10 +59,9 @@ class CapturedPolicy:
             act: calls the policy.
             setting: further state that the result depends on; if it has changed, the graph is captured again.
         """
-        replaced = self._guard is not None and self._guard.replaced() is not None
-        if self._graphed is not None and (replaced or self._setting != setting):
-            self._graphed.discard()
         self._act, self._setting = act, setting
+        if self._graphed is not None and self._guard.replaced() is not None:
+            self._graphed.discard()
         return self
 
     def __call__(self, root: Any) -> Any:
@@ -75,10 +75,7 @@ class CapturedPolicy:
         if graphed is None or self._root != (type(root), list(given)):
             self._root = type(root), list(given)
             graphed = self._graphed = self._graph_of(_empty(root), list(given))
-        captured = graphed.captured
         numbers = graphed(*given.values())
-        if not captured:  # modules that count their calls don't change any more
-            self._guard = None if self._policy is None else ModuleGuard(self._policy, modes=True)
         result = _empty(root)
         for key, source in self._passed:
             result.set(key, given[source])
@@ -106,7 +103,8 @@ class CapturedPolicy:
             ]
             return [torch.cat([tensor.reshape(-1) for tensor in kind.values()]) for kind in made.values()]
 
-        return GraphedFunction(run, self._generator.device, self._generator, name="policy", instead=COLLECT_WITHOUT)
+        device = self._generator.device
+        return GraphedFunction(run, device, self._generator, name="policy", instead=COLLECT_WITHOUT, guard=self._guard)
 
 
 def _empty(root: Step) -> Any:

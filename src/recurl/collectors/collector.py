@@ -31,6 +31,7 @@ from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.rollout import Policy
 from recurl.envs.wiring import policy_transforms
 from recurl.execution.compiled import CompiledNetwork
+from recurl.execution.explain import Explanation
 from recurl.execution.lowering import Network
 from recurl.modules.actors import explain_missing_scale
 from recurl.sequences.entries import Entries, Step
@@ -55,11 +56,11 @@ class Collector(CollectorBase):
     batch. Every batch has its own memory.
 
     If environment and policy allow it, steps run on plain tensors instead of TensorDicts, which is faster and bitwise
-    equal; otherwise :meth:`why_not_lowered` returns the reason. On a CPU, supported parts of the policy run in recurl's
+    equal. On a CPU, supported parts of the policy run in recurl's
     C++ library, ideally with one call per step: linear layers, activations, normalization, LSTM, GRU, and the sampling
     of an action with its log-probability, from the same random numbers as torch. Results are equal up to rounding (1e-6
-    in float32). :meth:`why_not_compiled` returns the reason if the policy is not a single call. If it is, and all
-    transforms of a ``GymEnv`` only set constants, steps run in the memory of the batch (:meth:`why_not_in_place`).
+    in float32). If the policy is a single call, and all transforms of a ``GymEnv`` only set constants, steps run in the
+    memory of the batch. :meth:`explain` says what runs, and why not something faster.
 
     With a replay buffer, batches are added to it instead, optionally from a background thread (:meth:`start`,
     :meth:`async_shutdown`).
@@ -169,7 +170,7 @@ class Collector(CollectorBase):
         self._capture_options = {"graph": cuda_graph, "compiled": compile_step}
         self._captured = self._make_captured()
         self._example: dict[tuple[str, ...], Tensor] = {}  # entries of a step of an earlier batch
-        self._why_not_in_place: str | None = "no batch was collected yet"
+        self._why_not_in_place: str | None = ""  # no batch was collected yet
 
     def _make_captured(self) -> CapturedSteps | list[CapturedPolicy]:
         """Return the captured or compiled steps, or else the captured policy of each group, if any."""
@@ -248,7 +249,7 @@ class Collector(CollectorBase):
         groups, act = self._groups.envs, network or self.policy
         if isinstance(self._captured, list) and self._captured and act is not None:
             return [captured.begin(act, self.exploration_type) for captured in self._captured]
-        if network is not None and (self.env.device or torch.device("cpu")).type == "cpu":
+        if network is not None and _on_cpu(self.env):
             return [CompiledNetwork(network) for _ in groups]  # each with its own memory
         if network is not None or self.policy is None:
             return [network] * len(groups)
@@ -270,25 +271,30 @@ class Collector(CollectorBase):
         """Count a step of ``rows`` rows."""
         self.frames += rows
 
-    def why_not_lowered(self) -> str | None:
-        """Return the reason why steps need TensorDicts, or None if they run on plain tensors."""
-        with exploring(self.exploration_type):
-            return self._prepared()[1]
+    def explain(self) -> Explanation:
+        """Explain how steps run: in place in the memory of the batch, in C++, on tensors, or on TensorDicts.
 
-    def why_not_compiled(self) -> str | None:
-        """Return the reason why a policy step is not a single call of the C++ library, or None if it is."""
+        On a CUDA device, and with ``compile_step``, also whether they are captured or compiled by Inductor.
+        """
         with exploring(self.exploration_type), torch.no_grad():
             network, reason = self._prepared()
-            if reason is not None:
-                return reason
-            if network is None:
-                return "there is no policy"
-            root: Any = self._groups.envs[0].fake_tensordict() if self._roots is None else self._roots[0]
-            return CompiledNetwork(network).why_not_compiled(Entries.of(root))
-
-    def why_not_in_place(self) -> str | None:
-        """Return the reason why steps of the last batch did not run in place, or None if they did."""
-        return self._why_not_in_place
+            compiled = reason
+            if reason is None and network is None:
+                compiled = "there is no policy"
+            elif network is not None and not self._captured and _on_cpu(self.env):
+                root: Any = self._groups.envs[0].fake_tensordict() if self._roots is None else self._roots[0]
+                compiled = CompiledNetwork(network).explain(Entries.of(root))["cpp"]
+            elif network is not None:
+                compiled = "steps are captured or compiled" if self._captured else f"steps run on {self.env.device}"
+        in_place = self._why_not_in_place
+        if in_place == "":
+            in_place = self.env.explain()["in place"] or compiled or "no batch was collected yet"
+        forms = {"in place": in_place, "cpp": compiled, "tensors": reason}
+        if self._captured:
+            steps = not isinstance(self._captured, list)
+            name = "CUDA graph" if self._capture_options["graph"] else "Inductor"
+            forms = {f"{name} of {'all steps' if steps else 'the policy'}": None, **forms}
+        return Explanation("steps", forms)
 
     def _prepared(self) -> tuple[Network | None, str | None]:
         """Return the lowered policy for the next batch, and the reason why it needs TensorDicts, or None."""
@@ -422,3 +428,7 @@ class Collector(CollectorBase):
         for captured in self._captured if isinstance(self._captured, list) else [self._captured]:
             captured.reset()
         self.env.close()
+
+
+def _on_cpu(env: EnvBase) -> bool:
+    return (env.device or torch.device("cpu")).type == "cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from recurl.core.spans import ACTING, ENVIRONMENT, measured
 from recurl.envs import Act, EnvBase, InPlace, interact_in_turn
 from recurl.envs.rollout import Write
 from recurl.execution.compiled import CompiledNetwork, StepsInMemory
+from recurl.execution.explain import NotCompiled
 from recurl.sequences.entries import Entries, Step, leaves_by_path
 from recurl.sequences.mode import set_recurrent_mode
 
@@ -62,19 +64,21 @@ def interact_and_write(
         roots = interact_in_turn(envs, policies, roots, steps, write=write)
     else:
         if example:
-            with set_recurrent_mode(False), torch.no_grad():
+            with set_recurrent_mode(False), torch.no_grad(), suppress(NotCompiled):
                 whole = _steps_in_place(envs[0], policy, roots[0], writers[0].allocated(example))
-                if not isinstance(whole, str):
-                    return whole.done, [whole.run(write, stepped)], None
+                return whole.done, [whole.run(write, stepped)], None
             writers[0].clear()
             example.clear()
         roots = interact_in_turn(envs, policies, roots, 1, write=write)
         with set_recurrent_mode(False), torch.no_grad():
-            rest = _steps_in_place(envs[0], policy, roots[0], writers[0].memory(), first=1)
-            if not isinstance(rest, str):
+            try:
+                rest = _steps_in_place(envs[0], policy, roots[0], writers[0].memory(), first=1)
+            except NotCompiled as why:
+                reason = str(why)
+            else:
                 example.update((path, value[0].clone()) for path, value in rest.memory.items())
                 return rest.done, [rest.run(write, stepped)], None
-        roots, reason = interact_in_turn(envs, policies, roots, steps - 1, write=write, first=1), rest
+        roots = interact_in_turn(envs, policies, roots, steps - 1, write=write, first=1)
     for writer in writers:
         writer.finish()
     ended = [torch.cat(found, -1) for found in done]
@@ -83,25 +87,25 @@ def interact_and_write(
 
 def _steps_in_place(
     env: EnvBase, policy: CompiledNetwork, root: Any, memory: dict[_Path, Tensor] | None, first: int = 0
-) -> _StepsInPlace | str:
-    """Return the in-place steps of a batch from step ``first`` on, or the reason why they are not possible."""
+) -> _StepsInPlace:
+    """Return the in-place steps of a batch from step ``first`` on.
+
+    Raises:
+        NotCompiled: they are not possible; the message is the reason.
+    """
     make = env.in_place()
-    if isinstance(make, str):
-        return make
     if memory is None:
-        return "the batch isn't written in one piece on the host"
+        raise NotCompiled("the batch isn't written in one piece on the host")
     act = policy.in_memory(root, {normalize_key(path): value for path, value in memory.items()})
-    if isinstance(act, str):
-        return act
     roots, reads, writes = list(leaves_by_path(root)), map(path_of, act.reads), map(path_of, act.writes)
     sources = Counter([*roots, *writes, *((NEXT, *path) for path in make.after)])
     unexpected = [path for path, count in sources.items() if count > 1] + sorted(memory.keys() ^ sources.keys())
     unexpected += sorted({*make.roots}.symmetric_difference(roots) | set(reads).difference(roots))
     if unexpected or (ACTION,) not in memory:
-        return f"the policy or the environment has unexpected entries: {unexpected or ACTION}"
+        raise NotCompiled(f"the policy or the environment has unexpected entries: {unexpected or ACTION}")
     for path, value in leaves_by_path(root).items():
         if value.shape != memory[path].shape[1:] or value.dtype is not memory[path].dtype:
-            return f"{path} isn't as in the batch before"
+            raise NotCompiled(f"{path} isn't as in the batch before")
     return _StepsInPlace(env, act, make, memory, root, first)
 
 

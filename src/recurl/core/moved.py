@@ -32,6 +32,7 @@ MOVED = {
     "recurl.objectives.value.functional": "recurl.sequences.returns",
     "recurl.recurrence.boundaries": "recurl.sequences.boundaries",
     "recurl.recurrence.linear.reverse": "recurl.sequences.reverse",
+    "recurl.trainers.optim.programs": "recurl.execution.inductor",
     "recurl.trainers.study.popgym": "recurl.experiments.popgym",
 }
 """Former to current paths; the modules of a package move with it."""

@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from recurl.collectors import why_not_lowered
+from recurl.collectors.acting import explain
 from recurl.core.errors import ArgumentError, RecurlError
 from recurl.core.keys import NestedKey
 from recurl.core.specs import TensorSpec
@@ -156,7 +156,7 @@ def _wired(policy: Any, env: EnvBase) -> EnvBase:
 def check_stepping(policy: Any, env: EnvBase) -> str:
     """Report whether a collector runs ``policy`` in ``env`` on plain tensors, or why it uses slower TensorDicts."""
     with set_exploration_type(ExplorationType.RANDOM):
-        reason = why_not_lowered(policy, env)
+        reason = explain(policy, env)["tensors"]
     return "on plain tensors" if reason is None else f"on TensorDicts, which is slower: {reason}"
 
 

@@ -20,6 +20,7 @@ from recurl.envs.in_place import InPlace
 from recurl.envs.mdp import check_not_stale, check_reset, complete_done_flags, keep_policy_entries
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.wiring import policy_transforms
+from recurl.execution.explain import Explanation, NotCompiled, reason_of
 from recurl.sequences.entries import Entries, Step, StepT, leaves, like, takes_entries, unmarked
 from recurl.transforms import Transform
 from recurl.transforms.base import fill_reset, merge_reset, needs_copy, reset_mask
@@ -327,19 +328,26 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
 
     # -- transforms, seeds, saved states
 
-    def why_not_lowered(self) -> str | None:
-        """Return the reason why this environment needs a TensorDict at every step, or None if it doesn't.
+    def explain(self) -> Explanation:
+        """Explain how steps run: written into the memory of a batch, on plain tensors, or on TensorDicts.
 
-        If neither the environment nor the policy needs one, a collector creates none.
+        If neither the environment nor the policy needs a TensorDict, a collector creates none.
         """
+        return Explanation("environment", {"in place": reason_of(self.in_place), "tensors": self._needs_tensordict()})
+
+    def _needs_tensordict(self) -> str | None:
+        """Return the reason why a TensorDict is needed at every step, or None."""
         return unmarked(self, "step", "carry", "maybe_reset", "rand_action", "_next", "_root", "_reset", "_step")
 
-    def in_place(self) -> InPlace | str:
-        """Return the in-place stepper, which writes steps into batch memory, or the reason why there is none.
+    def in_place(self) -> InPlace:
+        """Return the in-place stepper, which writes steps into batch memory.
 
         A collector may use the stepper instead of :meth:`step` and :meth:`maybe_reset`.
+
+        Raises:
+            NotCompiled: there is none; the message is the reason.
         """
-        return f"{type(self).__name__} makes new tensors at every step"
+        raise NotCompiled(f"{type(self).__name__} makes new tensors at every step")
 
     def append_transform(self, transform: Transform) -> EnvBase:
         """Return this environment wrapped in a ``TransformedEnv`` with ``transform``."""

@@ -33,6 +33,7 @@ from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
 from recurl.envs.in_place import InPlace
 from recurl.envs.state_plain import UnsavableError
+from recurl.execution.explain import NotCompiled
 from recurl.sequences.entries import Entries, Step, like, takes_entries
 from recurl.transforms import makes_memory
 
@@ -262,12 +263,12 @@ class GymWrapper(EnvBase):
             self._set_done_rows(np.logical_or(terminated, truncated, out=done))
         return observation, reward, info, self._any_done
 
-    def in_place(self) -> InPlace | str:
-        """Return the in-place stepper of this environment, or the reason why there is none."""
+    def in_place(self) -> InPlace:
+        """Return the in-place stepper of this environment."""
         if type(self) not in (GymWrapper, GymEnv):
-            return f"{type(self).__name__} may do more than GymWrapper"
+            raise NotCompiled(f"{type(self).__name__} may do more than GymWrapper")
         if self._masked or (self.device is not None and self.device.type != "cpu"):
-            return f"actions are masked, or {self} isn't on the CPU"
+            raise NotCompiled(f"actions are masked, or {self} isn't on the CPU")
         return InPlace(self._advance, self._one_per_row, self._restart, self._observations, bool(self.batch_size))
 
     def _in_type_of(self, tensordict: Step | None, entries: dict[NestedKey, torch.Tensor]) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recurl.core.keys import DONE, DONE_KEYS, REWARD, TERMINATED, TRUNCATED, path_of
 from recurl.envs.gym_spaces import ObservationReader
+from recurl.execution.explain import NotCompiled
 from recurl.transforms.base import Constant, Transform, constants_of
 
 __all__ = ["InPlace"]
@@ -50,15 +51,20 @@ class InPlace:
         self._observed = [path_of(key) for key in observations.spec.keys(True, True)]
         self.constants = {path_of(key): Constant(key, False, False) for key in DONE_KEYS}
 
-    def add(self, transform: Transform) -> str | None:
-        """Add the entries of a transform, or return the reason why they can't be written in place."""
+    def add(self, transform: Transform) -> None:
+        """Add the entries of a transform.
+
+        Raises:
+            NotCompiled: they can't be written in place; the message is the reason.
+        """
         constants = constants_of(transform)
         if constants is None:
-            return f"{transform} sets more than constants"
+            raise NotCompiled(f"{transform} sets more than constants")
         found = {path_of(constant.key): constant for constant in constants}
         conflicts = found.keys() & {*self._observed, *((key,) for key in (*DONE_KEYS, REWARD))}
+        if conflicts:
+            raise NotCompiled(f"{transform} sets {sorted(conflicts)} of the environment")
         self.constants.update(found)
-        return f"{transform} sets {sorted(conflicts)} of the environment" if conflicts else None
 
     @property
     def roots(self) -> list[Path]:

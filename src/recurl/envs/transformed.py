@@ -11,6 +11,7 @@ from recurl.core.keys import NEXT, RESET, REWARD, normalize_key
 from recurl.core.specs import Composite
 from recurl.envs.base import EnvBase
 from recurl.envs.in_place import InPlace
+from recurl.execution.explain import NotCompiled
 from recurl.sequences.entries import Step, leaves, like, takes_entries, unmarked
 from recurl.transforms import Compose, Transform
 from recurl.transforms.base import HOOKS, merge_reset, needs_copy, reset_mask, rewrites
@@ -144,19 +145,21 @@ class TransformedEnv(EnvBase, wraps=True):
     def _step(self, tensordict: Step) -> Step:
         return self._next(tensordict)
 
-    def why_not_lowered(self) -> str | None:
-        """Return the reason why the base environment or a transform needs TensorDicts at every step, or None."""
-        own = super().why_not_lowered() or self.base_env.why_not_lowered()
+    def _needs_tensordict(self) -> str | None:
+        own = super()._needs_tensordict() or self.base_env.explain()["tensors"]
         reasons = [own, *(unmarked(transform, *HOOKS) for transform in self.transform)]
         return next((reason for reason in reasons if reason), None)
 
-    def in_place(self) -> InPlace | str:
+    def in_place(self) -> InPlace:
         """Return the base environment's in-place stepper, if the transforms set only constants."""
         if type(self) is not TransformedEnv:
-            return f"{type(self).__name__} may do more than TransformedEnv"
-        found = "actions are masked" if self._masked else self.base_env.in_place()
-        reasons = map(found.add, self.transform) if isinstance(found, InPlace) else ()
-        return next((reason for reason in reasons if reason), found)
+            raise NotCompiled(f"{type(self).__name__} may do more than TransformedEnv")
+        if self._masked:
+            raise NotCompiled("actions are masked")
+        found = self.base_env.in_place()
+        for transform in self.transform:
+            found.add(transform)
+        return found
 
     def _set_seed(self, seed: int) -> None:
         self.base_env.set_seed(seed)

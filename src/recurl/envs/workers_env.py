@@ -21,7 +21,6 @@ from recurl.core.errors import (
 from recurl.core.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key, path_of
 from recurl.core.specs import Composite, TensorSpec, choice_counts
 from recurl.envs.base import EnvBase
-from recurl.envs.in_place import InPlace
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
 from recurl.envs.workers_rounds import RoundServer
@@ -204,11 +203,11 @@ class Server:
         self._result = result
         self._fresh = fresh
         self._root_keys, self._step_keys = written_keys(EnvInfo.of(env))
-        self._lowered = env.why_not_lowered() is None
-        make = env.in_place() if self._lowered else None  # otherwise its own hooks are called
-        self._in_place = (
-            make if isinstance(make, InPlace) and {*make.constants} == {(key,) for key in DONE_KEYS} else None
-        )
+        forms = env.explain()
+        self._lowered = forms["tensors"] is None
+        # otherwise its own hooks are called
+        make = env.in_place() if self._lowered and forms["in place"] is None else None
+        self._in_place = make if make is not None and {*make.constants} == {(key,) for key in DONE_KEYS} else None
         if self._in_place is not None:
             self._after = {path_of(key): value.numpy()[None] for key, value in result.items()}
             self._roots = {path_of(key): value.numpy() for key, value in fresh.items()}

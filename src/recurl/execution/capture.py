@@ -28,12 +28,15 @@ _SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
 
 
 class ModuleGuard:
-    """Guard that detects whether submodules, parameters or buffers of a module were replaced since its creation.
+    """Guard of all that a compiled or captured function reads once: detects what was replaced since :meth:`renew`.
+
+    It guards submodules, parameters and buffers: their identity and memory, not their numbers.
 
     Args:
-        module: the guarded module.
+        module: the guarded module, or None.
         modes: also guard how modules compute: their hooks, and their public attributes that are numbers, strings, types
             or functions (``training``, ``p``, a ``forward`` set on the instance).
+        settings: returns further objects by name, which are guarded by identity.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -45,30 +48,35 @@ class ModuleGuard:
         'weight'
     """
 
-    def __init__(self, module: nn.Module, *, modes: bool = False) -> None:
-        self._module, self._modes = module, modes
-        self._kept = _held(module, modes)
+    def __init__(
+        self, module: nn.Module | None, *, modes: bool = False, settings: Callable[[], dict[str, object]] = dict
+    ) -> None:
+        self._module, self._modes, self._settings = module, modes, settings
+        self.renew()
+
+    def renew(self) -> None:
+        """Guard the present entries from now on."""
+        self._kept = self._held()
 
     def replaced(self) -> str | None:
         """Return the name of an entry that was replaced, added, removed, or that computes in another way; or None."""
-        now = _held(self._module, self._modes)
+        now = self._held()
         for name, (kept, state) in self._kept.items():
             found, after = now.pop(name, (None, None))
             if found is not kept or after != state:
                 return name
         return next(iter(now), None)
 
-
-def _held(module: nn.Module, modes: bool) -> dict[str, tuple[nn.Module | Tensor, object]]:
-    """Return the submodules and tensors of ``module`` by name, with the memory of tensors and the modes of modules."""
-    held: dict[str, tuple[nn.Module | Tensor, object]] = {}
-    for path, part in module.named_modules():
-        held[path] = part, _mode(part) if modes else None
-        for owned in tensors_of(part):
-            for name, tensor in owned.items():
-                if tensor is not None:
-                    held[f"{path}.{name}" if path else name] = tensor, (tensor.data_ptr(), tensor.stride())
-    return held
+    def _held(self) -> dict[str, tuple[object, object]]:
+        """Return all objects by name, with the memory of tensors and the modes of modules."""
+        held: dict[str, tuple[object, object]] = {name: (value, None) for name, value in self._settings().items()}
+        for path, part in () if self._module is None else self._module.named_modules():
+            held[path] = part, _mode(part) if self._modes else None
+            for owned in tensors_of(part):
+                for name, tensor in owned.items():
+                    if tensor is not None:
+                        held[f"{path}.{name}" if path else name] = tensor, (tensor.data_ptr(), tensor.stride())
+        return held
 
 
 def _mode(module: nn.Module) -> object:
@@ -90,6 +98,8 @@ class GraphedFunction(Generic[T]):
         generators: random generators that the function draws from, in addition to that of the device.
         name: what the function is, for error messages.
         instead: what to do if it can't be captured, for error messages.
+        guard: guard of what the function reads, renewed after the capture: the calls before it may create optimizer
+            state, and modules that count their calls don't change any more.
 
     Attributes:
         memory: the copies that the function was last called with; those of the graph once it is captured. Calls with
@@ -103,8 +113,9 @@ class GraphedFunction(Generic[T]):
         *generators: torch.Generator,
         name: str,
         instead: str,
+        guard: ModuleGuard | None = None,
     ) -> None:
-        self._function = function
+        self._function, self._guard = function, guard
         self._device, self._generators = device, generators
         self._name, self._instead = name, instead
         self._warm = 0
@@ -126,6 +137,8 @@ class GraphedFunction(Generic[T]):
         if self._graph is None:
             self.memory = [tensor.clone() for tensor in tensors]
             self._graph = self._capture()
+            if self._guard is not None:
+                self._guard.renew()
         else:
             self._fill(tensors)
         replay, results = self._graph

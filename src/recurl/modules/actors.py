@@ -61,24 +61,25 @@ class Sampler(ProbabilisticTensorDictModule):
             return super().log_prob(tensordict, dist=dist)
         return made.log_prob(*(tensordict.get(key) for key in self.dist_sample_keys))
 
-    def link_entries(self) -> Link | str:
+    def link_entries(self) -> Link:
         """Return a function of ``Entries`` equivalent to :meth:`forward` under the current exploration type.
 
-        For uncommon distributions or ways of sampling, return the reason why there is none.
+        Raises:
+            NotCompiled: there is none, for uncommon distributions or ways of sampling.
         """
         reason = unmarked(self, "get_dist")
         if reason is not None or type(self).forward is not Sampler.forward or "forward" in vars(self):
-            return reason or f"{type(self).__name__} has a custom forward"
+            raise NotCompiled(reason or f"{type(self).__name__} has a custom forward")
         kind = exploration_type() or self.default_interaction_type
         distribution: Any = self.distribution_class
         custom = self.num_samples is not None or any(getattr(self, name, None) is not None for name in _GENERATORS)
         if custom or not isinstance(distribution, type) or issubclass(distribution, CompositeDistribution):
-            return f"the sampler of {_name_of(distribution)} draws several samples or entries"
+            raise NotCompiled(f"the sampler of {_name_of(distribution)} draws several samples or entries")
         deterministic = kind is ExplorationType.DETERMINISTIC and hasattr(distribution, "deterministic_sample")
         if kind is not ExplorationType.RANDOM and not deterministic:
-            return f"{_name_of(distribution)} under {kind} is sampled by tensordict"
+            raise NotCompiled(f"{_name_of(distribution)} under {kind} is sampled by tensordict")
         if any(hasattr(distribution, name) for name in _JOINT):
-            return f"{_name_of(distribution)} draws a sample together with its log-probability"
+            raise NotCompiled(f"{_name_of(distribution)} draws a sample together with its log-probability")
         actions = [normalize_key(key) for key in self.dist_sample_keys]
         log_prob = normalize_key(self.log_prob_key) if self.return_log_prob else None
 

@@ -110,8 +110,7 @@ class A2CLoss(PolicyGradientLoss):
     def out_keys(self) -> list[str]:  # type: ignore[override] # follows the options
         """Names of the losses and metrics."""
         entropy = ["loss_entropy"] if self.entropy_bonus else []
-        metrics = ("entropy", "explained_variance") if self.metrics else ()
-        return ["loss_objective", "loss_critic", *entropy, *metrics]
+        return ["loss_objective", "loss_critic", *entropy, *self.wanted(("entropy", "explained_variance"))]
 
     def losses_of(self, batch: Step, plan: ActorCritic, keys: TensorKeys) -> dict[NestedKey, Tensor]:
         """Compute the losses; see :class:`PolicyGradientLoss`."""
@@ -123,8 +122,9 @@ class A2CLoss(PolicyGradientLoss):
         }
         if self.entropy_bonus:
             out["loss_entropy"] = -self.entropy_coeff * now.entropy
-        if self.metrics:
-            out["entropy"] = now.entropy.detach()
-            target = estimated(batch, keys.value_target).detach()
-            out["explained_variance"] = explained_variance(now.value.detach(), target, mask)
-        return out
+        if not self.metrics:
+            return out
+        target = estimated(batch, keys.value_target).detach()
+        explained = explained_variance(now.value.detach(), target, mask)
+        metrics = {"entropy": now.entropy.detach(), "explained_variance": explained}
+        return out | {name: metrics[name] for name in self.wanted(metrics)}

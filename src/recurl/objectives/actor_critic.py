@@ -15,7 +15,8 @@ from torch.nn.parameter import is_lazy
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
 from recurl.core.messages import without_arguments
-from recurl.execution.lowering import modules_in_order, shared_state, why_not_decomposable, why_not_lowered
+from recurl.execution.explain import Explanation
+from recurl.execution.lowering import explain, modules_in_order, shared_state, why_whole
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, check_writes, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import Sequences
@@ -175,7 +176,7 @@ class ActorCriticLoss(ActionValueLoss):
         if whole is not None and states_of(whole):
             raise ArgumentError(
                 "A critic must be a sequence that can be split, as the action enters after the memory, but "
-                f"{why_not_decomposable(whole)}."
+                f"{why_whole(whole)}."
             )
         if states_of(*after):
             raise ArgumentError(
@@ -218,11 +219,11 @@ class ActorCriticLoss(ActionValueLoss):
         states = states_of(*self.target_networks())
         return {key: (_TARGET, *path_of(key)) for key in states}
 
-    def why_not_lowered(self) -> str | None:
-        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
+    def explain(self) -> Explanation:
+        """Explain in which form the networks run."""
         critics = [*self.split_critics(self.qvalue_network), *self.split_critics(self.target_qvalue_network)]
         parts = [self.actor_trunk().network, *(n for c in critics for n in (c.trunk.network, c.head.network))]
-        return why_not_lowered(parts)
+        return explain("losses", parts)
 
     def target_batch(self, batch: Step) -> Step:
         """Return ``batch`` with the networks' states replaced by those of the target networks, where it holds them."""

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.core.keys import MASK, NestedKey, next_key, normalize_key
+from recurl.core.spans import BACKWARD, FORWARD, span
 from recurl.distributed import is_global, merge_moments
+from recurl.execution.explain import Explanation
 from recurl.objectives.kinds import ValueEstimators
 from recurl.objectives.tensor_keys import KeyedModule
 from recurl.sequences.entries import Step, leaves
@@ -40,16 +42,21 @@ class LossModule(KeyedModule):
     last batch dimension is time), whatever the mode outside. They never write into the batch. Networks are looked up at
     every call, so they may be replaced, edited, copied or pickled at any time.
 
-    Subclasses implement ``losses``, ``make_value_estimator``, ``why_not_lowered``, ``in_keys`` (all entries that are
-    read; select them to keep minibatches small), ``out_keys`` and ``accepted_keys``.
+    Subclasses implement ``losses``, ``make_value_estimator``, ``explain``, ``in_keys`` (all entries that are read;
+    select them to keep minibatches small), ``out_keys`` and ``accepted_keys``.
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the losses of a non-empty batch ``[T]`` or ``[*B, T]`` as a TensorDict of scalars."""
         return TensorDict(self.tensors(tensordict), [])
 
-    def tensors(self, batch: Step) -> dict[NestedKey, Tensor]:
-        """Return the losses by name. The batch may also be ``Entries``, as ``SequenceMinibatches.entries`` yields."""
+    def tensors(self, batch: Step, **networks: Any) -> dict[NestedKey, Tensor]:
+        """Return the losses by name. The batch may also be ``Entries``, as ``SequenceMinibatches.entries`` yields.
+
+        Args:
+            batch: ``[T]`` or ``[*B, T]``.
+            **networks: passed to ``losses``; given by faster forms of :meth:`gradients`.
+        """
         if batch.batch_size.numel() == 0:
             raise ArgumentError(
                 f"A loss needs a batch with at least one token, got shape {list(batch.batch_size)}: skip empty batches."
@@ -57,7 +64,29 @@ class LossModule(KeyedModule):
         if batch.get(MASK, None) is not None:
             batch = without_padding(batch, self.in_keys)
         with set_recurrent_mode(True), self.cached_keys():
-            return self.losses(batch)
+            return self.losses(batch, **networks)
+
+    def gradients(self, batch: Step, **networks: Any) -> dict[NestedKey, Tensor]:
+        """Return the losses by name, without gradients, and set the gradients of their sum.
+
+        :func:`recurl.execution.compile` returns it in its fastest form::
+
+            gradients = recurl.execution.compile(loss.gradients)
+            for minibatch in minibatches.entries():
+                losses = gradients(minibatch)
+                optimizer.step()
+
+        Args:
+            batch: ``[T]`` or ``[*B, T]``.
+            **networks: see :meth:`tensors`.
+        """
+        for parameter in self.parameters():
+            parameter.grad = None
+        with span(FORWARD):
+            losses = self.tensors(batch, **networks)
+        with span(BACKWARD):
+            cast(Tensor, sum(loss for loss in losses.values() if loss.requires_grad)).backward()
+        return {name: loss.detach() for name, loss in losses.items()}
 
     def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **hyperparameters: Any) -> Self:
         """Choose the value estimator of the loss, and return the loss.
@@ -76,8 +105,8 @@ class LossModule(KeyedModule):
         """Compute the losses; called in recurrent mode."""
         raise NotImplementedError
 
-    def why_not_lowered(self) -> str | None:
-        """Return why the networks need TensorDicts, or None if they are lowered."""
+    def explain(self) -> Explanation:
+        """Explain in which form the networks run."""
         raise NotImplementedError
 
 

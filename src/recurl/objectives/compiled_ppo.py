@@ -10,88 +10,70 @@ from torch import Tensor
 from recurl.core.keys import IS_INIT, MASK, NestedKey
 from recurl.core.spans import FORWARD_AND_BACKWARD, span
 from recurl.distributed import is_global
-from recurl.execution.compiled import CompiledSurrogate, NotCompiled, SurrogateData, SurrogateOptions, why_no_pass
-from recurl.execution.lowering import why_not_lowered
+from recurl.execution.compiled import CompiledSurrogate, Density, SurrogateData, SurrogateOptions
+from recurl.execution.explain import NotCompiled
 from recurl.objectives.common import standardized
 from recurl.objectives.compiled_policy import CompiledActorCritic
+from recurl.objectives.ppo import ClipPPOLoss
 from recurl.objectives.surrogate import SurrogateInputs
-from recurl.objectives.tensor_keys import TensorKeys
 from recurl.sequences.continuity import check_order, check_starts
 from recurl.sequences.entries import Step
+from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = ["CompiledPPO"]
 
 
 class CompiledPPO:
-    """PPO losses and their gradients, computed together in C++.
+    """PPO losses and their gradients, computed together in C++: a form of ``ClipPPOLoss.gradients``.
 
     Args:
-        networks: compiled actor and critic.
-        keys: keys of the entries that the losses read.
+        gradients: the method.
 
-    Attributes:
-        keys: see above.
+    Raises:
+        NotCompiled: the actor's distribution has no density in C++.
     """
 
-    def __init__(self, networks: CompiledActorCritic, keys: TensorKeys) -> None:
-        self._networks = networks
-        self.keys = keys
+    def __init__(self, gradients: Any) -> None:
+        self._loss: ClipPPOLoss = gradients.__self__
+        self._networks = CompiledActorCritic(*self._loss.plan())
+        self._keys = self._loss.keys_of(self._networks)
+        density = getattr(self._networks.sampler.module, "compiled_density", None)
+        if density is None:
+            raise NotCompiled("the sampler has no density in C++")
+        self._density: Density = density()
         self._descent: CompiledSurrogate | None = None
-        self._mask: NestedKey | None = None
-        self._one_hot = False
-        self._reason = why_not_lowered(networks.plan.networks)
 
-    def why_not(self, batch: Step) -> str | None:
-        """Return why ``batch`` can't be processed, as far as its keys and shapes tell, or None."""
-        reason = self._reason or why_no_pass()
-        if reason is None and (not torch.is_grad_enabled() or batch.get(MASK, None) is not None):
-            return "the batch has padding, or gradients are disabled"
-        return reason
+    def __call__(self, batch: Step) -> dict[NestedKey, Tensor]:
+        """Return the losses and set the gradients of their sum.
 
-    def __call__(self, batch: Step, data: SurrogateInputs, options: SurrogateOptions) -> dict[str, Tensor] | str:
-        """Set the gradients of the sum of the losses.
-
-        Args:
-            batch: a batch for which :meth:`why_not` returns None.
-            data: its loss inputs, with advantages not normalized.
-            options: options of the losses.
-
-        Returns:
-            Losses and metrics, or the reason why nothing was done.
+        Raises:
+            NotCompiled: the loss or the batch can't be processed; nothing was done.
         """
-        if batch.get(IS_INIT, None) is not None:
-            check_order(batch)
-            check_starts(batch, self._networks.plan.states)
-        inputs, boundaries = self._networks.inputs(batch)
-        if self._descent is None:
-            self._compile(inputs)
-        compiled = self._networks.compiled
-        if self._descent is None or compiled is None or not compiled.fits(inputs):
-            return self._reason or "the batch is unlike the first, or a parameter has hooks"
-        given = self._surrogate_data(batch, data)
-        reason = self._descent.why_not(given)
-        if reason is not None:
-            return reason
-        if options.normalize and is_global():  # over the tokens of all ranks, which the library doesn't see
-            given = given._replace(advantage=standardized(given.advantage, None))
-            options = options._replace(normalize=False)
-        with span(FORWARD_AND_BACKWARD):
-            return self._descent(inputs, boundaries, given, options)
-
-    def _compile(self, inputs: Any) -> None:
-        self._networks.compile(inputs, self.keys.value)
-        compiled, density = (
-            self._networks.compiled,
-            getattr(self._networks.plan.sampler.module, "compiled_density", None),
-        )
-        try:
-            if compiled is None or density is None:
-                raise NotCompiled(self._networks.reason or "the sampler has no density in C++")
-            known = density()
-            self._mask, self._one_hot = known.mask, known.one_hot
-            self._descent = CompiledSurrogate(compiled, known, self.keys.value)
-        except NotCompiled as reason:
-            self._reason = str(reason)
+        loss, keys = self._loss, self._keys
+        if loss.value_estimator is not None:
+            raise NotCompiled("the loss runs an estimator")
+        if loss.metrics and is_global():
+            raise NotCompiled("metrics are merged over several ranks")
+        if not torch.is_grad_enabled() or batch.get(MASK, None) is not None:
+            raise NotCompiled("the batch has padding, or gradients are disabled")
+        with set_recurrent_mode(True):
+            inputs, boundaries, compiled = self._networks.prepared(batch, keys.value)
+            if batch.get(IS_INIT, None) is not None:
+                check_order(batch)
+                check_starts(batch, self._networks.states)
+            if self._descent is None:
+                self._descent = CompiledSurrogate(compiled, self._density, keys.value)
+            data = self._surrogate_data(batch, loss.read(batch, keys, normalize=False))
+            options = _options_of(loss)
+            if options.normalize and is_global():  # over the tokens of all ranks, which the library doesn't see
+                data = data._replace(advantage=standardized(data.advantage, None))
+                options = options._replace(normalize=False)
+            with span(FORWARD_AND_BACKWARD):
+                results = self._descent(inputs, boundaries, data, options)
+        found: dict[NestedKey, Tensor] = {name: results.pop(name) for name in ("loss_objective", "loss_critic")}
+        if loss.entropy_bonus:
+            found["loss_entropy"] = -loss.entropy_coeff * results["entropy"]
+        return found | {name: results[name] for name in loss.wanted(results)}
 
     def _surrogate_data(self, batch: Step, data: SurrogateInputs) -> SurrogateData:
         tokens = batch.batch_size.numel()
@@ -99,15 +81,27 @@ class CompiledPPO:
         def flat(value: Tensor) -> Tensor:
             return value.reshape(tokens, *value.shape[len(batch.batch_size) :])
 
-        (action,) = self._networks.plan.sampler.actions(batch, self.keys.action)
-        mask = None if self._mask is None else flat(cast(Tensor, batch.get(self._mask)))
+        (action,) = self._networks.sampler.actions(batch, self._keys.action)
+        mask = None if self._density.mask is None else flat(cast(Tensor, batch.get(self._density.mask)))
         action = flat(action)
         old = None if data.old_value is None else flat(data.old_value)
         return SurrogateData(
-            action.argmax(-1) if self._one_hot else action,
+            action.argmax(-1) if self._density.one_hot else action,
             mask,
             flat(data.log_prob),
             flat(data.advantage),
             flat(data.target),
             old,
         )
+
+
+def _options_of(loss: ClipPPOLoss) -> SurrogateOptions:
+    return SurrogateOptions(
+        loss.normalize_advantage,
+        loss.distance,
+        float(loss.clip_epsilon),
+        loss.clip_value,
+        float(loss.entropy_coeff) if loss.entropy_bonus else 0.0,
+        loss.critic_coeff,
+        bool(loss.metrics),
+    )

@@ -12,7 +12,8 @@ from recurl.core.errors import ArgumentError
 from recurl.core.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
 from recurl.core.messages import without_arguments
 from recurl.core.torch_compat import children_of
-from recurl.execution.lowering import Network, why_not_lowered
+from recurl.execution.explain import Explanation
+from recurl.execution.lowering import Network, explain
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import Sequences, Unroll
@@ -160,9 +161,9 @@ class DQNLoss(ActionValueLoss):
         """Return the target networks, whose states a batch may hold under ``"target"``."""
         return [self.target_value_network] if self.delay_value else []
 
-    def why_not_lowered(self) -> str | None:
-        """Return why the networks need TensorDicts, or None if they are lowered."""
-        return why_not_lowered(Network([network]) for network in [*self.networks(), *self.target_networks()])
+    def explain(self) -> Explanation:
+        """Explain in which form the networks run."""
+        return explain("losses", (Network([network]) for network in [*self.networks(), *self.target_networks()]))
 
     def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the loss; called in recurrent mode."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import IS_INIT, MASK, NestedKey
-from recurl.execution.lowering import why_not_lowered
+from recurl.execution.explain import Explanation
+from recurl.execution.lowering import explain
 from recurl.objectives.common import LossModule, check_network, entry, masked_mean, moments, per_token
 from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
@@ -101,16 +101,15 @@ class PolicyGradientLoss(LossModule):
         self.entropy_coeff = entropy_coeff
         self.critic_coeff = critic_coeff
         self.clip_value = float(clip_value)
-        self.metrics = True
+        self.metrics: bool | Collection[str] = True
         self._distance = loss_critic_type
         self._estimate: tuple[ValueEstimators, dict[str, Any]] | None = None
-        self._compiled: CompiledActorCritic | None = None
-        self._plan()
+        self.plan()
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
         """Keys of all entries that are read from a batch."""
-        plan, keys, estimator = self._plan(), self.tensor_keys, self.value_estimator
+        plan, keys, estimator = self.plan(), self.tensor_keys, self.value_estimator
         read = [*plan.keys, *plan.sampler.keys_of_action(keys.action), keys.advantage, keys.value_target]
         old_value = [keys.value] if self.clip_value else []
         return list(dict.fromkeys([*read, *old_value, MASK, *([] if estimator is None else estimator.in_keys)]))
@@ -151,35 +150,22 @@ class PolicyGradientLoss(LossModule):
         estimator.set_keys(**{name: getattr(keys, name) for name in shared})
         return estimator
 
-    def why_not_lowered(self) -> str | None:
-        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
-        return why_not_lowered(self._plan().networks)
+    def explain(self, batch: Step | None = None) -> Explanation:
+        """Explain in which form the networks run.
 
-    @contextmanager
-    def compiled(self) -> Generator[None]:
-        """Context manager that runs the networks through recurl's C++ library on a CPU, if possible.
-
-        The forward and the backward pass are one call each, for linear layers, activations, normalization, LSTM and
-        GRU. Losses are equal to rounding (1e-6 in float32) and have first derivatives only. Modules and parameters
-        replaced inside the block are not noticed; in-place edits are. :meth:`why_not_compiled` explains what prevents
-        it.
+        Args:
+            batch: ``[T]`` or ``[*B, T]``; if given, also for :func:`recurl.execution.compile` of :meth:`gradients`.
         """
-        before, self._compiled = self._compiled, CompiledActorCritic(self._plan())
-        try:
-            yield
-        finally:
-            self._compiled = before
+        plan = self.plan()
+        forms = dict(explain("losses", plan.networks))
+        if batch is not None:
+            with set_recurrent_mode(True):
+                forms = {"cpp": CompiledActorCritic(*plan).obstacle(batch, self.keys_of(plan).value), **forms}
+        return Explanation("losses", forms)
 
-    def gradients(self, batch: Step) -> dict[NestedKey, Tensor] | str:
-        """Compute the losses of a batch and set the gradients of their sum, in one call of the C++ library.
-
-        Works inside :meth:`compiled`, for losses with a C++ implementation. Gradients of parameters that the losses
-        don't depend on are unchanged.
-
-        Returns:
-            The result of :meth:`tensors`, without gradients; or the reason why nothing was done.
-        """
-        return f"{type(self).__name__} has no C++ implementation, or its networks aren't compiled"
+    def wanted(self, metrics: Iterable[str]) -> list[str]:
+        """Return those of the names ``metrics`` that are computed: all if the attribute ``metrics`` is True."""
+        return [name for name in metrics if self.metrics is True or name in (self.metrics or ())]
 
     def keys_of(self, plan: ActorCritic) -> TensorKeys:
         """Return the keys of the entries that the loss reads."""
@@ -190,24 +176,18 @@ class PolicyGradientLoss(LossModule):
         """Distance between values and targets: the argument ``loss_critic_type``."""
         return self._distance
 
-    def why_not_compiled(self, batch: Step) -> str | None:
-        """Return why the networks don't run on ``batch`` through the C++ library, or None if they do.
+    def plan(self) -> ActorCritic:
+        """Return the current actor and critic, split into a shared trunk and the rest of each."""
+        return ActorCritic.of(self.actor_network, self.critic_network, self)
+
+    def losses(self, batch: Step, plan: ActorCritic | None = None) -> dict[NestedKey, Tensor]:
+        """Compute the losses; called in recurrent mode.
 
         Args:
             batch: ``[T]`` or ``[*B, T]``.
+            plan: the networks in another form; by default those of :meth:`plan`.
         """
-        plan = self._plan()
-        with set_recurrent_mode(True):
-            return CompiledActorCritic(plan).why_not_compiled(batch, self._keys(plan.sampler.keys).value)
-
-    def _plan(self) -> ActorCritic:
-        if self._compiled is not None:
-            return self._compiled.plan
-        return ActorCritic.of(self.actor_network, self.critic_network, self)
-
-    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
-        """Compute the losses; called in recurrent mode."""
-        plan = self._plan()
+        plan = self.plan() if plan is None else plan
         keys = self._keys(plan.sampler.keys)
         if batch.get(IS_INIT, None) is not None:
             check_order(batch)
@@ -233,7 +213,7 @@ class PolicyGradientLoss(LossModule):
     def _evaluate(self, batch: Step, plan: ActorCritic, keys: TensorKeys, mask: Tensor | None) -> PolicyEvaluation:
         """Evaluate the current networks on ``batch``."""
         shape = batch.batch_size
-        dist, value = (self._compiled or plan)(batch, keys.value)
+        dist, value = plan(batch, keys.value)
         # The value of a tensor is not read, as that would synchronize with the device.
         grad = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
         log_prob, entropy = log_prob_and_entropy(dist, plan.sampler.actions(batch, keys.action), entropy_grad=grad)

@@ -8,22 +8,14 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError, UsageError
 from recurl.core.keys import NestedKey
-from recurl.distributed import is_global
-from recurl.execution.compiled import SurrogateOptions
 from recurl.objectives.common import entry, masked_mean, standardized
-from recurl.objectives.compiled_policy import CompiledActorCritic
-from recurl.objectives.compiled_ppo import CompiledPPO
 from recurl.objectives.policy import ActorCritic, sum_events
 from recurl.objectives.policy_gradient import PolicyGradientLoss, estimated, explained_variance, mask_of
 from recurl.objectives.surrogate import Surrogate, SurrogateInputs
 from recurl.objectives.tensor_keys import TensorKeys
 from recurl.sequences.entries import Step
-from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = ["ClipPPOLoss"]
-
-
-_METHODS = {"tensors", "losses", "losses_of", "read"}  # if assigned on an instance, these are called
 
 
 class ClipPPOLoss(PolicyGradientLoss):
@@ -64,7 +56,8 @@ class ClipPPOLoss(PolicyGradientLoss):
     ``ratio - 1 - log ratio``, the low-variance estimate of KL(stored || current) of Schulman, "Approximating KL
     divergence", 2020), ``clip_fraction``, ``ESS`` (Kish's effective sample size of the ratios, divided by the number of
     tokens), ``max_ratio``, ``mean_ratio``, and the ``explained_variance`` of the targets by the values (0 if all
-    targets are equal). If the attribute ``metrics`` is False, only the losses are computed and returned.
+    targets are equal). The attribute ``metrics`` selects the metrics that are computed: all
+    if it is True, none if False, or those that it names.
 
     Raises:
         ArgumentError: an option is out of range; the actor has no sampler or several log-probabilities; or two
@@ -115,7 +108,6 @@ class ClipPPOLoss(PolicyGradientLoss):
         )
         self.clip_epsilon = clip_epsilon
         self.normalize_advantage = normalize_advantage
-        self._compiled_ppo: tuple[CompiledActorCritic, CompiledPPO] | None = None
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
@@ -127,7 +119,7 @@ class ClipPPOLoss(PolicyGradientLoss):
         """Names of the losses and metrics."""
         metrics = ("entropy", "kl_approx", "clip_fraction", "ESS", "max_ratio", "mean_ratio", "explained_variance")
         entropy = ["loss_entropy"] if self.entropy_bonus else []
-        return ["loss_objective", "loss_critic", *entropy, *(metrics if self.metrics else ())]
+        return ["loss_objective", "loss_critic", *entropy, *self.wanted(metrics)]
 
     def losses_of(self, batch: Step, plan: ActorCritic, keys: TensorKeys) -> dict[NestedKey, Tensor]:
         """Compute the losses; see :class:`PolicyGradientLoss`."""
@@ -142,47 +134,12 @@ class ClipPPOLoss(PolicyGradientLoss):
             out["loss_entropy"] = -self.entropy_coeff * now.entropy
         if not self.metrics:
             return out
-        out["entropy"] = now.entropy.detach()
-        out |= self._ratio_metrics(terms.log_ratio, terms.ratio, data.mask)
-        out["explained_variance"] = explained_variance(now.value.detach(), data.target, data.mask)
-        return out
-
-    def gradients(self, batch: Step) -> dict[NestedKey, Tensor] | str:
-        """Compute the losses and set the gradients of their sum; see :class:`PolicyGradientLoss`."""
-        overridden = type(self) is not ClipPPOLoss or not _METHODS.isdisjoint(vars(self))
-        if overridden or self._compiled is None:
-            return super().gradients(batch)
-        if self.value_estimator is not None:
-            return "the loss runs an estimator"
-        if self.metrics and is_global():
-            return "metrics are merged over several ranks"
-        if self._compiled_ppo is None or self._compiled_ppo[0] is not self._compiled:
-            self._compiled_ppo = self._compiled, CompiledPPO(self._compiled, self.keys_of(self._compiled.plan))
-        run = self._compiled_ppo[1]
-        with set_recurrent_mode(True):
-            reason = run.why_not(batch)
-            if reason is not None:
-                return reason
-            found = run(batch, self.read(batch, run.keys, normalize=False), self._options())
-        return found if isinstance(found, str) else self._loss_entries(found)
-
-    def _options(self) -> SurrogateOptions:
-        return SurrogateOptions(
-            self.normalize_advantage,
-            self.distance,
-            float(self.clip_epsilon),
-            self.clip_value,
-            float(self.entropy_coeff) if self.entropy_bonus else 0.0,
-            self.critic_coeff,
-            self.metrics,
-        )
-
-    def _loss_entries(self, results: dict[str, Tensor]) -> dict[NestedKey, Tensor]:
-        entropy = results.pop("entropy")
-        found: dict[NestedKey, Tensor] = {name: results.pop(name) for name in ("loss_objective", "loss_critic")}
-        if self.entropy_bonus:
-            found["loss_entropy"] = -self.entropy_coeff * entropy
-        return {**found, "entropy": entropy, **results} if self.metrics else found
+        metrics = {
+            "entropy": now.entropy.detach(),
+            **self._ratio_metrics(terms.log_ratio, terms.ratio, data.mask),
+            "explained_variance": explained_variance(now.value.detach(), data.target, data.mask),
+        }
+        return out | {name: metrics[name] for name in self.wanted(metrics)}
 
     def read(self, batch: Step, keys: TensorKeys, *, normalize: bool) -> SurrogateInputs:
         """Return the inputs of the losses, with advantages unchanged or normalized."""
@@ -205,7 +162,7 @@ class ClipPPOLoss(PolicyGradientLoss):
             return data._replace(advantage=standardized(data.advantage, data.mask))
         return data
 
-    def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[NestedKey, Tensor]:
+    def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         outside = (ratio - 1.0).abs() > self.clip_epsilon
         mean, mean_square = masked_mean(ratio, mask), masked_mean(ratio.square(), mask)
         return {

@@ -141,10 +141,6 @@ class SequenceNetwork:
         with set_recurrent_mode(False):
             return self.network(step)
 
-    def why_not_lowered(self) -> str | None:
-        """Return why the modules need TensorDicts, or None if they are lowered."""
-        return self.network.why_not_lowered()
-
 
 class Unroll(SequenceNetwork):
     """A network's output along sequences and one step past the end of each.

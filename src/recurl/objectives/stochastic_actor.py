@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import NestedKey, normalize_key
-from recurl.execution.lowering import Network, distribution_of, inputs_from, modules_in_order, why_not_decomposable
+from recurl.execution.lowering import Network, distribution_of, inputs_from, modules_in_order, why_whole
 from recurl.objectives.common import states_of
 from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk, UnrolledTrunk, outputs_of
 
@@ -43,7 +43,7 @@ class StochasticActor(NamedTuple):
             if keys is None:
                 given = f"its last module is a {type(sampler).__name__}"
             elif states_of(sampler):
-                given = f"it can't be split: {why_not_decomposable(cast(Any, sampler))}"
+                given = f"it can't be split: {why_whole(cast(Any, sampler))}"
             raise ArgumentError(
                 "The actor must be a sequence that ends with a sampler of one action, such as "
                 f"ProbabilisticActor(module, ..., distribution_class=...), but {given}."

@@ -69,7 +69,7 @@ def test_layers(rows: int) -> None:
                 Entries({"x": x.to(dtype)}, x.shape[:1]),
             )
             with torch.no_grad():
-                assert network.why_not_compiled(entries) is None
+                assert network.explain(entries)["cpp"] is None
                 found, expected = network(entries.copy()), Network([Mod(net, ["x"], keys)])(entries.copy())
             for key in keys:
                 assert (found[key] - expected[key]).norm() <= tolerance * expected[key].norm(), layer

@@ -140,7 +140,7 @@ def test_a_step_is_that_of_the_modules(name: str, rows: int) -> None:
     memory = MEMORIES[name]()
     entries = root(rows, layers=memory.net.num_layers, **states_of(memory))
     found, expected, network = both(actor(memory), entries)
-    assert network.why_not_compiled(entries) is None
+    assert network.explain(entries)["cpp"] is None
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
@@ -153,7 +153,7 @@ def test_actions_are_drawn_as_by_torch(distribution: type, kind: ExplorationType
         entries = root(rows, h=HIDDEN)
         with set_exploration_type(kind):
             found, expected, network = both(actor(gru(), distribution), entries)
-            assert network.why_not_compiled(entries) is None
+            assert network.explain(entries)["cpp"] is None
         if distribution is TanhNormal:
             dist = TanhNormal(found["loc"], found["scale"], low=torch.tensor([-1.0, -3.0]), high=2.0)
             torch.testing.assert_close(found["action_log_prob"], dist.log_prob(found["action"]), rtol=1e-5, atol=1e-5)
@@ -170,18 +170,18 @@ def test_the_best_action_by_its_value(action_space: str) -> None:
     for rows in (1, 12):
         entries = root(rows, h=HIDDEN)
         found, expected, network = both(QValueActor(values, action_space=action_space), entries)
-        assert network.why_not_compiled(entries) is None
+        assert network.explain(entries)["cpp"] is None
         assert_close(found, expected, TOLERANCE[torch.float32])
     masked = QValueActor(values, action_space=action_space, action_mask_key="action_mask")
     found, expected, network = both(masked, entries)
-    assert network.why_not_compiled(entries) == "QValueModule with a mask has no C++ implementation"
+    assert network.explain(entries)["cpp"] == "QValueModule with a mask has no C++ implementation"
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
 def test_float64() -> None:
     entries = root(11, torch.float64, h=HIDDEN, c=HIDDEN)
     found, expected, network = both(actor(lstm()).double(), entries)
-    assert network.why_not_compiled(entries) is None
+    assert network.explain(entries)["cpp"] is None
     assert_close(found, expected, TOLERANCE[torch.float64])
 
 
@@ -200,7 +200,7 @@ def test_a_network_of_several_inputs_reads_them_side_by_side() -> None:
     head = Mod(MLP(2 * OBS + 7, 4, num_cells=[6]), ["observation", "embedding", "observation"], ["y"])
     entries = root(4)
     found, expected, network = both(Seq(encoder(), head), entries)
-    assert network.why_not_compiled(entries) is None
+    assert network.explain(entries)["cpp"] is None
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
@@ -208,7 +208,7 @@ def test_only_selected_outputs_are_written() -> None:
     policy = Seq(actor(gru()), selected_out_keys=["action", ("next", "h")])
     for entries in (root(4, h=HIDDEN), root(4, h=HIDDEN).set("logits", torch.zeros(4, ACTIONS))):
         found, expected, network = both(policy, entries)
-        assert network.why_not_compiled(entries) is None
+        assert network.explain(entries)["cpp"] is None
         assert "memory" not in found
         assert_close(found, expected, TOLERANCE[torch.float32])
 
@@ -315,7 +315,7 @@ def test_modules_that_the_library_lacks_run_as_before(build: Callable[[], nn.Mod
         assert_close(found, expected, TOLERANCE[torch.float32])
         assert any(type(part) is compiled._CompiledModules for parts in network._parts.values() for part in parts)
     with pytest.raises(AssertionError, match=reason):
-        assert CompiledNetwork(Network([policy])).why_not_compiled(entries) is None
+        assert CompiledNetwork(Network([policy])).explain(entries)["cpp"] is None
 
 
 def test_a_cell_without_a_step_in_the_library_runs_as_before() -> None:
@@ -326,7 +326,7 @@ def test_a_cell_without_a_step_in_the_library_runs_as_before() -> None:
     )
     found, expected, network = both(Seq(encoder(), memory, head(2)), entries)
     assert_close(found, expected, TOLERANCE[torch.float32])
-    assert "no step for this" in str(network.why_not_compiled(entries))
+    assert "no step for this" in str(network.explain(entries)["cpp"])
 
 
 def test_entries_and_batches_of_another_kind_than_at_first() -> None:
@@ -348,7 +348,7 @@ def test_with_gradients_the_modules_run() -> None:
     with torch.enable_grad():
         for each in (network, CompiledNetwork(Network([policy]))):
             assert each(entries.copy())["logits"].requires_grad
-        assert "autograd" in str(network.why_not_compiled(entries))
+        assert "autograd" in str(network.explain(entries)["cpp"])
 
 
 def test_without_a_compiler_the_modules_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +357,7 @@ def test_without_a_compiler_the_modules_run(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(compiled, "can_step", lambda: False)
     monkeypatch.setattr(compiled, "missing", lambda: "there was no compiler")
     found, _, network = both(policy, entries)
-    assert network.why_not_compiled(entries) == "there was no compiler"
+    assert network.explain(entries)["cpp"] == "there was no compiler"
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 

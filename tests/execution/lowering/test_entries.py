@@ -77,7 +77,7 @@ def test_a_sequence_that_selects_its_outputs_writes_no_other_entries(present: bo
         return 2 * x
 
     network = Network([Seq(Mod(twice, ["x"], ["y"]), Mod(twice, ["y"], ["z"]), selected_out_keys=["z"])])
-    assert network.why_not_lowered() is None
+    assert network.obstacle is None
     data = TensorDict({"x": torch.arange(2)} | ({"y": torch.zeros(2)} if present else {}), [2])
     found, expected = network(Entries.of(data)), network(data.copy())
     assert found.keys() == expected.keys()

@@ -218,11 +218,11 @@ def test_hooks_count_from_the_next_call_on(kind: str, monkeypatch: pytest.Monkey
 
 def test_backward_hooks_of_tensordict_modules_count() -> None:
     thing = subject("shared")[0]
-    assert thing.why_not_lowered() is None
+    assert thing.explain()["tensors"] is None
     handle = thing.critic_network.module[-1].register_full_backward_hook(lambda *_: None)
-    assert thing.why_not_lowered() == "ValueOperator has hooks"
+    assert thing.explain()["tensors"] == "ValueOperator has hooks"
     handle.remove()
-    assert thing.why_not_lowered() is None
+    assert thing.explain()["tensors"] is None
 
 
 def test_a_module_that_comes_twice_runs_twice() -> None:
@@ -242,7 +242,7 @@ def test_a_collector_sees_edits_at_its_next_batch() -> None:
     agent = PPO.make_agent(config, env.observation_spec, env.action_spec_unbatched)
     collector = Collector(env, collecting(agent.policy), frames_per_batch=32)
     collector.collect()
-    assert collector.why_not_lowered() is None
+    assert collector.explain()["tensors"] is None
     head = agent.actor.module[0].module[-1]
     with torch.no_grad():
         new = nn.Linear(8, 2)
@@ -254,24 +254,24 @@ def test_a_collector_sees_edits_at_its_next_batch() -> None:
     handle = agent.actor.register_forward_hook(lambda *_: calls.append(1))
     collector.collect()
     assert len(calls) == 16
-    assert collector.why_not_lowered() == "ProbabilisticActor has hooks"
+    assert collector.explain()["tensors"] == "ProbabilisticActor has hooks"
     handle.remove()
-    assert collector.why_not_lowered() is None
+    assert collector.explain()["tensors"] is None
 
 
 def test_the_same_rules_in_collecting_and_learning() -> None:
     """``inplace`` None and True are equivalent for both; another forward prevents both."""
     for inplace in (None, True):
         critic = TensorDictSequential(ValueOperator(MLP(OBS, 1)), inplace=inplace)
-        assert GAE(gamma=0.9, lmbda=0.8, value_network=critic).why_not_lowered() is None
-        assert Network([critic]).why_not_lowered() is None
+        assert GAE(gamma=0.9, lmbda=0.8, value_network=critic).explain()["tensors"] is None
+        assert Network([critic]).obstacle is None
 
     class Own(QValueActor):
         def forward(self, tensordict: TensorDict) -> TensorDict:
             return super().forward(tensordict)
 
     actor = Own(MLP(OBS, ACTIONS), action_space="categorical")
-    assert DQNLoss(actor).why_not_lowered() == Network([actor]).why_not_lowered() is not None
+    assert DQNLoss(actor).explain()["tensors"] == Network([actor]).obstacle is not None
 
 
 # -- other objects that capture modules

@@ -136,7 +136,7 @@ def test_a_step_of_ppo_reads_nothing_back(anywhere, env):
     batch = algorithm.estimator(algorithm.collect())
     (minibatch,) = SequenceMinibatches(batch.select(*algorithm.loss.in_keys, strict=False), 1, 32).entries()
     with NeverWaits():
-        algorithm._step(minibatch)
+        algorithm.optimizer.descend(algorithm.total(algorithm.loss.gradients(minibatch)))
     algorithm.close()
     with pytest.raises(AssertionError), NeverWaits():
         torch.ones(()).item()
@@ -155,7 +155,7 @@ def test_other_losses_learn_the_same_in_captured_steps(anywhere, kind):
         batch = algorithm.estimator(algorithm.collect())
         (minibatch,) = SequenceMinibatches(batch.select(*algorithm.loss.in_keys, strict=False), 1).entries()
         with NeverWaits():
-            algorithm._step(minibatch)
+            algorithm.optimizer.descend(algorithm.total(algorithm.loss.gradients(minibatch)))
         algorithm.close()
     for plain, graphed in zip(*seen, strict=True):
         assert graphed == pytest.approx(plain, rel=1e-3, abs=1e-5)
@@ -226,8 +226,8 @@ def replace_rate(net, optimizer):
         (move_data, "bias was replaced after the first step"),
         (replace_module, "layer was replaced after the first step"),
         (replace_buffer, "scale was replaced after the first step"),
-        (replace_state, "state or learning rate was replaced"),
-        (replace_rate, "state or learning rate was replaced"),
+        (replace_state, "state of optimizer 0 was replaced"),
+        (replace_rate, "learning rate of optimizer 0, group 0, which must be a tensor, was replaced"),
     ],
 )
 def test_replaced_tensors_are_noticed(anywhere, replace, words):

@@ -169,8 +169,8 @@ def test_networks_that_need_tensordicts_act_alike(lstm):
     agent.actor[0].register_forward_hook(lambda *_: None)  # called only in the TensorDict path
     with make_env(config, 1, policy=agent.actor) as env:
         slow = Policy(AgentStep(agent, env), fast._converter, "the policy")
-    assert "hooks" in slow._step._networks[True].why_not_lowered()
-    assert fast._step._networks[True].why_not_lowered() is None
+    assert "hooks" in slow._step._networks[True].obstacle
+    assert fast._step._networks[True].obstacle is None
     observations = np.tile(np.eye(4, dtype=np.float32), (10, 1))
     for deterministic in (True, False):
         state = other = None

@@ -1,12 +1,13 @@
 """Compilation of networks for recurl's C++ library: one call for all that a policy computes in a step."""
 
-from recurl.execution.compiled.compilation import Compilation, Density, NotCompiled, Signal
+from recurl.execution.compiled.compilation import Compilation, Density, Signal
 from recurl.execution.compiled.descent import CompiledSurrogate, SurrogateData, SurrogateOptions
 from recurl.execution.compiled.function import CompiledFunction, OneRow, function_of
 from recurl.execution.compiled.in_memory import StepsInMemory
 from recurl.execution.compiled.network import CompiledNetwork
-from recurl.execution.compiled.passes import CompiledPass, why_no_pass
+from recurl.execution.compiled.passes import CompiledPass, check_passes
 from recurl.execution.compiled.program_file import Recorder, read_function, write_function
+from recurl.execution.explain import NotCompiled
 
 __all__ = [
     "Compilation",
@@ -22,11 +23,11 @@ __all__ = [
     "StepsInMemory",
     "SurrogateData",
     "SurrogateOptions",
+    "check_passes",
     "function_of",
     "read_function",
-    "why_no_pass",
     "write_function",
 ]
 
 # Names of earlier versions.
-Descent, can_pass = CompiledSurrogate, why_no_pass
+Descent, can_pass = CompiledSurrogate, check_passes

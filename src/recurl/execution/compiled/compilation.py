@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from recurl.core.errors import UnsupportedError
 from recurl.core.keys import NestedKey
 from recurl.core.torch_compat import has_hooks
+from recurl.execution.explain import NotCompiled
 from recurl.recurrence.cpu.program import SOURCES, Program, ProgramBuilder, Value
 from recurl.sequences.entries import Entries
 
@@ -30,10 +31,6 @@ __all__ = [
 
 Noise: TypeAlias = Callable[[Tensor], Tensor]
 """Function that fills a tensor with random numbers in place and returns it."""
-
-
-class NotCompiled(Exception):
-    """Raised if a module can't be part of a program; the message says why."""
 
 
 class Signal(NamedTuple):

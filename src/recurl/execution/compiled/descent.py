@@ -12,6 +12,7 @@ from torch import Tensor
 from recurl.core.keys import NestedKey
 from recurl.execution.compiled.compilation import Density
 from recurl.execution.compiled.passes import CompiledPass, gradients_of
+from recurl.execution.explain import NotCompiled
 from recurl.sequences.boundaries import Boundaries
 from recurl.sequences.entries import Entries
 
@@ -56,22 +57,21 @@ class SurrogateData(NamedTuple):
     target: Tensor
     old_value: Tensor | None
 
-    def why_not(self, dtype: torch.dtype, columns: int, *, squashed: bool) -> str | None:
-        """Return why the library can't read this data, or None."""
+    def check(self, dtype: torch.dtype, columns: int, *, squashed: bool) -> None:
+        """Raise NotCompiled if the library can't read this data."""
         tokens = len(self.log_prob)
         numbers = [self.log_prob, self.advantage, self.target, *([] if self.old_value is None else [self.old_value])]
         if any(value.dtype is not dtype or value.requires_grad or not value.is_cpu for value in numbers):
-            return "log-probabilities, advantages or targets aren't plain numbers of the networks' dtype"
+            raise NotCompiled("log-probabilities, advantages or targets aren't plain numbers of the networks' dtype")
         shape, kind = ((tokens, columns), dtype) if squashed else ((tokens,), torch.int64)
         if self.action.shape != shape or self.action.dtype is not kind:
-            return f"the actions are {self.action.dtype} {list(self.action.shape)}"
+            raise NotCompiled(f"the actions are {self.action.dtype} {list(self.action.shape)}")
         if not squashed:
             least, most = self.action.aminmax()
             if least < 0 or most >= columns:
-                return "an action is out of range"
+                raise NotCompiled("an action is out of range")
         if self.mask is not None and (self.mask.dtype is not torch.bool or self.mask.shape != (tokens, columns)):
-            return f"the mask is {self.mask.dtype} {list(self.mask.shape)}"
-        return None
+            raise NotCompiled(f"the mask is {self.mask.dtype} {list(self.mask.shape)}")
 
 
 @dataclass
@@ -106,10 +106,6 @@ class CompiledSurrogate:
         self._of_parameters = [part.view(parameter.shape) for part, parameter in parts]
         self._memories: dict[int, _Buffers] = {}
 
-    def why_not(self, data: SurrogateData) -> str | None:
-        """Return why the library can't read ``data``, or None."""
-        return data.why_not(self._networks.layout.dtype, self._columns, squashed=self._squashed)
-
     def __call__(
         self, entries: Entries, boundaries: Boundaries, data: SurrogateData, options: SurrogateOptions
     ) -> dict[str, Tensor]:
@@ -118,9 +114,13 @@ class CompiledSurrogate:
         Args:
             entries: inputs of the networks.
             boundaries: boundaries of the segments.
-            data: inputs of the losses, for which :meth:`why_not` returns None.
+            data: inputs of the losses.
             options: options of the losses.
+
+        Raises:
+            NotCompiled: the library can't read the data.
         """
+        data.check(self._networks.layout.dtype, self._columns, squashed=self._squashed)
         layout, tokens = self._networks.layout, entries.batch_size.numel()
         memory = self._memory(tokens)
         inputs = self._networks.inputs(entries)

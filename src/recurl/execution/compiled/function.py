@@ -12,8 +12,9 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import NestedKey
-from recurl.execution.compiled.compilation import Compilation, NotCompiled
+from recurl.execution.compiled.compilation import Compilation
 from recurl.execution.compiled.network import write_all
+from recurl.execution.explain import NotCompiled
 from recurl.execution.lowering import Network
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.program import Program

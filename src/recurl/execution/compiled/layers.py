@@ -11,7 +11,8 @@ from tensordict.nn import NormalParamExtractor
 from torch import nn
 
 from recurl.core.torch_compat import DROPOUTS
-from recurl.execution.compiled.compilation import Compilation, NotCompiled, Signal
+from recurl.execution.compiled.compilation import Compilation, Signal
+from recurl.execution.explain import NotCompiled
 from recurl.sequences.tensordict_compat import is_biased_softplus
 
 __all__ = ["LAYERS"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey, normalize_key
-from recurl.execution.compiled.compilation import Compilable, Compilation, NotCompiled, defines_both, unsupported
+from recurl.execution.compiled.compilation import Compilable, Compilation, defines_both, unsupported
 from recurl.execution.compiled.in_memory import StepsInMemory
 from recurl.execution.compiled.layers import LAYERS
+from recurl.execution.explain import Explanation, NotCompiled
 from recurl.execution.lowering import Link, Network, children_in_order, link, modules_in_order
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.step import can_step
@@ -48,25 +50,29 @@ class CompiledNetwork:
         >>> network = CompiledNetwork(Network([net]))
         >>> step = Entries({"observation": torch.zeros(5, 3)}, torch.Size([5]))
         >>> with torch.no_grad():
-        ...     network(step)["features"].shape, network.why_not_compiled(step)
-        (torch.Size([5, 4]), None)
+        ...     network(step)["features"].shape
+        torch.Size([5, 4])
+        >>> with torch.no_grad():
+        ...     print(network.explain(step))
+        step: cpp
     """
 
     def __init__(self, network: Network) -> None:
-        reason = network.why_not_lowered()
-        if reason is not None:
-            raise UsageError(f"Only a network that can be lowered can be compiled, and {reason}.")
+        if network.obstacle is not None:
+            raise UsageError(f"Only a network that can be lowered can be compiled, and {network.obstacle}.")
         self._whole = cast(Link, network)
         self._leaves, self._selection = _flattened(network.modules)
         self._parts: dict[torch.Size, list[Link]] = {}
         self._dtype = _dtype_of(network)
 
-    def why_not_compiled(self, entries: Entries) -> str | None:
-        """Return the reason why a step on ``entries`` is not one call of the C++ library, or None if it is one."""
-        if not can_step():
-            return missing() or "autograd, or a transform or mode of torch, is active"
-        with set_recurrent_mode(False):
-            return self._compiled(self._leaves, entries, [])[1]
+    def explain(self, entries: Entries) -> Explanation:
+        """Explain whether a step on ``entries`` is one call of the C++ library."""
+        if can_step():
+            with set_recurrent_mode(False):
+                reason = self._compiled(self._leaves, entries, [])[1]
+        else:
+            reason = missing() or "autograd, or a transform or mode of torch, is active"
+        return Explanation("step", {"cpp": reason, "tensors": None})
 
     def __call__(self, entries: Entries) -> Entries:
         """Run the network on ``entries`` and return it."""
@@ -82,12 +88,15 @@ class CompiledNetwork:
             self._select(inside, entries)
         return entries
 
-    def in_memory(self, entries: Entries, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory | str:
-        """Return the network as a function of the step index of a batch, or the reason why that is impossible.
+    def in_memory(self, entries: Entries, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory:
+        """Return the network as a function of the step index of a batch.
 
         Args:
             entries: example entries of a step.
             memory: entries that steps are read from and written to, ``[T, *B, ...]``.
+
+        Raises:
+            NotCompiled: that is impossible; the message is the reason.
         """
         parts = self._parts.get(entries.batch_size)
         if parts is None and can_step():
@@ -96,7 +105,7 @@ class CompiledNetwork:
                 parts = self._parts[entries.batch_size] = [cast(Link, program)]
         first, *others = parts or [self._whole]
         if not can_step() or others or not isinstance(first, _CompiledModules):
-            return "a step of the policy is more than one call of the C++ library"
+            raise NotCompiled("a step of the policy is more than one call of the C++ library")
         return first.in_memory(memory)
 
     def _begin(self, entries: Entries) -> None:
@@ -120,7 +129,7 @@ class CompiledNetwork:
         parts, done = list[Link](), 0
         while done < len(self._leaves):
             program = self._program(self._leaves[done:], inside)
-            parts.append(cast(Link, link(self._leaves[done])) if program is None else program)
+            parts.append(link(self._leaves[done]) if program is None else program)
             parts[-1](inside)
             done += 1 if program is None else len(program.modules)
         self._select(inside, entries)
@@ -165,9 +174,8 @@ def write_all(network: Network, example: Entries, wanted: Container[NestedKey | 
     Raises:
         NotCompiled: a module can't be part of a program.
     """
-    reason = network.why_not_lowered()
-    if reason is not None:
-        raise NotCompiled(reason)
+    if network.obstacle is not None:
+        raise NotCompiled(network.obstacle)
     with set_recurrent_mode(False):
         compilation = Compilation(example, _dtype_of(network), wanted, LAYERS, recorder)
         for module in _flattened(network.modules)[0]:
@@ -198,11 +206,11 @@ def _flattened(modules: Sequence[TensorDictModuleBase]) -> tuple[list[TensorDict
     """Return the modules that run in order, and the selection of their outputs; None for all outputs."""
     if len(modules) == 1 and isinstance(modules[0], TensorDictSequential) and returns_other_entries(modules[0]):
         sequence = modules[0]
-        children = children_in_order(sequence)
-        if not isinstance(children, str):
+        with suppress(NotCompiled):
+            leaves = [leaf for child in children_in_order(sequence) for leaf in modules_in_order(child)]
             selected = [normalize_key(key) for key in sequence.out_keys]
             others = [key for key in map(normalize_key, sequence.out_keys_source) if key not in selected]
-            return [leaf for child in children for leaf in modules_in_order(child)], _Selection(selected, others)
+            return leaves, _Selection(selected, others)
     return [leaf for module in modules for leaf in modules_in_order(module)], None
 
 
@@ -254,19 +262,19 @@ class _CompiledModules:
     def run_modules(self, entries: Entries) -> None:
         """Run the modules without the program."""
         for module in self.modules:
-            cast(Link, link(module))(entries)
+            link(module)(entries)
 
-    def in_memory(self, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory | str:
-        """Return the program as a function of the step index, or the reason why that is impossible."""
+    def in_memory(self, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory:
+        """Return the program as a function of the step index; see :meth:`CompiledNetwork.in_memory`."""
         steps = StepsInMemory(self._program, memory, self._places, self._batch_size, self.run_modules)
         for slot, key, shape, dtype in self._reads:
             if not steps.bind_entry(slot, key, shape, dtype, steps.reads):
-                return f"the policy reads {key!r}, which is not an entry of the batch, or differs from it"
+                raise NotCompiled(f"the policy reads {key!r}, which is not an entry of the batch, or differs from it")
         for slot, key, like, fill in self._writes:
             if key is None:
                 steps.bind_scratch(slot, torch.empty_like(like), fill)
             elif not steps.bind_entry(slot, key, like.shape, like.dtype, steps.writes):
-                return f"the policy writes {key!r}, which is not an entry of the batch, or differs from it"
+                raise NotCompiled(f"the policy writes {key!r}, which is not an entry of the batch, or differs from it")
         return steps
 
     def _ran(self, entries: Entries) -> bool:

@@ -13,9 +13,10 @@ from torch.autograd.function import once_differentiable
 from recurl.core.autograd import custom_backward_allowed
 from recurl.core.keys import NestedKey
 from recurl.core.torch_compat import are_modes_active, has_tensor_hooks
-from recurl.execution.compiled.compilation import Compilation, NotCompiled
+from recurl.execution.compiled.compilation import Compilation
 from recurl.execution.compiled.layers import LAYERS
 from recurl.execution.compiled.network import add_module
+from recurl.execution.explain import NotCompiled
 from recurl.recurrence.backend import record_run
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.passes import Pass
@@ -23,17 +24,21 @@ from recurl.sequences.boundaries import Boundaries
 from recurl.sequences.entries import Entries
 from recurl.sequences.mode import set_recurrent_mode
 
-__all__ = ["CompiledPass", "PassLayout", "gradients_of", "why_no_pass"]
+__all__ = ["CompiledPass", "PassLayout", "check_passes", "gradients_of"]
 
 
-def why_no_pass() -> str | None:
-    """Return the reason why compiled passes can't run in this context, even if networks support them, or None."""
-    if missing() is not None:
-        return missing()
+def check_passes() -> None:
+    """Check that compiled passes can run in this context.
+
+    Raises:
+        NotCompiled: they can't, even if networks support them.
+    """
+    absent = missing()
+    if absent is not None:
+        raise NotCompiled(absent)
     traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - documented under this name
     if not custom_backward_allowed() or are_modes_active() or traced or torch.is_autocast_enabled("cpu"):
-        return "autocast, tracing, forward-mode differentiation or a transform or mode of torch is active"
-    return None
+        raise NotCompiled("autocast, tracing, forward-mode differentiation or a transform or mode of torch is active")
 
 
 class CompiledPass:

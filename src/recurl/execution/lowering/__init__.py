@@ -4,13 +4,14 @@ from recurl.execution.lowering.module import Link, Linkable, children_in_order, 
 from recurl.execution.lowering.network import (
     Network,
     distribution_of,
+    explain,
     inputs_from,
     inputs_of,
     modules_in_order,
     modules_leading_to,
+    obstacle_of,
     shared_state,
-    why_not_decomposable,
-    why_not_lowered,
+    why_whole,
 )
 from recurl.sequences.entries import Entries, Step, StepT, leaves, leaves_by_path, like, takes_entries, unmarked
 
@@ -23,6 +24,7 @@ __all__ = [
     "StepT",
     "children_in_order",
     "distribution_of",
+    "explain",
     "in_order",
     "inputs_from",
     "inputs_of",
@@ -32,11 +34,11 @@ __all__ = [
     "link",
     "modules_in_order",
     "modules_leading_to",
+    "obstacle_of",
     "shared_state",
     "takes_entries",
     "unmarked",
-    "why_not_decomposable",
-    "why_not_lowered",
+    "why_whole",
 ]
 
-why_whole = why_not_decomposable  # name of earlier versions
+why_not_lowered = obstacle_of  # name of earlier versions

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey, normalize_key
 from recurl.core.torch_compat import has_global_hooks, has_hooks
+from recurl.execution.explain import NotCompiled
 from recurl.sequences.entries import Entries, unmarked
 from recurl.sequences.tensordict_compat import passes_keywords, returns_other_entries, samples
 
@@ -36,17 +37,24 @@ _IN_ORDER = "_recurl_in_order"
 class Linkable(Protocol):
     """A TensorDict module that defines its own execution on ``Entries``."""
 
-    def link_entries(self) -> Link | str:
-        """Return a function of ``Entries`` that writes the same as ``forward``, or the reason why there is none."""
+    def link_entries(self) -> Link:
+        """Return a function of ``Entries`` that writes the same as ``forward``.
+
+        Raises:
+            NotCompiled: there is none; the message is the reason.
+        """
         ...
 
 
-def link(module: object) -> Link | str:
-    """Return a function of ``Entries`` that writes the same as ``module``, or the reason why there is none.
+def link(module: object) -> Link:
+    """Return a function of ``Entries`` that writes the same as ``module``.
 
     Supported are ``TensorDictModule``, modules whose ``forward`` is marked with
     :func:`~recurl.execution.lowering.takes_entries`, :class:`Linkable` modules, and sequences of these. The function is
     valid until the next edit of the module tree.
+
+    Raises:
+        NotCompiled: there is none; the message is the reason.
 
     Example:
         >>> import torch
@@ -55,20 +63,27 @@ def link(module: object) -> Link | str:
         >>> link(net)(step); step["logits"].shape
         torch.Size([4, 2])
         >>> link(len)
-        'builtin_function_or_method is not a TensorDict module'
+        Traceback (most recent call last):
+            ...
+        recurl.execution.explain.NotCompiled: builtin_function_or_method is not a TensorDict module
     """
     if not isinstance(module, TensorDictModuleBase):
-        return f"{type(module).__name__} is not a TensorDict module"
-    reason = hooked(module) or ("tensordict's set_skip_existing is active" if skip_existing() else None)
-    if reason is not None:
-        return reason
+        raise NotCompiled(f"{type(module).__name__} is not a TensorDict module")
+    _check(hooked(module) or ("tensordict's set_skip_existing is active" if skip_existing() else None))
     if hasattr(type(module), "link_entries"):
         return cast(Linkable, module).link_entries()
     if isinstance(module, TensorDictSequential):
         return _link_sequence(module)
     if isinstance(module, TensorDictModule):
-        return _network_does_more(module) or _Network(module)
-    return unmarked(module, "forward") or cast(Link, module.forward)
+        _check(_network_does_more(module))
+        return _Network(module)
+    _check(unmarked(module, "forward"))
+    return cast(Link, module.forward)
+
+
+def _check(reason: str | None) -> None:
+    if reason is not None:
+        raise NotCompiled(reason)
 
 
 def hooked(module: nn.Module) -> str | None:
@@ -84,30 +99,22 @@ class Links:
     """Links that run one after another.
 
     Args:
-        links: one function per module, from :func:`link`.
+        modules: the modules, in order.
+
+    Raises:
+        NotCompiled: one of them has none; the message is the reason.
     """
 
     __slots__ = ("_links",)
 
-    def __init__(self, links: Iterable[Link]) -> None:
-        self._links = tuple(links)
+    def __init__(self, modules: Iterable[object]) -> None:
+        self._links = tuple(map(link, modules))
 
     def __call__(self, entries: Entries) -> Entries:
         """Run all links on ``entries`` and return it."""
         for run in self._links:
             run(entries)
         return entries
-
-
-def links_of(modules: Iterable[object]) -> Links | str:
-    """Return the links of ``modules``, in order, or the reason why one of them has none."""
-    links: list[Link] = []
-    for module in modules:
-        found = link(module)
-        if isinstance(found, str):
-            return found
-        links.append(found)
-    return Links(links)
 
 
 # -- sequences
@@ -122,8 +129,12 @@ def in_order(forward: Callable[..., Any]) -> Callable[..., Any]:
 _SEQUENCE_FORWARDS = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
 
 
-def children_in_order(sequence: TensorDictSequential) -> list[Any] | str:
-    """Return the modules that ``sequence`` runs one after another, or the reason why it can't be split."""
+def children_in_order(sequence: TensorDictSequential) -> list[Any]:
+    """Return the modules that ``sequence`` runs one after another.
+
+    Raises:
+        NotCompiled: it does more.
+    """
     forward = type(sequence).forward
     plain = forward in _SEQUENCE_FORWARDS or getattr(forward, _IN_ORDER, False)
     plain = plain and "forward" not in vars(sequence)
@@ -136,16 +147,13 @@ def children_in_order(sequence: TensorDictSequential) -> list[Any] | str:
         plain = plain and not any(isinstance(child, kinds) for child in children[:-1])
         plain = plain and samples(sequence) and not sequence.return_composite
     if not plain:
-        return f"{type(sequence).__name__} does more than run its modules in order"
+        raise NotCompiled(f"{type(sequence).__name__} does more than run its modules in order")
     return children
 
 
-def _link_sequence(sequence: TensorDictSequential) -> Link | str:
-    children = children_in_order(sequence)
-    if isinstance(children, str):
-        return children
-    links = links_of(children)
-    return _Selection(links, sequence) if isinstance(links, Links) and returns_other_entries(sequence) else links
+def _link_sequence(sequence: TensorDictSequential) -> Link:
+    links = Links(children_in_order(sequence))
+    return _Selection(links, sequence) if returns_other_entries(sequence) else links
 
 
 class _Selection:

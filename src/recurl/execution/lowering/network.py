@@ -13,7 +13,8 @@ from torch import distributions as d
 
 from recurl.core.keys import NestedKey, normalize_key
 from recurl.core.torch_compat import has_hooks
-from recurl.execution.lowering.module import Links, children_in_order, hooked, links_of
+from recurl.execution.explain import Explanation, NotCompiled, reason_of
+from recurl.execution.lowering.module import Links, children_in_order, hooked
 from recurl.sequences.boundaries import pass_on
 from recurl.sequences.entries import Entries, Step, unmarked
 from recurl.sequences.tensordict_compat import returns_other_entries
@@ -21,13 +22,14 @@ from recurl.sequences.tensordict_compat import returns_other_entries
 __all__ = [
     "Network",
     "distribution_of",
+    "explain",
     "inputs_from",
     "inputs_of",
     "modules_in_order",
     "modules_leading_to",
+    "obstacle_of",
     "shared_state",
-    "why_not_decomposable",
-    "why_not_lowered",
+    "why_whole",
 ]
 
 
@@ -39,25 +41,29 @@ class Network:
     Args:
         modules: modules in order, as :func:`modules_in_order` returns them.
 
+    Attributes:
+        modules: see above.
+        obstacle: the reason why they need TensorDicts, or None if they can be lowered.
+
     Example:
         >>> from tensordict.nn import TensorDictModule
         >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
         >>> network = Network([net])
-        >>> print(network.why_not_lowered())
-        None
+        >>> network.obstacle is None
+        True
         >>> network(Entries({"observation": torch.zeros(4, 3)}, torch.Size([4])))["logits"].shape
         torch.Size([4, 2])
     """
 
-    __slots__ = ("_links", "modules")
+    __slots__ = ("_links", "modules", "obstacle")
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self.modules = tuple(modules)
-        self._links = links_of(self.modules)
-
-    def why_not_lowered(self) -> str | None:
-        """Return the reason why the modules need TensorDicts, or None if they can be lowered."""
-        return self._links if isinstance(self._links, str) else None
+        self.obstacle: str | None = None
+        try:
+            self._links = Links(self.modules)
+        except NotCompiled as reason:
+            self.obstacle = str(reason)
 
     def __call__(self, run: Step) -> Step:
         """Run the modules on ``run`` (``Entries`` only if they can be lowered) and return the result.
@@ -65,16 +71,20 @@ class Network:
         The result is ``run`` itself unless a module creates a new TensorDict.
         """
         if isinstance(run, Entries):
-            assert isinstance(self._links, Links)
             return self._links(run)
         for module in self.modules:
             run = module(run)
         return run
 
 
-def why_not_lowered(networks: Iterable[Network]) -> str | None:
+def obstacle_of(networks: Iterable[Network]) -> str | None:
     """Return the reason why one of ``networks`` needs TensorDicts, or None if all can be lowered."""
-    return next((why for network in networks if (why := network.why_not_lowered()) is not None), None)
+    return next((network.obstacle for network in networks if network.obstacle is not None), None)
+
+
+def explain(what: str, networks: Iterable[Network]) -> Explanation:
+    """Explain whether ``networks``, called ``what``, run on tensors."""
+    return Explanation(what, {"tensors": obstacle_of(networks)})
 
 
 def inputs_of(batch: Step, keys: Iterable[NestedKey], networks: Iterable[Network]) -> Step:
@@ -96,7 +106,7 @@ def inputs_from(
     networks: Iterable[Network],
 ) -> Step:
     """Return ``entries`` as ``Entries`` if all ``networks`` can be lowered, else as a TensorDict."""
-    lowered = why_not_lowered(networks) is None
+    lowered = obstacle_of(networks) is None
     run: Any = Entries({}, batch_size, device) if lowered else TensorDict({}, batch_size, device=device)
     for key, value in entries.items():
         run.set(key, value)
@@ -116,17 +126,17 @@ def modules_in_order(module: TensorDictModuleBase, *, ignore_global_hooks: bool 
         return [module]
     if has_hooks(module) or returns_other_entries(module):
         return [module]
-    children = children_in_order(module)
-    if isinstance(children, str):
+    try:
+        children = children_in_order(module)
+    except NotCompiled:
         return [module]
     return [leaf for child in children for leaf in modules_in_order(child, ignore_global_hooks=ignore_global_hooks)]
 
 
-def why_not_decomposable(sequence: TensorDictSequential) -> str:
+def why_whole(sequence: TensorDictSequential) -> str:
     """Return the reason why :func:`modules_in_order` keeps ``sequence`` as one module."""
-    children = children_in_order(sequence)
     selects = f"{type(sequence).__name__} selects its outputs"
-    return hooked(sequence) or (children if isinstance(children, str) else selects)
+    return hooked(sequence) or reason_of(lambda: children_in_order(sequence)) or selects
 
 
 def modules_leading_to(module: TensorDictModuleBase, keys: Iterable[NestedKey]) -> list[TensorDictModuleBase]:

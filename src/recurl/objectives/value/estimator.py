@@ -12,6 +12,8 @@ from torch import Tensor
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import MASK, NestedKey, next_key
 from recurl.core.messages import without_arguments
+from recurl.execution.explain import Explanation
+from recurl.execution.lowering import Network, explain
 from recurl.objectives.common import check_network, entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import Sequences, Unroll
 from recurl.objectives.tensor_keys import KeyedModule
@@ -119,10 +121,13 @@ class ValueEstimator(KeyedModule):
         """Compute advantages, value targets and any further entries in ``out_keys``, ``[*B, T]`` each."""
         raise NotImplementedError
 
-    def why_not_lowered(self) -> str | None:
-        """Return why the critic needs TensorDicts, or None if it is lowered."""
+    def explain(self) -> Explanation:
+        """Explain in which form the networks run."""
+        return explain("advantages", self._networks())
+
+    def _networks(self) -> list[Network]:
         unroll = self._unroll()
-        return None if unroll is None else unroll.why_not_lowered()
+        return [] if unroll is None else [unroll.network]
 
     def _unroll(self) -> Unroll | None:
         return None if self.value_network is None else Unroll(self.value_network, self.tensor_keys.value)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import NestedKey
-from recurl.execution.lowering import why_not_lowered
+from recurl.execution.lowering import Network
 from recurl.objectives.common import entry
 from recurl.objectives.policy import ActorCritic, PolicySampler, sum_events
 from recurl.objectives.sequences import Sequences, inputs_in_sequence
@@ -116,9 +116,8 @@ class VTrace(ValueEstimator):
         """Return the keys of action and log-probability, as the actor names them."""
         return PolicySampler.of(self.actor_network, self).keys
 
-    def why_not_lowered(self) -> str | None:
-        """Return why the networks need TensorDicts, or None if they are lowered."""
-        return why_not_lowered(self._plan().networks) or super().why_not_lowered()
+    def _networks(self) -> list[Network]:
+        return [*self._plan().networks, *super()._networks()]
 
     def estimate(self, values: Values) -> tuple[Tensor, ...]:
         """Compute advantages, value targets and importance weights; see :class:`ValueEstimator`."""

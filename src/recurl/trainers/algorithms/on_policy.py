@@ -5,17 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl import execution
 from recurl.collectors.captured import CaptureOptions
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.core.seeding import GeneratorState, derive_seed
-from recurl.core.spans import ADVANTAGES, FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, span
+from recurl.core.spans import ADVANTAGES, GRADIENT_GRAPH, span
 from recurl.core.specs import Composite, TensorSpec
 from recurl.core.torch_compat import start_compilers
 from recurl.data import SequenceMinibatches
@@ -30,13 +31,11 @@ from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.optim.programs import CompiledGradients, compiled_estimator
 from recurl.trainers.optim.rank_advantages import RankAdvantages
 from recurl.trainers.optim.reading import Reading
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 CHECKED = (*LOSSES, "grad_norm")
-_Report: TypeAlias = tuple[Iterable[Tensor], Iterable[Tensor]]  # of a gradient step: CHECKED, and any diagnostics
 OnPolicyT = TypeVar("OnPolicyT", bound=OnPolicyConfig)
 
 
@@ -58,6 +57,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     """Base class of PPO, A2C and IMPALA, which train on each batch over sequences that start from stored states.
 
     A subclass builds an advantage estimator and a loss, and declares which metrics of the loss to report.
+    :meth:`update` makes one gradient step; a subclass that makes more overrides it.
 
     Args:
         config: the options, including the random seed.
@@ -95,19 +95,16 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             eps=config.adam_eps,
             capturable=self.config.cuda_graph,
         )
-        self._estimate: Callable[[TensorDictBase], Any] = self.estimator
-        self._descend = self._step
-        self._update: Callable[..., Tensor] = self._train
+        self._run: Callable[..., Tensor] = self.update
         if config.compile or config.cuda_graph:
             self._keep_schedules_on_device()
-        if config.compile:
-            exchanges = world_size() > 1 and self.estimator.average
-            if not bootstraps_at_ends_only(torch.device(config.device)) and not exchanges:
-                # compiled code can neither read the number of ends nor exchange statistics
-                self._estimate = compiled_estimator(self.estimator.results, self.agent)
-            self._descend = self._compiled()
+        # compiled code can neither read the number of ends nor exchange statistics
+        ends = bootstraps_at_ends_only(torch.device(config.device))
+        apart = config.compile and not ends and not (world_size() > 1 and self.estimator.average)
+        self._results = execution.compile(self.estimator.results, backend="inductor" if apart else "eager")
+        self._compiled = execution.compile(self.loss.gradients, backend="inductor") if config.compile else None
         if config.cuda_graph:
-            self._update = CudaGraphStep(self._train, self.agent, self.optimizer.optimizer)
+            self._run = CudaGraphStep(self.update, self.agent, self.optimizer.optimizer)
 
     @property
     def programs(self) -> CaptureOptions:
@@ -197,48 +194,70 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
         if self.config.cuda_graph:
             with span(GRADIENT_GRAPH):
-                values = self._update(batch.select(*self._update_keys, strict=False), self._orders(batch))
+                values = self._run(batch.select(*self._update_keys, strict=False), self._orders(batch))
         else:
-            values = self._update(batch)
+            values = self._run(batch)
         with global_statistics():
             self.agent.observe(batch)
         average_([values])
         reading = Reading([values])
         return lambda: self.report(dict(zip(self.reported, reading()[0].tolist(), strict=True)), CHECKED)
 
-    def _train(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
-        """Make the gradient steps of an update and return its metrics.
+    def update(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
+        """Make one gradient step over whole rows, and return the metrics of :meth:`summary`.
 
         Args:
             batch: ``[B, T]``; advantages and value targets are written into it.
             orders: order of the sequences in each epoch, on the device of the batch; drawn here if None.
         """
+        explained = self.write_advantages(batch)
+        self.loss.metrics = self.diagnostics
+        gradients, ((minibatch,),) = self.gradients(), self.epochs(batch, orders)
+        losses = gradients(minibatch)
+        return self.summary(batch, explained, [[(losses, self.optimizer.descend(self.total(losses)))]])
+
+    def write_advantages(self, batch: TensorDictBase) -> Tensor:
+        """Write advantages and value targets into a batch, and return the explained variance of the critic."""
         keys = self.estimator.tensor_keys
-        with span(ADVANTAGES), global_statistics():
-            self._estimate(batch)
-            explained = explained_variance(batch[keys.value], batch[keys.value_target], None)
-        reports: list[list[_Report]] = []
-        with self.loss.compiled():
-            for epoch, minibatches in enumerate(
-                self._epochs(batch.select(*self.loss.in_keys, strict=False), orders), start=1
-            ):
-                # compiled code always computes the metrics
-                self.loss.metrics = epoch == self.passes.epochs or self.config.compile
-                reports.append([self._descend(minibatch) for minibatch in minibatches])
-        checked = _means([checked for epoch in reports for checked, _ in epoch])
-        diagnostics = _means([diagnostics for _, diagnostics in reports[-1]])
+        with span(ADVANTAGES), global_statistics(), torch.no_grad():
+            for key, result in self._results(batch).items():
+                batch.set(key, result.unsqueeze(-1))
+            return explained_variance(batch[keys.value], batch[keys.value_target], None)
+
+    def gradients(self) -> Callable[[Step], Mapping[Any, Tensor]]:
+        """Return the losses' gradients for an update in their fastest form; see :func:`recurl.execution.compile`."""
+        return self._compiled or execution.compile(self.loss.gradients)
+
+    def total(self, losses: Mapping[Any, Tensor]) -> Tensor:
+        """Return the sum of the losses."""
+        return cast(Tensor, sum(losses[name] for name in LOSSES))
+
+    def summary(
+        self, batch: TensorDictBase, explained: Tensor, epochs: Sequence[Sequence[tuple[Mapping[Any, Tensor], Tensor]]]
+    ) -> Tensor:
+        """Return the metrics named in ``reported``.
+
+        Args:
+            batch: the batch with advantages.
+            explained: result of :meth:`write_advantages`.
+            epochs: losses and gradient norm of every gradient step of each epoch; the last ones have the diagnostics.
+        """
+        self.loss.metrics = True  # as outside of updates
+        steps = [step for epoch in epochs for step in epoch]
+        checked = _means([[*(losses[name] for name in LOSSES), norm] for losses, norm in steps])
+        diagnostics = _means([[losses[name] for name in self.diagnostics] for losses, _ in epochs[-1]])
         return torch.cat([checked, *(value.reshape(1) for value in (*self.measured(batch), *diagnostics, explained))])
 
-    def _epochs(self, data: TensorDictBase, orders: Tensor | None) -> Iterator[Iterable[Entries]]:
+    def epochs(self, batch: TensorDictBase, orders: Tensor | None = None) -> Iterator[Iterable[Entries]]:
         """Yield the minibatches of each epoch: rows of sequences of equal length if their orders are given."""
-        minibatches = self._minibatches(data)
+        minibatches = self._minibatches(batch.select(*self.loss.in_keys, strict=False))
         deal = cast(Callable[[Any], Iterable[Entries]], minibatches.entries if orders is None else minibatches.rows)
         if not self._normalizes_over_ranks:
             yield from (deal(None if orders is None else orders[epoch]) for epoch in range(self.passes.epochs))
             return
         orders = self._draw_orders(minibatches) if orders is None else orders
         key = self.loss.tensor_keys.advantage
-        advantages = RankAdvantages(data.get(key), key, orders.to(self.config.device), len(minibatches))
+        advantages = RankAdvantages(batch.get(key), key, orders.to(self.config.device), len(minibatches))
         for epoch, order in enumerate(orders):
             yield advantages.normalized(epoch, deal(order))
 
@@ -250,36 +269,6 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         return SequenceMinibatches(
             data, passes.minibatches, passes.sequence_length, self._shuffle, rank=rank(), ranks=world_size()
         )
-
-    def _step(self, minibatch: Entries) -> _Report:
-        found = self.loss.gradients(minibatch)
-        if not isinstance(found, str):
-            total = torch.stack([found[name] for name in LOSSES]).sum()
-            return self._report(found, self.optimizer.descend(total))
-        with span(FORWARD):
-            losses = self.loss.tensors(minibatch)
-        return self._report(losses, self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES))))
-
-    def _compiled(self) -> Callable[[Entries], _Report]:
-        """Return the gradient step with losses and gradients compiled together."""
-        names = (*LOSSES, *self.diagnostics)
-
-        def losses_of(minibatch: Step) -> Mapping[Any, Tensor]:
-            found = self.loss.tensors(minibatch)
-            return {name: found[name] for name in names}
-
-        compiled = CompiledGradients(losses_of, LOSSES, self.agent)
-
-        def step(minibatch: Entries) -> _Report:
-            with span(FORWARD_AND_BACKWARD):
-                losses = compiled(minibatch)
-            return self._report(losses, self.optimizer.descend(cast(Tensor, sum(losses[name] for name in LOSSES))))
-
-        return step
-
-    def _report(self, losses: Mapping[Any, Tensor], norm: Tensor) -> _Report:
-        diagnostics = [losses[name] for name in self.diagnostics] if self.loss.metrics else []
-        return [*(losses[name].detach() for name in LOSSES), norm], diagnostics
 
     @property
     def _update_keys(self) -> list[NestedKey]:
@@ -319,8 +308,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     def close(self) -> None:
         """Close the environments and free the CUDA graph of the update."""
         super().close()
-        if isinstance(self._update, CudaGraphStep):
-            self._update.reset()
+        if isinstance(self._run, CudaGraphStep):
+            self._run.reset()
 
 
 def _means(rows: list[Any]) -> Tensor:

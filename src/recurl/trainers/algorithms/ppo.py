@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
 from recurl.trainers.algorithms.configs import PPOConfig
@@ -48,3 +54,21 @@ class PPO(OnPolicy[PPOConfig]):
     def passes(self) -> UpdateSchedule:
         """Epochs, minibatches and sequence length of an update."""
         return UpdateSchedule(self.config.epochs, self.config.minibatches, self.config.sequence_length)
+
+    def update(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
+        """Maximize the clipped surrogate objective in epochs over minibatches of sequences.
+
+        See :meth:`OnPolicy.update`.
+        """
+        explained = self.write_advantages(batch)  # once, from the critic that collected the batch
+        gradients = self.gradients()
+        epochs: list[list[tuple[Mapping[Any, Tensor], Tensor]]] = []
+        for minibatches in self.epochs(batch, orders):
+            epochs.append([])
+            last = len(epochs) == self.config.epochs
+            self.loss.metrics = self.diagnostics if last or self.config.compile else False  # compiled code has them
+            for minibatch in minibatches:  # whole sequences, each from its stored state
+                losses = gradients(minibatch)  # of the clipped objective, the value loss and the entropy bonus
+                norm = self.optimizer.descend(self.total(losses))  # clipped; skipped if anything isn't finite
+                epochs[-1].append((losses, norm))
+        return self.summary(batch, explained, epochs)

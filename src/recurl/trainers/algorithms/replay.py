@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
+from recurl import execution
 from recurl.collectors.captured import CaptureOptions
 from recurl.core.devices import numbered
 from recurl.core.errors import ArgumentError
@@ -38,6 +39,7 @@ from recurl.data.replay_buffers.device import (
     row_priorities,
 )
 from recurl.distributed import average_, global_statistics
+from recurl.execution import Executable
 from recurl.modules import RewardScaler
 from recurl.sequences.entries import Entries
 from recurl.trainers.algorithms.configs import ReplayConfig
@@ -46,7 +48,6 @@ from recurl.trainers.config import NO_CELL
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.finite import all_finite
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.optim.programs import CompiledGradients
 from recurl.trainers.optim.reading import Reading
 
 __all__ = ["DeviceSlices", "HostSlices", "ReplayLoss"]
@@ -75,6 +76,10 @@ class ReplayLoss(Protocol):
 
     def __call__(self, tensordict: Any, /) -> TensorDictBase:
         """Return the losses and the ``td_error`` of every token."""
+        ...
+
+    def gradients(self, batch: Any) -> dict[NestedKey, Tensor]:
+        """Return the losses, and set the gradients of their sum."""
         ...
 
 
@@ -243,7 +248,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         self.buffer = self._slices.buffer
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self.kind: Hashable = None
-        self._gradients: dict[Hashable, CompiledGradients] = {}
+        self._gradients: dict[Hashable, Executable] = {}
         self._graphs: dict[_Kinds, CudaGraphStep] = {}
         self._metric_names: dict[_Kinds, list[str]] = {}
 
@@ -406,7 +411,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             with span(FORWARD):
                 return self.losses(trained)
         if self.kind not in self._gradients:
-            self._gradients[self.kind] = CompiledGradients(self.losses, None, cast(nn.Module, self.loss))
+            self._gradients[self.kind] = execution.compile(self.loss.gradients, backend="inductor")
         with span(FORWARD_AND_BACKWARD):
             return self._gradients[self.kind](trained)
 

@@ -83,7 +83,6 @@ class CudaGraphStep:
         """Discard the graph: the next calls capture it again, with the current parameters and batch."""
         self._signature: _Signature = {}
         self._guard: ModuleGuard | None = None
-        self._guarded_optimizer_state: list[Any] = []
         self._graphed: GraphedFunction[Any] | None = None
 
     def __call__(self, batch: Batch, *tensors: Tensor) -> Any:
@@ -113,8 +112,7 @@ class CudaGraphStep:
                 f"is on {signature[other[0]][-1]}: move it there with batch.to({str(self._device)!r})."
             )
         self._signature = signature
-        self._guard = ModuleGuard(self._module)
-        self._guarded_optimizer_state = self._optimizer_state()
+        self._guard = ModuleGuard(self._module, settings=self._optimizer_state)
         kind, size, device = type(batch), batch.batch_size, batch.device
         count = len(signature) - extra
 
@@ -128,9 +126,14 @@ class CudaGraphStep:
 
         return GraphedFunction(run, self._device, name="step", instead="use a backend other than loop and pad")
 
-    def _optimizer_state(self) -> list[Any]:
-        rates = [group["lr"] for stepped in self._optimizers for group in stepped.param_groups]
-        return [*(stepped.state for stepped in self._optimizers), *rates]
+    def _optimizer_state(self) -> dict[str, object]:
+        """Return what the graph reads of the optimizers, by its name in an error message."""
+        found: dict[str, object] = {}
+        for number, stepped in enumerate(self._optimizers):
+            found[f"The state of optimizer {number}"] = stepped.state
+            for index, group in enumerate(stepped.param_groups):
+                found[f"The learning rate of optimizer {number}, group {index}, which must be a tensor,"] = group["lr"]
+        return found
 
     def _check_unchanged(self) -> None:
         replaced = None if self._guard is None else self._guard.replaced()
@@ -139,13 +142,6 @@ class CudaGraphStep:
                 f"{replaced} was replaced after the first step, but the CUDA graph still uses the old one: change it "
                 "in place, or call reset() to capture the graph again."
             )
-        for now, then in zip(self._optimizer_state(), self._guarded_optimizer_state, strict=True):
-            if now is not then:
-                raise UsageError(
-                    "The optimizer's state or learning rate was replaced after the first step, but the CUDA graph "
-                    "still uses the old one: pass lr as a tensor and fill it in place, or call reset() to capture the "
-                    "graph again."
-                )
 
 
 def _clone(results: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Losses with gradients, and advantage estimation, compiled with Inductor."""
+"""Functions of batches compiled by Inductor: losses with their gradients, results of estimators."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from recurl.execution.capture import ModuleGuard
 from recurl.execution.traced import InductorFunction
 from recurl.sequences.entries import Entries, Step, leaves
 
+__all__ = ["InductorBatchFunction", "InductorGradients", "InductorResults"]
+
 Named: TypeAlias = Mapping[Any, Tensor]
 
 
-class CompiledBatchFunction:
+class InductorBatchFunction:
     """Compiled function from a batch to named tensors, specialized for each batch shape.
 
     Args:
@@ -25,7 +26,7 @@ class CompiledBatchFunction:
 
     Example:
         >>> net = nn.Linear(2, 1)
-        >>> run = CompiledBatchFunction(lambda batch: {"y": net(batch.get("x"))}, net)
+        >>> run = InductorBatchFunction(lambda batch: {"y": net(batch.get("x"))}, net)
         >>> run(Entries({"x": torch.zeros(3, 2)}, torch.Size([3])))["y"].shape
         torch.Size([3, 1])
     """
@@ -33,7 +34,7 @@ class CompiledBatchFunction:
     def __init__(self, function: Callable[[Entries], Named], module: nn.Module) -> None:
         self._function = function
         self._module = module
-        self._guard: ModuleGuard | None = None
+        self._guard = ModuleGuard(module)
         self._compiled: dict[object, tuple[InductorFunction, list[Any]]] = {}
 
     def __call__(self, batch: Step) -> dict[Any, Tensor]:
@@ -41,8 +42,9 @@ class CompiledBatchFunction:
         entries = dict(leaves(batch))
         shapes = tuple((key, value.shape, value.stride(), value.dtype, value.device) for key, value in entries.items())
         kind = shapes, tuple(part.training for part in self._module.modules())
-        if self._guard is None or self._guard.replaced() is not None:
-            self._guard, self._compiled = ModuleGuard(self._module), {}
+        if self._guard.replaced() is not None:
+            self._guard.renew()
+            self._compiled = {}
         if kind not in self._compiled:
             self._compiled[kind] = self._compile(batch, list(entries), list(entries.values()))
         compiled, names = self._compiled[kind]
@@ -64,52 +66,49 @@ class CompiledBatchFunction:
         return InductorFunction(run, values), names
 
 
-def compiled_estimator(
-    results: Callable[[Step], Named], module: nn.Module
-) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Compile an estimator's ``results``; the returned function writes them into a batch, as the estimator does."""
-
-    @torch.no_grad()
-    def compute(batch: Entries) -> Named:
-        return results(batch)
-
-    compiled = CompiledBatchFunction(compute, module)
-
-    def write(batch: TensorDictBase) -> TensorDictBase:
-        for key, result in compiled(batch).items():
-            batch.set(key, result.unsqueeze(-1))
-        return batch
-
-    return write
-
-
-class CompiledGradients:
-    """Losses of a minibatch and their gradients, compiled together.
+class InductorResults:
+    """The results of an estimator, compiled: a form of ``ValueEstimator.results``.
 
     Args:
-        losses: function from a minibatch to losses and metrics by name.
-        descended: names of the losses whose sum is differentiated; None for all that require gradients.
-        module: the networks; parameters that the losses don't depend on get no gradient.
+        results: the method.
     """
 
-    def __init__(self, losses: Callable[[Step], Named], descended: Sequence[str] | None, module: nn.Module) -> None:
-        self._parameters = {f"gradient of {name}": parameter for name, parameter in module.named_parameters()}
+    def __init__(self, results: Callable[[Step], Named]) -> None:
+        @torch.no_grad()
+        def compute(batch: Entries) -> Named:
+            return results(batch)
 
-        def run(minibatch: Entries) -> Named:
+        self._run = InductorBatchFunction(compute, results.__self__)  # type: ignore[attr-defined] - a bound method
+
+    def __call__(self, batch: Step) -> dict[Any, Tensor]:
+        """Return the results for a batch."""
+        return self._run(batch)
+
+
+class InductorGradients:
+    """The losses of a batch and their gradients, compiled together: a form of ``LossModule.gradients``.
+
+    Args:
+        gradients: the method; parameters that the losses don't depend on get no gradient.
+    """
+
+    def __init__(self, gradients: Callable[[Step], Named]) -> None:
+        loss: Any = gradients.__self__  # type: ignore[attr-defined] - a bound method
+        self._parameters = {f"gradient of {name}": parameter for name, parameter in loss.named_parameters()}
+
+        def run(batch: Entries) -> Named:
             with torch.enable_grad():
-                found = losses(minibatch)
-                summed = [name for name in found if found[name].requires_grad] if descended is None else descended
-                total = torch.stack([found[name] for name in summed]).sum()
-                wanted = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
-                names = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
-                gradients: Any = torch.autograd.grad(total, wanted, allow_unused=True)
-            return {**found, **{n: g for n, g in zip(names, gradients, strict=True) if g is not None}}
+                found: Named = loss.tensors(batch)
+                total = torch.stack([value for value in found.values() if value.requires_grad]).sum()
+                wanted = {name: part for name, part in self._parameters.items() if part.requires_grad}
+                grads: Any = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+            return {**found, **{n: g for n, g in zip(wanted, grads, strict=True) if g is not None}}
 
-        self._run = CompiledBatchFunction(run, module)
+        self._run = InductorBatchFunction(run, loss)
 
-    def __call__(self, minibatch: Step) -> dict[str, Tensor]:
-        """Return losses and metrics, and set the gradients of the parameters."""
-        results = self._run(minibatch)
+    def __call__(self, batch: Step) -> dict[str, Tensor]:
+        """Return the losses and set the gradients of the parameters."""
+        results = self._run(batch)
         for name, parameter in self._parameters.items():
             gradient = results.pop(name, None)
             # optimizers expect the strides of the parameter

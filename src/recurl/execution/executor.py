@@ -1,0 +1,176 @@
+"""The executor: methods run in the fastest form that is registered for them.
+
+A loss, an estimator or a network has one definition, in torch. Faster forms of its methods are entries of a table, from
+outside: :data:`FORMS` for those of recurl, :func:`register` for others. A form fails by raising
+:class:`~recurl.execution.explain.NotCompiled`, before it has changed anything, and the next one runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+
+from recurl.core.errors import ArgumentError
+from recurl.execution.explain import Explanation, NotCompiled
+
+__all__ = ["FORMS", "Backend", "Executable", "Form", "compile", "register"]
+
+Backend: TypeAlias = Literal["auto", "eager", "inductor"]
+Function: TypeAlias = Callable[..., Any]
+_F = TypeVar("_F", bound=Function)
+
+
+class Form(NamedTuple):
+    """A faster form of a method.
+
+    Attributes:
+        name: name of the form, such as ``"cpp"``.
+        build: function, or ``"module:name"`` of one, that returns the form of a bound method.
+        parts: methods whose behavior the form reproduces: it doesn't serve a subclass or object that overrides one.
+        owner: the class that it was registered for, once found in the table.
+    """
+
+    name: str
+    build: Function | str
+    parts: tuple[str, ...] = ()
+    owner: type = object
+
+
+_LOSS = ("gradients", "tensors", "losses")
+FORMS: dict[str, list[Form]] = {
+    "recurl.objectives.ppo:ClipPPOLoss.gradients": [
+        Form("fused", "recurl.objectives.compiled_ppo:CompiledPPO", (*_LOSS, "losses_of", "read"))
+    ],
+    "recurl.objectives.policy_gradient:PolicyGradientLoss.gradients": [
+        Form("cpp", "recurl.objectives.compiled_policy:compiled_networks", _LOSS)
+    ],
+    "recurl.objectives.common:LossModule.gradients": [
+        Form("inductor", "recurl.execution.inductor:InductorGradients", ("gradients",))
+    ],
+    "recurl.objectives.value.estimator:ValueEstimator.results": [
+        Form("inductor", "recurl.execution.inductor:InductorResults")
+    ],
+}
+"""Forms of recurl's methods, fastest first, by ``"module:Class.method"``."""
+
+
+def register(cls: type, method: str, form: Form) -> None:
+    """Add a faster form of a method, which is tried before those that exist.
+
+    Args:
+        cls: class that defines the method; its subclasses are served too.
+        method: name of the method.
+        form: the form.
+
+    Example:
+        >>> class Doubling:
+        ...     def run(self, x):
+        ...         return x + x
+        >>> register(Doubling, "run", Form("shifted", lambda run: lambda x: x << 1))
+        >>> run = compile(Doubling().run)
+        >>> run(3), str(run.explain())
+        (6, 'run: shifted')
+    """
+    FORMS.setdefault(f"{cls.__module__}:{cls.__qualname__}.{method}", []).insert(0, form)
+
+
+class Executable:
+    """A method in its fastest form. Create one for each update: later edits of the object's modules aren't seen.
+
+    Args:
+        function: the bound method.
+        forms: its faster forms, fastest first.
+    """
+
+    def __init__(self, function: Function, forms: list[Form]) -> None:
+        self._function = function
+        self._forms = forms
+        self._built: dict[str, Function] = {}
+        self._reasons: dict[str, str | None] = {form.name: _overridden(function, form) for form in forms}
+        self._failed = {name for name, reason in self._reasons.items() if reason is not None}
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Call the method."""
+        for form in self._forms:
+            if form.name not in self._failed:
+                try:
+                    result = self._run(form, *args, **named)
+                except NotCompiled as reason:
+                    self._reasons[form.name] = str(reason)
+                else:
+                    self._reasons[form.name] = None
+                    return result
+        return self._function(*args, **named)
+
+    def _run(self, form: Form, *args: Any, **named: Any) -> Any:
+        if form.name not in self._built:
+            try:
+                self._built[form.name] = _loaded(form.build)(self._function)
+            except NotCompiled:
+                self._failed.add(form.name)
+                raise
+        return self._built[form.name](*args, **named)
+
+    def explain(self) -> Explanation:
+        """Explain in which form the last call ran, or the next one will be tried."""
+        what = getattr(self._function, "__name__", type(self._function).__name__)
+        return Explanation(what, self._reasons, "eager")
+
+
+def compile(function: _F, *, backend: Backend = "auto") -> _F:  # noqa: A001 - the name of torch.compile
+    """Return a bound method in the fastest form that is registered for it.
+
+    Args:
+        function: the method, such as ``loss.gradients`` or ``estimator.results``.
+        backend: ``"auto"`` for recurl's C++ library where it can serve, ``"inductor"`` for torch's compiler, or
+            ``"eager"`` for the method itself.
+
+    Returns:
+        An :class:`Executable` with the signature of the method. Its results are equal up to rounding.
+
+    Raises:
+        ArgumentError: the backend is unknown, or the method has no form for it.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from recurl.modules import MLP, QValueActor
+        >>> from recurl.objectives import DQNLoss
+        >>> loss = DQNLoss(QValueActor(MLP(3, 2), action_space="categorical"))
+        >>> print(compile(loss.gradients).explain())
+        gradients: eager
+    """
+    if backend not in ("auto", "eager", "inductor"):
+        raise ArgumentError(f"backend must be 'auto', 'inductor' or 'eager', got {backend!r}.")
+    forms = [] if backend == "eager" else list(_forms_of(function, inductor=backend == "inductor"))
+    if backend == "inductor" and not forms:
+        raise ArgumentError(f"{function!r} has no form for Inductor: a loss's gradients and an estimator's results do.")
+    return cast(_F, Executable(function, forms))
+
+
+def _forms_of(function: Function, *, inductor: bool) -> Iterator[Form]:
+    for cls in type(getattr(function, "__self__", None)).__mro__:
+        for form in FORMS.get(f"{cls.__module__}:{cls.__qualname__}.{function.__name__}", ()):
+            if (form.name == "inductor") is inductor:
+                yield form._replace(owner=cls)
+
+
+def _overridden(function: Function, form: Form) -> str | None:
+    """Return which of the parts of a form is overridden, as text, or None if it serves the method."""
+    owner: Any = function.__self__  # type: ignore[attr-defined] - a bound method
+    for name in form.parts:
+        if name in vars(owner) or getattr(type(owner), name) is not getattr(form.owner, name):
+            return f"{type(owner).__name__} overrides {name}"
+    return None
+
+
+@cache
+def _imported(name: str) -> Function:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _loaded(build: Function | str) -> Function:
+    return _imported(build) if isinstance(build, str) else build

@@ -38,7 +38,7 @@ class Sequences(NamedTuple):
     """Sequences of a batch, and per-token tensors ``[*B, T]``.
 
     Attributes:
-        index: the sequence index.
+        segments: the sequence index.
         reward: reward of the step.
         terminated: bool, True where the step ended its episode: nothing is bootstrapped.
         ends: bool, True where the next token doesn't continue this one.
@@ -46,7 +46,7 @@ class Sequences(NamedTuple):
         last: flat indices of the tokens that a bootstrap step follows, if their number is known; None otherwise.
     """
 
-    index: SequenceIndex
+    segments: SequenceIndex
     reward: Tensor
     terminated: Tensor
     ends: Tensor
@@ -115,7 +115,7 @@ class SequenceNetwork:
 
     def check(self, batch: Step, sequences: Sequences) -> None:
         """Raise MissingKeyError if the network can't run along the sequences and past their ends."""
-        check_starts(batch, self.states, sequences.index.starts)
+        check_starts(batch, self.states, sequences.segments.starts)
         for key in self._observed:
             if batch.get(next_key(key), None) is None:
                 raise MissingKeyError(
@@ -228,8 +228,8 @@ def inputs_in_sequence(
     """
     run = inputs_of(batch, keys, networks)
     if IS_INIT in keys:
-        run.set(IS_INIT, sequences.index.starts.clone().reshape(*batch.batch_size, 1))
-        sequences.index.attach(run)
+        run.set(IS_INIT, sequences.segments.starts.clone().reshape(*batch.batch_size, 1))
+        sequences.segments.attach(run)
     return run
 
 

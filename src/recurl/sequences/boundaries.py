@@ -435,7 +435,8 @@ def _is_eager() -> bool:
     """Return whether operations run now on the tensors that they are given."""
     if is_compiling() or is_functorch_active():  # checked first, since torch.compile can't trace the rest
         return False
-    return not are_modes_active() and not torch.jit.is_tracing()
+    traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - documented under this name
+    return not traced and not are_modes_active()
 
 
 def readable(value: Tensor) -> bool:

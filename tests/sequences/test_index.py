@@ -239,8 +239,14 @@ def test_under_transforms_nothing_attached_is_used() -> None:
         return SequenceIndex.of(batch).starts.sum()
 
     assert torch.vmap(count)(torch.zeros(2, 2, 6, 1, dtype=torch.bool)).tolist() == [3, 3]
-    compiled: Any = torch.compile(lambda flags: Boundaries.from_is_init(flags).starts, backend="eager")
-    assert compiled(torch.zeros(2, 6, dtype=torch.bool)).sum() == 2
+
+
+def test_compiled_code_derives_the_index() -> None:
+    compiled: Any = torch.compile(lambda batch: SequenceIndex.of(batch).starts, backend="eager", fullgraph=True)
+    batch = make_batch()
+    assert starts_of(batch) == compiled(batch).nonzero().squeeze(-1).tolist() == [0, 6, 9]
+    batch["is_init"].numpy()[0, 2] = True
+    assert compiled(batch).nonzero().squeeze(-1).tolist() == [0, 2, 6, 9]
 
 
 def test_a_batch_is_shared_safely_by_threads() -> None:

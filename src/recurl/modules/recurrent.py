@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
+from recurl.core.keys import NestedKey, next_key
 from recurl.core.precision import resolve_precision
 from recurl.core.specs import Unbounded
 from recurl.core.torch_compat import children_of, is_compiling
@@ -19,7 +19,7 @@ from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.modules.rnn_inputs import entry_names, flags_in, flat, signature
 from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options
-from recurl.sequences.boundaries import Boundaries, boundaries_of
+from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.entries import Entries, takes_entries
 from recurl.sequences.mode import recurrent_mode
 from recurl.sequences.start_states import check_cut, state_in
@@ -122,17 +122,16 @@ class RecurrentModule(TensorDictModuleBase):
             tensordict.set(key, state)
         return tensordict
 
-    def sequences(self, tensordict: TensorDictBase) -> tuple[Boundaries, dict[NestedKey, Tensor]]:
-        """Return boundaries and checked states of a batch of sequences; no states if all are absent.
+    def sequences(self, tensordict: TensorDictBase) -> tuple[SequenceIndex, dict[NestedKey, Tensor]]:
+        """Return the index and the checked states of a batch of sequences; no states if all are absent.
 
         Args:
             tensordict: ``[T]`` or ``[*B, T]``.
         """
-        batch = tensordict.batch_size
-        is_init = flags_in(tensordict, batch)
-        boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
-        check_cut(tensordict, self.state_keys, boundaries)
-        return boundaries, dict(zip(self.state_keys, self._states(tensordict), strict=False))
+        flags_in(tensordict, tensordict.batch_size)
+        index = SequenceIndex.of(tensordict)
+        check_cut(tensordict, self.state_keys, index)
+        return index, dict(zip(self.state_keys, self._states(tensordict), strict=False))
 
     def _gather(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> TensorDictBase:
         """Collect input tensors in a TensorDict with the batch size of the first input."""
@@ -177,10 +176,10 @@ class RecurrentModule(TensorDictModuleBase):
                 "In recurrent mode the last batch dimension is time: the TensorDict must have batch size [T] or "
                 "[*B, T], got []. To run a single step leave recurrent mode: set_recurrent_mode(False)."
             )
-        x, is_init, *stored = self._inputs(tensordict)
-        boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
-        check_cut(tensordict, self.state_keys, boundaries)
-        return self.net.run(x, tuple(stored) or None, boundaries, self.recurrent_backend, self._options(x.device))
+        x, _, *stored = self._inputs(tensordict)
+        index = SequenceIndex.of(tensordict)
+        check_cut(tensordict, self.state_keys, index)
+        return self.net.run(x, tuple(stored) or None, index, self.recurrent_backend, self._options(x.device))
 
     def _inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Return (value, is_init, *states), checked; no states if all are absent."""

@@ -4,6 +4,7 @@ The files in ``earlier`` were written by version 0.2.0 after two of the batches 
 9, and some new priorities.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from recurl.core.archive import load_archive
 from recurl.data import LazyTensorStorage, TensorDictReplayBuffer
 from recurl.data.replay_buffers.device import DeviceSliceBuffer
 from recurl.execution.lowering import leaves
+from recurl.execution.readback import refuse_read_back
 from tests.data.replay_buffers.test_device import CAPACITY, DRAWINGS, HOST, batches
 
 FILES = Path(__file__).with_name("earlier")
@@ -47,8 +49,9 @@ def test_the_same_steps_runs_and_priorities(kind, saved_on):
             rule_of(expected).assign(expected._index, at, at.double() / 4)
         loaded.load_state_dict(state)
         check_same(loaded, expected)
-        for buffer in (loaded, expected):
-            buffer.extend(third)
+        with refuse_read_back() if getattr(loaded, "padded", False) else nullcontext():
+            loaded.extend(third)
+        expected.extend(third)
         check_same(loaded, expected)
         if prioritized:
             got, wanted = (rule_of(buffer).state_dict() for buffer in (loaded, expected))

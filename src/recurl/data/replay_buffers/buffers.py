@@ -117,7 +117,7 @@ class ReplayBuffer:
     @property
     def write_count(self) -> int:
         """Total number of steps ever added."""
-        return 0 if self._index is None else self._index.written * self._index.lanes
+        return 0 if self._index is None else int(self._index.written) * self._index.lanes
 
     def append_transform(self, transform: Transform) -> None:
         """Append a function that is applied to each sample after the existing ones."""
@@ -402,7 +402,7 @@ class ReplayBuffer:
 
 def write_states(storage: Storage, index: TrajectoryIndex, positions: Tensor, states: dict[NestedKey, Tensor]) -> None:
     """Write the states after the steps at ``positions``, by root key, to these steps and to the next ones."""
-    after = {next_key(key): state for key, state in states.items() if next_key(key) in storage.keys}
-    storage.write(positions, after)
+    after: dict[NestedKey, Tensor] = {next_key(key): state for key, state in states.items()}
+    storage.write(positions, {key: state for key, state in after.items() if key in storage.keys})
     successors, exists = index.successors(positions)
     storage.write(successors[exists], {key: state[exists.to(state.device)] for key, state in states.items()})

@@ -264,7 +264,12 @@ def refresh_states(
     buffer.update_states_(sample, states)
 
 
-def slice_priorities(sample: Step, td_error: Tensor, trained: Step | None = None, eta: float = 0.9) -> Tensor:
+def slice_priorities(
+    sample: TensorDictBase | Entries,
+    td_error: Tensor,
+    trained: TensorDictBase | Entries | None = None,
+    eta: float = 0.9,
+) -> Tensor:
     """Return the priorities of slices, ``eta * max |td_error| + (1 - eta) * mean |td_error|`` over each slice.
 
     Source: Kapturowski et al. (R2D2, 2019), section 2.3.
@@ -289,8 +294,8 @@ def slice_priorities(sample: Step, td_error: Tensor, trained: Step | None = None
         tensor([2.5000, 2.5000, 1.5000, 1.5000])
     """
     trained = sample if trained is None else trained
-    if isinstance(trained, Entries):
-        return row_priorities(trained, td_error, eta)
+    if isinstance(sample, Entries) or isinstance(trained, Entries):
+        return row_priorities(Entries.of(trained), td_error, eta)
     check_eta(eta)
     if td_error.numel() != trained.numel():
         raise ArgumentError(f"There must be one error per step, {trained.numel()}, got shape {tuple(td_error.shape)}.")

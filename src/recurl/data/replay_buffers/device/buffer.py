@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -129,8 +129,8 @@ class DeviceSliceBuffer:
         sample = Entries({}, drawn.positions.shape, self.device)
         for key, value in self.storage.entries(drawn.positions).items():
             sample.set(key, value)
-        mark_starts(sample, drawn.starts)
-        mark_ends(sample, drawn.ends, (NEXT, TRUNCATED))
+        mark_starts(sample, cast(Tensor, drawn.starts))
+        mark_ends(sample, cast(Tensor, drawn.ends), (NEXT, TRUNCATED))
         sample.set(INDEX, drawn.positions)
         if drawn.weights is not None:
             sample.set(PRIORITY_WEIGHT, drawn.weights.float())
@@ -200,7 +200,7 @@ class DeviceSliceBuffer:
                 raise ArgumentError("The saved buffer must have priorities, but was sampled without them.")
             self.storage.load_state_dict(state["storage"])
             index = self._prepared()
-            index.load_state_dict(state["index"])
+            index.load_state_dict({**state["index"], "sets": {}})  # sets would be kept up to date on the host
             self._keys.load_state_dict(state["keys"], self.device)
             if isinstance(self.drawing, Priorities):
                 self.drawing.load_state_dict(state["sampler"])

@@ -73,7 +73,8 @@ def test_against_plain_lists(history, length):
 def check(index, naive, length):
     stretches = naive.stretches()
     if len(index):
-        every = index.nth_run(torch.arange(int(index.run_counts().sum())))
+        counts = index.run_counts()
+        every = index.nth_run(torch.arange(int(counts.sum())), counts)
         assert list(zip(*(part.tolist() for part in index.bounds(every)), strict=True)) == stretches
     for minimum in (1, length):
         runs = index.runs_of(minimum)
@@ -129,7 +130,7 @@ def test_the_cost_of_an_append_does_not_depend_on_the_stored_steps():
     with Largest() as largest:
         for _ in range(100):
             index.append((torch.arange(32) % 20 == 0)[None])
-            index.bounds(index.nth_run(torch.arange(8)))
+            index.bounds(index.nth_run(torch.arange(8), index.run_counts()))
             index.nth_position(torch.arange(8))
     assert 0 < largest.size <= 80
 

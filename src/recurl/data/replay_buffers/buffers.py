@@ -227,10 +227,8 @@ class ReplayBuffer:
             index = self._filled()
             draw = self.sampler.draw(index, size, self._generator)
             data = self.storage.get(draw.positions)
-            starts = ~index.continues(draw.positions)
+            starts = ~index.continues(draw.positions) if draw.starts is None else draw.starts
             write_step = index.steps(draw.positions)
-        if draw.starts is not None:
-            starts |= draw.starts
         info = draw.info(starts, write_step)
         if isinstance(data, TensorDictBase):
             self._mark(data, info)

@@ -61,7 +61,8 @@ class ByTrajectory:
 
     def draw(self, index: TrajectoryIndex, count: int, length: int, generator: torch.Generator | None = None) -> Slices:
         """Draw ``count`` slices of at most ``length`` steps."""
-        runs = index.nth_run(below(index.run_counts().sum(), uniform(count, index, generator)))
+        counts = index.run_counts()
+        runs = index.nth_run(below(counts.sum(), uniform(count, index, generator)), counts)
         return slices_within(index, runs, length, generator)
 
 

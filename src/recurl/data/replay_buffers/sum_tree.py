@@ -39,7 +39,7 @@ class PriorityTree:
         rows = [(max(count, 1) + _FAN_OUT - 1) // _FAN_OUT for count in counts]
         self._sums = [torch.zeros(count, _FAN_OUT, dtype=torch.float64, device=device) for count in rows]
         self._minima = [torch.full_like(sums, torch.inf) for sums in self._sums[1:]]
-        self._children = torch.arange(_FAN_OUT, device=device)
+        self._zero = self._sums[0].new_zeros(())
         self.leaves = self._sums[0].view(-1)[:size]
 
     @property
@@ -73,13 +73,12 @@ class PriorityTree:
         """Return the indices at which the cumulative sum exceeds ``mass`` (from 0 to :attr:`total`, exclusive)."""
         node = torch.zeros_like(mass, dtype=torch.int64)
         for sums in reversed(self._sums[:-1]):
-            shares = sums[node]
-            ends = shares.cumsum(-1)
-            last = torch.where(shares > 0, self._children, 0).amax(-1)  # rounding must not select an absent number
-            child = (ends <= mass.unsqueeze(-1)).sum(-1).minimum(last)
-            before = ends.gather(-1, (child - 1).clamp_min(0).unsqueeze(-1)).squeeze(-1)
-            mass = mass - torch.where(child > 0, before, 0.0)
-            node = node * _FAN_OUT + child
+            ends = sums[node].cumsum(-1)
+            mass = mass.minimum(ends[:, -1].nextafter(self._zero))  # rounding must not select an absent number
+            child = torch.searchsorted(ends, mass.unsqueeze(-1), right=True)
+            before = ends.gather(-1, (child - 1).clamp_min(0)).masked_fill(child == 0, 0.0)
+            mass = mass - before.squeeze(-1)
+            node = node * _FAN_OUT + child.squeeze(-1)
         return node
 
     def inner_sums(self) -> Tensor:

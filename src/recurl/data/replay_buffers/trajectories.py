@@ -201,9 +201,9 @@ class TrajectoryIndex:
         stop = torch.where(slots == self._newest[lanes], self.written, self._first[following])
         return lanes, self._first[runs].maximum(self.oldest), stop
 
-    def nth_run(self, ordinals: Tensor) -> Tensor:
-        """Return the n-th stored runs, counted lane by lane from the oldest."""
-        ends = self.run_counts().cumsum(0)
+    def nth_run(self, ordinals: Tensor, counts: Tensor) -> Tensor:
+        """Return the n-th stored runs, counted lane by lane from the oldest, given the :meth:`run_counts`."""
+        ends = counts.cumsum(0)
         lanes = torch.searchsorted(ends, ordinals, right=True)
         before = torch.where(lanes > 0, ends[lanes - 1], 0)
         return lanes * self.capacity + (self._oldest_slots()[lanes] + ordinals - before) % self.capacity
@@ -298,7 +298,8 @@ class TrajectoryIndex:
     def _all_runs(self) -> Tensor:
         if not len(self):
             return self._base[:0]
-        return self.nth_run(torch.arange(int(self.run_counts().sum()), device=self.device))
+        counts = self.run_counts()
+        return self.nth_run(torch.arange(int(counts.sum()), device=self.device), counts)
 
     def _oldest_slots(self) -> Tensor:
         return self._slot[self.oldest_positions()]

@@ -18,6 +18,7 @@ from recurl.data.replay_buffers.saved import FORMAT, converted
 from recurl.data.replay_buffers.storages import LazyTensorStorage
 from recurl.data.replay_buffers.trajectories import TrajectoryIndex
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
+from recurl.sequences.continuity import check_order
 from recurl.sequences.entries import Entries, leaves
 from recurl.sequences.sample_marks import INDEX, PRIORITY_WEIGHT, mark_ends, mark_starts, without_unstored_steps
 from recurl.sequences.start_states import refuse
@@ -98,7 +99,8 @@ class DeviceSliceBuffer:
             ArgumentError: there are more steps than a row of the buffer can hold; the entries differ from the stored
                 ones; the batch has another shape or device, or is a sample of a buffer.
             MissingKeyError: the batch lacks ``("collector", "traj_ids")``.
-            UsageError: recurrent states are stored only at some steps; see ``sequence_length`` of ``Collector``.
+            UsageError: recurrent states are stored only at some steps; see ``sequence_length`` of ``Collector``. Or,
+                without padding, the steps are not consecutive; see :func:`~recurl.sequences.continuity.check_order`.
         """
         refuse(batch, "A replay buffer")
         self._check(batch)
@@ -107,7 +109,10 @@ class DeviceSliceBuffer:
         index = self._prepared()
         lanes, count = batch.batch_size
         index.check_room(count)
-        positions = index.append(self._keys.starts(batch, (lanes, count), device=self.device))
+        starts = self._keys.starts(batch, (lanes, count), device=self.device)
+        if not self.padded:
+            check_order(batch, starts)
+        positions = index.append(starts)
         self.storage.set(positions.flatten(), stored)
         if isinstance(self.drawing, Priorities):
             self.drawing.append(index, positions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -68,15 +68,14 @@ def draw_of(index: TrajectoryIndex, drawn: Slices, length: int, *, pad: bool = F
         pad: pad shorter slices with their last step; the draw then has a mask. Each padding step begins its own slice,
             so that no segment continues into padding. Without padding, this waits for the device.
     """
-    positions = drawn.positions(index, length)
-    offsets, lengths = torch.arange(length, device=positions.device), drawn.lengths.unsqueeze(-1)
+    offsets, lengths = torch.arange(length, device=index.device), drawn.lengths.unsqueeze(-1)
     mask = offsets < lengths
-    starts, ends = (offsets == 0) | ~mask, offsets == lengths - 1
     weights = None if drawn.weights is None else drawn.weights.unsqueeze(-1).expand(mask.shape)
-    if pad:
-        flat = positions.flatten(), starts.flatten(), ends.flatten(), mask.flatten()
-        return Draw(*flat, None if weights is None else weights.flatten())
-    return Draw(positions[mask], starts[mask], ends[mask], weights=None if weights is None else weights[mask])
+    values = drawn.positions(index, length), (offsets == 0) | ~mask, offsets == lengths - 1, weights
+    kept = None if pad or mask.all() else mask.flatten().nonzero().squeeze(-1)
+    flat = (None if value is None else value.flatten() for value in values)
+    positions, starts, ends, weights = (x if x is None or kept is None else x.index_select(0, kept) for x in flat)
+    return Draw(cast(Tensor, positions), starts, ends, mask.flatten() if pad else None, weights)
 
 
 def no_slice(keys: TrajectoryKeys, index: TrajectoryIndex, length: int) -> MissingKeyError | UsageError:

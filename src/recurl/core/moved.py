@@ -22,6 +22,8 @@ MOVED = {
     **{f"recurl.{name}": f"recurl.core.{name}" for name in _CORE.split()},
     **{f"recurl.{name}": f"recurl.sequences.{name}" for name in _SEQUENCES.split()},
     **{f"recurl.{name}": f"recurl.execution.{name}" for name in _EXECUTION.split()},
+    "recurl.data.replay_buffers.device.draws": "recurl.data.replay_buffers.draws",
+    "recurl.data.replay_buffers.device.learning": "recurl.data.replay_buffers.recurrent",
     "recurl.data.replay_buffers.marks": "recurl.sequences.sample_marks",
     "recurl.devices": "recurl.core.devices",
     "recurl.diagnostics.gpu_time": "recurl.execution.gpu_time",

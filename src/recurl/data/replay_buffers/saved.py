@@ -8,6 +8,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.keys import TRAJ_IDS
 from recurl.data.replay_buffers.storage import Storage
 from recurl.data.replay_buffers.trajectories import TrajectoryIndex
+from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
 
 __all__ = ["FORMAT", "converted", "loaded_index"]
 
@@ -75,7 +76,7 @@ def _of_device(state: dict[str, Any], storage: Storage) -> dict[str, Any]:
     ring, priority = state["ring"], state.get("priority")
     sizes = {"format": FORMAT, "max_size": storage.max_size, "ndim": storage.ndim, "generator": None}
     if ring is None:
-        return {**sizes, "index": None, "storage": None, "keys": None, "sampler": {}}
+        return {**sizes, "index": None, "storage": None, "keys": TrajectoryKeys().state_dict(), "sampler": {}}
     lanes, filled, written = ring["lanes"], ring["first"].shape[1], int(ring["written"])
     room = storage.max_size // lanes if priority is None else priority.numel() // lanes
     capacity = filled if written > filled else room

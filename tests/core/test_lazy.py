@@ -24,9 +24,10 @@ def calls(file: Path) -> list[ast.Call]:
 
 
 TABLES = {
-    ".".join(file.parent.relative_to(SOURCE).parts): ast.literal_eval(call.args[1])
-    for file in sorted(SOURCE.rglob("__init__.py"))
+    ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.literal_eval(call.args[1])
+    for file in sorted(SOURCE.rglob("*.py"))
     for call in calls(file)
+    if call.args[1:]
 }
 
 

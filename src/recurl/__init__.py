@@ -4,40 +4,33 @@ Public names are imported lazily, on first access.
 """
 
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from recurl._version import __version__ as __version__
+from recurl._version import __version__
+from recurl.core.lazy import lazy_names
 from recurl.core.moved import MovedModules
 
 if TYPE_CHECKING:
-    from recurl.collectors import Collector as Collector
-    from recurl.data import SequenceMinibatches as SequenceMinibatches
-    from recurl.envs import GymEnv as GymEnv
-    from recurl.modules import ActorValueOperator as ActorValueOperator
-    from recurl.modules import Categorical as Categorical
-    from recurl.modules import LSTMModule as LSTMModule
-    from recurl.modules import ProbabilisticActor as ProbabilisticActor
-    from recurl.modules import ValueOperator as ValueOperator
-    from recurl.objectives import ClipPPOLoss as ClipPPOLoss
-    from recurl.objectives.value import GAE as GAE
-    from recurl.trainers import Policy as Policy
-    from recurl.trainers import load as load
+    from recurl.collectors import Collector
+    from recurl.data import SequenceMinibatches
+    from recurl.envs import GymEnv
+    from recurl.modules import ActorValueOperator, Categorical, LSTMModule, ProbabilisticActor, ValueOperator
+    from recurl.objectives import ClipPPOLoss
+    from recurl.objectives.value import GAE
+    from recurl.trainers import Policy, load
 
-_HOMES = {
-    "ActorValueOperator": "modules",
-    "Categorical": "modules",
-    "ClipPPOLoss": "objectives",
-    "Collector": "collectors",
-    "GAE": "objectives.value",
-    "GymEnv": "envs",
-    "LSTMModule": "modules",
-    "Policy": "trainers",
-    "ProbabilisticActor": "modules",
-    "SequenceMinibatches": "data",
-    "ValueOperator": "modules",
-    "load": "trainers",
-}
+lazy_names(
+    __name__,
+    {
+        ".collectors": "Collector",
+        ".data": "SequenceMinibatches",
+        ".envs": "GymEnv",
+        ".modules": "ActorValueOperator Categorical LSTMModule ProbabilisticActor ValueOperator",
+        ".objectives": "ClipPPOLoss",
+        ".objectives.value": "GAE",
+        ".trainers": "Policy load",
+    },
+)
 
 __all__ = [
     "GAE",
@@ -57,15 +50,3 @@ __all__ = [
 
 if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
     sys.meta_path.insert(0, MovedModules())  # before the finder of the files of a package that moved
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'recurl' has no attribute {name!r}")
-    value = getattr(import_module(f"recurl.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})

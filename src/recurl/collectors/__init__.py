@@ -2,17 +2,28 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.collectors.acting import explain as explain
-from recurl.collectors.acting import why_not_lowered
-from recurl.collectors.actors.collector import RayCollector
-from recurl.collectors.actors.group import Replacement
-from recurl.collectors.collector import Collector
-from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
-from recurl.collectors.overlapped import OverlappedCollector
-from recurl.core.messages import absent_names
+from recurl.core.lazy import lazy_names
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+if TYPE_CHECKING:
+    from recurl.collectors.acting import explain as explain
+    from recurl.collectors.acting import why_not_lowered
+    from recurl.collectors.actors.collector import RayCollector
+    from recurl.collectors.actors.group import Replacement
+    from recurl.collectors.collector import Collector
+    from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
+    from recurl.collectors.overlapped import OverlappedCollector
+
+lazy_names(
+    __name__,
+    {
+        ".acting": "explain why_not_lowered",
+        ".actors.collector": "RayCollector",
+        ".actors.group": "Replacement",
+        ".collector": "Collector",
+        ".multi": "MultiAsyncCollector MultiSyncCollector",
+        ".overlapped": "OverlappedCollector",
+    },
+)
 
 __all__ = [
     "Collector",

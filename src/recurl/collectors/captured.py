@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from recurl.collectors.start_states import SparseStates, StartStates
 from recurl.core.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.core.torch_compat import foreach_copy_, has_global_hooks
-from recurl.envs import EnvBase, TensorEnv
-from recurl.envs.transformed import TransformedEnv
+from recurl.envs import EnvBase
 from recurl.execution.capture import GraphedFunction, ModuleGuard
 from recurl.execution.columns import ColumnLayout, join_columns, split_columns
 from recurl.execution.traced import InductorFunction
 from recurl.sequences.entries import Entries, Step, leaves
 from recurl.sequences.trajectories import Trajectories, next_trajectories
 
-__all__ = ["COLLECT_WITHOUT", "CaptureOptions", "CapturedSteps", "tensor_env", "why_not_captured"]
+__all__ = ["COLLECT_WITHOUT", "CaptureOptions", "CapturedSteps", "why_not_captured"]
 
 COLLECT_WITHOUT = "collect with cuda_graph=False"
 """What to do if the steps or the policy of a collector can't be captured."""
@@ -84,7 +83,7 @@ class CapturedSteps:
         graph: bool,
         compiled: bool,
     ) -> None:
-        found = tensor_env(env)
+        found = env.tensor_env
         assert found is not None
         self._env = found
         self._policy = policy if isinstance(policy, nn.Module) else None
@@ -270,22 +269,6 @@ def _like(root: Step, keys: list[_Key], tensors: _Tensors) -> Step:
     return fresh
 
 
-def tensor_env(env: EnvBase) -> TensorEnv | None:
-    """Return the :class:`~recurl.envs.TensorEnv` that ``env`` is or wraps, or None.
-
-    Example:
-        >>> from recurl.envs import GymEnv, StepCounter
-        >>> from recurl.envs.tasks import TMaze
-        >>> tensor_env(TensorEnv(TMaze(), 2).append_transform(StepCounter()))
-        TensorEnv(TMaze, batch_size=[2], device=cpu)
-        >>> tensor_env(GymEnv("CartPole-v1")) is None
-        True
-    """
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    return env if isinstance(env, TensorEnv) else None
-
-
 def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool, compiled: bool) -> str | None:
     """Return the reason why a collector can't compile or capture the steps of ``policy`` in ``env``, or None.
 
@@ -296,7 +279,7 @@ def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, grap
         >>> why_not_captured(GymEnv("CartPole-v1"), None, init_random_frames=0, graph=False, compiled=True)
         'GymEnv steps on the host'
     """
-    if tensor_env(env) is None and (compiled or policy is None):
+    if env.tensor_env is None and (compiled or policy is None):
         return f"{type(env).__name__} steps on the host{'' if compiled else ', and there is no policy'}"
     if graph and (env.device is None or env.device.type != _DEVICE):
         return f"the environment is on {env.device}"

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from recurl.collectors.acting import act_on_tensordict, explain, lowered, on_cpu, on_device
 from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.batch import BatchWriter, truncate_last
-from recurl.collectors.captured import CapturedSteps, tensor_env, why_not_captured
-from recurl.collectors.captured_policy import CapturedPolicy, generator_of
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
 from recurl.collectors.groups import Groups, plain
 from recurl.collectors.in_place import interact_and_write
@@ -27,7 +25,7 @@ from recurl.core.devices import numbered
 from recurl.core.errors import ArgumentTypeError, UnfitStateError, UnsupportedError, UsageError
 from recurl.core.keys import NEXT
 from recurl.core.spans import COLLECTION_GRAPH, span
-from recurl.envs import Act, EnvBase, StepCounter, interact
+from recurl.envs import Act, EnvBase, interact
 from recurl.envs.rollout import Policy
 from recurl.envs.wiring import policy_transforms
 from recurl.execution.compiled import CompiledNetwork
@@ -37,6 +35,10 @@ from recurl.modules.actors import explain_missing_scale
 from recurl.sequences.entries import Entries, Step
 from recurl.sequences.mode import ExplorationType
 from recurl.sequences.trajectories import TRAJECTORY_IDS, Trajectories
+
+if TYPE_CHECKING:
+    from recurl.collectors.captured import CapturedSteps
+    from recurl.collectors.captured_policy import CapturedPolicy
 
 
 class Collector(CollectorBase):
@@ -144,6 +146,8 @@ class Collector(CollectorBase):
                 "GymEnv(id) for an id, or GymWrapper(env) for a Gymnasium environment."
             )
         if max_frames_per_traj is not None:
+            from recurl.transforms import StepCounter  # noqa: PLC0415 - imported where it is used
+
             env = env.append_transform(StepCounter(max_steps=max_frames_per_traj))
         if policy is not None and auto_register_policy_transforms:
             for transform in policy_transforms(policy, env):
@@ -177,12 +181,15 @@ class Collector(CollectorBase):
         env, policy, options, steps = self.env, self.policy, self._capture_options, self.steps_per_batch
         if not any(options.values()):
             return []
+        from recurl.collectors.captured import CapturedSteps, why_not_captured  # noqa: PLC0415 - as above
+        from recurl.collectors.captured_policy import CapturedPolicy, generator_of  # noqa: PLC0415 - as above
+
         reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, **options)
         if reason is not None:
-            compiled = options["compiled"] and not (options["graph"] and tensor_env(env))
+            compiled = options["compiled"] and not (options["graph"] and env.tensor_env)
             what, option = ("compiled", "compile_step") if compiled else ("a CUDA graph", "cuda_graph")
             raise UnsupportedError(f"Steps can't be {what}: {reason}. Collect without {option}.")
-        if tensor_env(env) is None:
+        if env.tensor_env is None:
             return [CapturedPolicy(policy, generator_of(env.device)) for _ in self._groups.envs]
         return CapturedSteps(env, policy, self._step, self._trajectories, steps, self._starts, **options)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.envs.workers_memory import Entry, SharedTensors
+
+if TYPE_CHECKING:
+    from recurl.envs.workers_memory import SharedTensors
 
 __all__ = ["SharedWeights", "Weights", "matching", "state_of", "tensors_of_policy"]
 
@@ -81,6 +83,8 @@ class SharedWeights:
         Raises:
             UnsupportedError: the state dict of ``policy`` holds anything but tensors.
         """
+        from recurl.envs.workers_memory import Entry, SharedTensors  # noqa: PLC0415 - for worker processes only
+
         state = tensors_of_policy(policy)
         entries = [Entry(name, tuple(value.shape), value.dtype) for name, value in state.items()]
         shared = cls(SharedTensors([*entries, Entry(_VERSION, (), torch.int64)]))

@@ -1,22 +1,19 @@
-"""Messages: suggestions for misspelled names, advice for names of TorchRL, output of other libraries held back."""
+"""Messages: suggestions for misspelled names, advice for arguments of TorchRL, output of other libraries held back."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from recurl.core.errors import ArgumentTypeError, MissingAttributeError, MissingNameError
-from recurl.core.python_compat import is_import_statement
-from recurl.core.torchrl_names import ABSENT
+from recurl.core.errors import ArgumentTypeError
 
-__all__ = ["absent_names", "nearest", "quiet", "quiet_if_failing", "without_arguments"]
+__all__ = ["nearest", "quiet", "quiet_if_failing", "without_arguments"]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -41,30 +38,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 _C = TypeVar("_C", bound=type)
-
-
-def absent_names(module: str) -> Callable[[str], NoReturn]:
-    """Return a module ``__getattr__`` that raises with the advice in :data:`~recurl.core.torchrl_names.ABSENT`.
-
-    ``from module import name`` raises :class:`MissingNameError`, an ``ImportError``. Any other access, such as
-    ``module.name`` or ``hasattr``, raises :class:`MissingAttributeError`, an ``AttributeError``.
-
-    Example:
-        >>> absent_names("recurl.objectives")("TargetNetUpdater")
-        Traceback (most recent call last):
-        recurl.core.errors.MissingAttributeError: recurl.objectives has no TargetNetUpdater: write SoftUpdate or ...
-    """
-    advice = ABSENT[module]
-
-    def find(name: str) -> NoReturn:
-        if name not in advice:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        # An import statement would replace an AttributeError by an ImportError with a generic message.
-        frame = inspect.currentframe()
-        kind = MissingNameError if is_import_statement(frame and frame.f_back) else MissingAttributeError
-        raise kind(f"{module} has no {name}: {advice[name]}.")
-
-    return find
 
 
 def without_arguments(**advice: str) -> Callable[[_C], _C]:

@@ -6,30 +6,42 @@ same name: import the spec explicitly.
 
 from typing import TYPE_CHECKING
 
-from recurl.core.messages import absent_names
-from recurl.core.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
-from recurl.core.specs import Categorical as Categorical
-from recurl.data.minibatches import SequenceMinibatches
-from recurl.data.replay_buffers import (
-    BurnIn,
-    LazyMemmapStorage,
-    LazyTensorStorage,
-    ListStorage,
-    MidEpisodeBurnIn,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    RandomSampler,
-    ReplayBuffer,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    TensorDictReplayBuffer,
-    ZeroStart,
-    refresh_states,
-    slice_priorities,
-)
+from recurl.core.lazy import lazy_names
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+if TYPE_CHECKING:
+    from recurl.core.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
+    from recurl.core.specs import Categorical as Categorical
+    from recurl.data.minibatches import SequenceMinibatches
+    from recurl.data.replay_buffers import (
+        BurnIn,
+        LazyMemmapStorage,
+        LazyTensorStorage,
+        ListStorage,
+        MidEpisodeBurnIn,
+        PrioritizedSampler,
+        PrioritizedSliceSampler,
+        RandomSampler,
+        ReplayBuffer,
+        SamplerWithoutReplacement,
+        SliceSampler,
+        TensorDictReplayBuffer,
+        ZeroStart,
+        refresh_states,
+        slice_priorities,
+    )
+
+lazy_names(
+    __name__,
+    {
+        "recurl.core.specs": "Binary Bounded Composite MultiCategorical OneHot TensorSpec Unbounded Categorical",
+        ".minibatches": "SequenceMinibatches",
+        ".replay_buffers": (
+            "BurnIn LazyMemmapStorage LazyTensorStorage ListStorage MidEpisodeBurnIn PrioritizedSampler "
+            "PrioritizedSliceSampler RandomSampler ReplayBuffer SamplerWithoutReplacement SliceSampler "
+            "TensorDictReplayBuffer ZeroStart refresh_states slice_priorities"
+        ),
+    },
+)
 
 __all__ = [
     "Binary",

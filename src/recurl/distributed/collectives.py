@@ -12,7 +12,6 @@ from torch import Tensor, distributed, nn
 
 from recurl.core.errors import ArgumentError, RankError
 from recurl.core.torch_compat import foreach_copy_
-from recurl.distributed.watch import Watch
 
 __all__ = [
     "all_sum_",
@@ -59,6 +58,8 @@ def _rank_errors() -> Generator[None]:
     try:
         yield
     except RuntimeError as error:
+        from recurl.distributed.watch import Watch  # noqa: PLC0415 - imported by its only user, launch
+
         Watch.await_verdict()
         raise RankError(
             f"Another rank is gone, or its tensors differ: {str(error).partition(chr(10))[0]}. Look at the first "

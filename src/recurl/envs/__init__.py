@@ -2,43 +2,63 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.messages import absent_names
+from recurl.core.lazy import lazy_names
 from recurl.envs import tasks as tasks
-from recurl.envs.base import EnvBase
-from recurl.envs.batched import EnvCreator, SerialEnv
-from recurl.envs.env_specs import EnvSpecs
-from recurl.envs.grouped import GroupedEnv
-from recurl.envs.gym import GymEnv, GymWrapper
-from recurl.envs.gym_spaces import ActionReader as ActionReader
-from recurl.envs.gym_spaces import MaskReader as MaskReader
-from recurl.envs.gym_spaces import ObservationReader as ObservationReader
-from recurl.envs.in_place import InPlace as InPlace
-from recurl.envs.parallel import ParallelEnv, parallel_groups
-from recurl.envs.rollout import Act as Act
-from recurl.envs.rollout import interact
-from recurl.envs.rollout import interact_in_turn as interact_in_turn
-from recurl.envs.tensor_env import TensorEnv
-from recurl.envs.transformed import TransformedEnv
-from recurl.envs.utils import (
-    ExplorationType,
-    check_env_specs,
-    exploration_type,
-    set_exploration_type,
-    step_mdp,
-)
-from recurl.transforms import (
-    Compose,
-    InitTracker,
-    PreviousAction,
-    PreviousReward,
-    RewardSum,
-    StepCounter,
-    TensorDictPrimer,
-    Transform,
-)
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+if TYPE_CHECKING:
+    from recurl.envs.base import EnvBase
+    from recurl.envs.batched import EnvCreator, SerialEnv
+    from recurl.envs.env_specs import EnvSpecs
+    from recurl.envs.grouped import GroupedEnv
+    from recurl.envs.gym import GymEnv, GymWrapper
+    from recurl.envs.gym_spaces import ActionReader as ActionReader
+    from recurl.envs.gym_spaces import MaskReader as MaskReader
+    from recurl.envs.gym_spaces import ObservationReader as ObservationReader
+    from recurl.envs.in_place import InPlace as InPlace
+    from recurl.envs.parallel import ParallelEnv, parallel_groups
+    from recurl.envs.rollout import Act as Act
+    from recurl.envs.rollout import interact
+    from recurl.envs.rollout import interact_in_turn as interact_in_turn
+    from recurl.envs.tensor_env import TensorEnv
+    from recurl.envs.transformed import TransformedEnv
+    from recurl.envs.utils import (
+        ExplorationType,
+        check_env_specs,
+        exploration_type,
+        set_exploration_type,
+        step_mdp,
+    )
+    from recurl.transforms import (
+        Compose,
+        InitTracker,
+        PreviousAction,
+        PreviousReward,
+        RewardSum,
+        StepCounter,
+        TensorDictPrimer,
+        Transform,
+    )
+
+lazy_names(
+    __name__,
+    {
+        ".base": "EnvBase",
+        ".batched": "EnvCreator SerialEnv",
+        ".env_specs": "EnvSpecs",
+        ".grouped": "GroupedEnv",
+        ".gym": "GymEnv GymWrapper",
+        ".gym_spaces": "ActionReader MaskReader ObservationReader",
+        ".in_place": "InPlace",
+        ".parallel": "ParallelEnv parallel_groups",
+        ".rollout": "Act interact interact_in_turn",
+        ".tensor_env": "TensorEnv",
+        ".transformed": "TransformedEnv",
+        ".utils": "ExplorationType check_env_specs exploration_type set_exploration_type step_mdp",
+        "recurl.transforms": (
+            "Compose InitTracker PreviousAction PreviousReward RewardSum StepCounter TensorDictPrimer Transform"
+        ),
+    },
+)
 
 __all__ = [
     "Compose",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -24,6 +24,9 @@ from recurl.execution.explain import Explanation, NotCompiled, reason_of
 from recurl.sequences.entries import Entries, Step, StepT, leaves, like, takes_entries, unmarked
 from recurl.transforms import Transform
 from recurl.transforms.base import fill_reset, merge_reset, needs_copy, reset_mask
+
+if TYPE_CHECKING:
+    from recurl.envs.tensor_env import TensorEnv
 
 _E = TypeVar("_E")
 
@@ -63,6 +66,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
     full_resets = 0  # number of resets of all rows; lets a collector detect resets made elsewhere
     reads_root = True  # whether a step or a partial reset may read root entries other than action, states, and mask
     never_waits = False  # whether the device is never read; done rows are then reset without checking for any
+    tensor_env: TensorEnv | None = None  # the environment, here or below transforms, whose state is tensors
 
     def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
         """Register the class that :meth:`append_transform` wraps with (``wraps=True``)."""

@@ -16,7 +16,7 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedErro
 from recurl.core.keys import ACTION, ACTION_MASK, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, normalize_key
 from recurl.core.specs import choice_counts
 from recurl.core.torch_compat import edits_of
-from recurl.envs import gym_state, state_trial
+from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_spaces import (
     ActionReader,
@@ -32,7 +32,6 @@ from recurl.envs.gym_spaces import (
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
 from recurl.envs.in_place import InPlace
-from recurl.envs.state_plain import UnsavableError
 from recurl.execution.explain import NotCompiled
 from recurl.sequences.entries import Entries, Step, like, takes_entries
 from recurl.transforms import makes_memory
@@ -340,6 +339,8 @@ class GymWrapper(EnvBase):
         return self._obstacle
 
     def _find_obstacle(self) -> str | None:
+        from recurl.envs import state_trial  # noqa: PLC0415 - imported where it is used
+
         create = self._create or gym_state.creator_of(self._env)
         if create is None:
             return "it was passed as an object, and the trial needs a function that creates such environments"
@@ -359,6 +360,8 @@ class GymWrapper(EnvBase):
         Raises:
             UnsupportedError: the environment can't save its state.
         """
+        from recurl.envs.state_plain import UnsavableError  # noqa: PLC0415 - as above
+
         if self._obstacle is _UNKNOWN or self._obstacle is None:
             try:
                 saved = gym_state.save(self._env)

@@ -24,7 +24,6 @@ from recurl.core.specs import (
     Unbounded,
     choice_counts,
 )
-from recurl.envs.space_json import space_from_json, space_to_json
 
 __all__ = [
     "ActionReader",
@@ -144,11 +143,15 @@ class ActionReader:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values from which :meth:`from_json` builds an equal reader."""
+        from recurl.envs.space_json import space_to_json  # noqa: PLC0415 - for exports only
+
         return {"space": space_to_json(self.space), "categorical": self._categorical}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int]) -> ActionReader:
         """Build a reader from the result of :meth:`to_json`."""
+        from recurl.envs.space_json import space_from_json  # noqa: PLC0415 - for exports only
+
         return cls(space_from_json(values["space"]), batch_size, values["categorical"])
 
     def _set_parts(self, space: spaces.Dict | spaces.Tuple, categorical: bool) -> None:
@@ -295,11 +298,15 @@ class ObservationReader:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values from which :meth:`from_json` builds an equal reader."""
+        from recurl.envs.space_json import space_to_json  # noqa: PLC0415 - for exports only
+
         return {"space": space_to_json(self.space), "drop": self._drop}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int], owner: object) -> ObservationReader:
         """Build a reader from the result of :meth:`to_json`."""
+        from recurl.envs.space_json import space_from_json  # noqa: PLC0415 - for exports only
+
         return cls(space_from_json(values["space"]), batch_size, owner, values["drop"])
 
     def read(self, observation: Any) -> dict[NestedKey, torch.Tensor]:

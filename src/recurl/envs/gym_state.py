@@ -12,8 +12,6 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from recurl.core.errors import ArgumentError, UnfitStateError
 from recurl.envs.gymnasium_compat import set_elapsed_steps
-from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
-from recurl.envs.state_plain import MAX_BYTES
 
 __all__ = ["Gym", "SavedState", "cores", "creator_of", "implements_state", "restore", "save"]
 
@@ -42,6 +40,8 @@ def _state(objects: str, data: bytes) -> dict[str, Any]:
 
 def implements_state(env: Any) -> bool:
     """Return whether an environment without custom wrappers has ``get_state()`` and ``set_state(state)``."""
+    from recurl.envs.state_graph import has_own_state  # noqa: PLC0415 - imported where it is used
+
     if isinstance(env, SyncVectorEnv):
         return all(implements_state(child) for child in env.envs)
     while isinstance(env, _KNOWN_WRAPPERS):
@@ -55,6 +55,9 @@ def save(env: Any) -> dict[str, Any]:
     Raises:
         UnsavableError: a value in it can't be saved.
     """
+    from recurl.envs.state_graph import GraphWriter  # noqa: PLC0415 - as above
+    from recurl.envs.state_plain import MAX_BYTES  # noqa: PLC0415 - as above
+
     if isinstance(env, AsyncVectorEnv):
         return {"envs": [_state(*state) for state in env.get_attr("saved_state")]}
     return GraphWriter(MAX_BYTES * getattr(env, "num_envs", 1)).written(env)
@@ -67,6 +70,8 @@ def restore(env: Any, state: dict[str, Any]) -> None:
         UnfitStateError: the state belongs to another environment, or contains values that don't fit this one. The
             environment must be reset afterwards, because the state may be partially restored.
     """
+    from recurl.envs.state_graph import GraphReader  # noqa: PLC0415 - as above
+
     env.reset()  # creates the objects that an environment creates at its first reset
     try:
         if isinstance(env, AsyncVectorEnv):
@@ -82,6 +87,8 @@ def restore(env: Any, state: dict[str, Any]) -> None:
 
 def _restore_legacy(env: Any, state: dict[str, Any]) -> None:
     """Restore a state saved by an earlier version: the result of ``get_state()`` and the step counts of time limits."""
+    from recurl.envs.state_graph import has_own_state  # noqa: PLC0415 - as above
+
     if isinstance(env, SyncVectorEnv):
         for child, saved in zip(env.envs, state["envs"], strict=True):
             child.reset()

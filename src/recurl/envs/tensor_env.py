@@ -181,6 +181,11 @@ class TensorEnv(EnvBase):
         self._seed = seed
 
     @property
+    def tensor_env(self) -> TensorEnv:  # type: ignore[override] # none in the base class
+        """This environment."""
+        return self
+
+    @property
     def can_save_state(self) -> bool:
         """True: states and the random generator are tensors."""
         return True

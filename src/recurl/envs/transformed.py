@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -15,6 +15,9 @@ from recurl.execution.explain import NotCompiled
 from recurl.sequences.entries import Step, leaves, like, takes_entries, unmarked
 from recurl.transforms import Compose, Transform
 from recurl.transforms.base import HOOKS, merge_reset, needs_copy, reset_mask, rewrites
+
+if TYPE_CHECKING:
+    from recurl.envs.tensor_env import TensorEnv
 
 
 class TransformedEnv(EnvBase, wraps=True):
@@ -131,6 +134,11 @@ class TransformedEnv(EnvBase, wraps=True):
     def full_resets(self) -> int:  # type: ignore[override] # counted by the base environment
         """Number of full resets of the base environment."""
         return self.base_env.full_resets
+
+    @property
+    def tensor_env(self) -> TensorEnv | None:  # type: ignore[override] # delegated to the base environment
+        """The environment of tensors below the transforms, or None."""
+        return self.base_env.tensor_env
 
     @property
     def never_waits(self) -> bool:  # type: ignore[override] # delegated to the base environment

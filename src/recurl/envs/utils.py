@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tensordict import TensorDictBase
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import ACTION, COLLECTOR, NEXT, REWARD
-from recurl.core.messages import absent_names
+from recurl.core.lazy import lazy_names
 from recurl.envs.base import EnvBase
 from recurl.envs.mdp import step_mdp
 from recurl.envs.wiring import check_policy_wiring, policy_transforms, unfed_states
@@ -25,8 +23,7 @@ __all__ = [
     "unfed_states",
 ]
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+lazy_names(__name__)
 
 
 def check_env_specs(env: EnvBase, max_steps: int = 5) -> None:

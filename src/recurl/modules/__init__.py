@@ -2,54 +2,78 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.messages import absent_names
-from recurl.core.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
-from recurl.modules import cpp_forms as cpp_forms  # registers them
-from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
-from recurl.modules.cell_module import CellModule
-from recurl.modules.distributions import (
-    Categorical,
-    MaskedCategorical,
-    MaskedOneHotCategorical,
-    NormalParamExtractor,
-    OneHotCategorical,
-    TanhNormal,
-)
-from recurl.modules.exploration import AdditiveGaussianModule, EGreedyModule
-from recurl.modules.images import ImageEncoder, ImageScale
-from recurl.modules.joint import (
-    ActionDistribution,
-    ActionPart,
-    IndependentCategorical,
-    IndependentNormal,
-    action_parts,
-)
-from recurl.modules.linear_cells import (
-    CellOptions,
-    FFMModule,
-    LRUModule,
-    MinGRUModule,
-    MinLSTMModule,
-    RGLRUModule,
-    S5Module,
-)
-from recurl.modules.lstm_gru import GRUModule, LSTMModule
-from recurl.modules.networks import MLP
-from recurl.modules.normalization import ObservationNorm, RewardScaler
-from recurl.modules.python_rnn import GRU, LSTM, GRUCell, LSTMCell
-from recurl.modules.qvalue import QValueActor, QValueModule
-from recurl.modules.recurrent import RecurrentModule, canonicalize_rnn_subset
-from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
-from recurl.sequences.mode import (
-    ExplorationType,
-    exploration_type,
-    recurrent_mode,
-    set_exploration_type,
-    set_recurrent_mode,
-)
+from recurl.core.lazy import lazy_names
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+if TYPE_CHECKING:
+    from recurl.core.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
+    from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
+    from recurl.modules.cell_module import CellModule
+    from recurl.modules.distributions import (
+        Categorical,
+        MaskedCategorical,
+        MaskedOneHotCategorical,
+        NormalParamExtractor,
+        OneHotCategorical,
+        TanhNormal,
+    )
+    from recurl.modules.exploration import AdditiveGaussianModule, EGreedyModule
+    from recurl.modules.images import ImageEncoder, ImageScale
+    from recurl.modules.joint import (
+        ActionDistribution,
+        ActionPart,
+        IndependentCategorical,
+        IndependentNormal,
+        action_parts,
+    )
+    from recurl.modules.linear_cells import (
+        CellOptions,
+        FFMModule,
+        LRUModule,
+        MinGRUModule,
+        MinLSTMModule,
+        RGLRUModule,
+        S5Module,
+    )
+    from recurl.modules.lstm_gru import GRUModule, LSTMModule
+    from recurl.modules.networks import MLP
+    from recurl.modules.normalization import ObservationNorm, RewardScaler
+    from recurl.modules.python_rnn import GRU, LSTM, GRUCell, LSTMCell
+    from recurl.modules.qvalue import QValueActor, QValueModule
+    from recurl.modules.recurrent import RecurrentModule, canonicalize_rnn_subset
+    from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
+    from recurl.sequences.mode import (
+        ExplorationType,
+        exploration_type,
+        recurrent_mode,
+        set_exploration_type,
+        set_recurrent_mode,
+    )
+
+lazy_names(
+    __name__,
+    {
+        "recurl.core.precision": "get_recurrent_matmul_precision set_recurrent_matmul_precision",
+        ".actors": "ActorValueOperator ProbabilisticActor ValueOperator",
+        ".cell_module": "CellModule",
+        ".distributions": (
+            "Categorical MaskedCategorical MaskedOneHotCategorical NormalParamExtractor OneHotCategorical TanhNormal"
+        ),
+        ".exploration": "AdditiveGaussianModule EGreedyModule",
+        ".images": "ImageEncoder ImageScale",
+        ".joint": "ActionDistribution ActionPart IndependentCategorical IndependentNormal action_parts",
+        ".linear_cells": "CellOptions FFMModule LRUModule MinGRUModule MinLSTMModule RGLRUModule S5Module",
+        ".lstm_gru": "GRUModule LSTMModule",
+        ".networks": "MLP",
+        ".normalization": "ObservationNorm RewardScaler",
+        ".python_rnn": "GRU LSTM GRUCell LSTMCell",
+        ".qvalue": "QValueActor QValueModule",
+        ".recurrent": "RecurrentModule canonicalize_rnn_subset",
+        ".utils": "get_env_transforms_from_module get_primers_from_module recurrent_modules",
+        "recurl.sequences.mode": (
+            "ExplorationType exploration_type recurrent_mode set_exploration_type set_recurrent_mode"
+        ),
+    },
+)
 
 __all__ = [
     "GRU",

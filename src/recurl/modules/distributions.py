@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from tensordict.nn.distributions import NormalParamExtractor
@@ -13,12 +13,11 @@ from torch.nn import functional as F
 
 from recurl.core.autograd import custom_backward_allowed, double_backward, needs_double_backward
 from recurl.core.errors import ArgumentError
-from recurl.core.messages import absent_names
+from recurl.core.lazy import lazy_names
 from recurl.core.torch_compat import assert_async, is_compiling
 from recurl.modules.tanh_normal import TanhNormal
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+lazy_names(__name__)
 
 __all__ = [
     "Categorical",

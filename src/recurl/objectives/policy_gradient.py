@@ -14,13 +14,12 @@ from recurl.core.errors import ArgumentError
 from recurl.core.keys import IS_INIT, MASK, NestedKey
 from recurl.execution.explain import Explanation
 from recurl.execution.lowering import explain
+from recurl.objectives import value as estimators
 from recurl.objectives.common import LossModule, check_network, entry, masked_mean, moments, per_token
-from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
 from recurl.objectives.policy import ActorCritic, PolicySampler, check_states, log_prob_and_entropy, sum_events
 from recurl.objectives.surrogate import DISTANCES, value_distances
 from recurl.objectives.tensor_keys import TensorKeys
-from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 from recurl.objectives.value.estimator import ValueEstimator
 from recurl.sequences.continuity import check_order, check_starts
 from recurl.sequences.entries import Step
@@ -34,13 +33,13 @@ _ADVICE = (
 )
 _GAMMA = {"gamma": 0.99}
 _LAMBDA = {**_GAMMA, "lmbda": 0.95}
-_ESTIMATORS: Mapping[ValueEstimators, tuple[type[ValueEstimator], Mapping[str, Any]]] = MappingProxyType(
+_ESTIMATORS: Mapping[ValueEstimators, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        ValueEstimators.GAE: (GAE, {**_LAMBDA, "average_gae": False}),
-        ValueEstimators.TD0: (TD0Estimator, {**_GAMMA, "average_rewards": False}),
-        ValueEstimators.TD1: (TD1Estimator, {**_GAMMA, "average_rewards": False}),
-        ValueEstimators.TDLambda: (TDLambdaEstimator, {**_LAMBDA, "average_rewards": False}),
-        ValueEstimators.VTrace: (VTrace, {**_GAMMA, "rho_thresh": 1.0, "c_thresh": 1.0, "average_adv": False}),
+        ValueEstimators.GAE: ("GAE", {**_LAMBDA, "average_gae": False}),
+        ValueEstimators.TD0: ("TD0Estimator", {**_GAMMA, "average_rewards": False}),
+        ValueEstimators.TD1: ("TD1Estimator", {**_GAMMA, "average_rewards": False}),
+        ValueEstimators.TDLambda: ("TDLambdaEstimator", {**_LAMBDA, "average_rewards": False}),
+        ValueEstimators.VTrace: ("VTrace", {**_GAMMA, "rho_thresh": 1.0, "c_thresh": 1.0, "average_adv": False}),
     }
 )
 
@@ -142,7 +141,7 @@ class PolicyGradientLoss(LossModule):
         if self._estimate is None:
             return None
         kind, hyperparameters = self._estimate
-        create: Any = _ESTIMATORS[kind][0]
+        create: Any = getattr(estimators, _ESTIMATORS[kind][0])
         actor = {"actor_network": self.actor_network} if kind is ValueEstimators.VTrace else {}
         estimator: ValueEstimator = create(**hyperparameters, **actor, value_network=self.critic_network)
         keys = self.tensor_keys
@@ -159,6 +158,8 @@ class PolicyGradientLoss(LossModule):
         plan = self.plan()
         forms = dict(explain("losses", plan.networks))
         if batch is not None:
+            from recurl.objectives.compiled_policy import CompiledActorCritic  # noqa: PLC0415 - imported where it is used
+
             with set_recurrent_mode(True):
                 forms = {"cpp": CompiledActorCritic(*plan).obstacle(batch, self.keys_of(plan).value), **forms}
         return Explanation("losses", forms)

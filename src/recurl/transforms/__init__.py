@@ -2,16 +2,27 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.messages import absent_names
-from recurl.transforms.base import Compose, Transform, makes_memory
-from recurl.transforms.init_tracker import InitTracker
-from recurl.transforms.previous import PreviousAction, PreviousReward
-from recurl.transforms.primer import TensorDictPrimer
-from recurl.transforms.reward import RewardSum
-from recurl.transforms.step_counter import StepCounter
+from recurl.core.lazy import lazy_names
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+if TYPE_CHECKING:
+    from recurl.transforms.base import Compose, Transform, makes_memory
+    from recurl.transforms.init_tracker import InitTracker
+    from recurl.transforms.previous import PreviousAction, PreviousReward
+    from recurl.transforms.primer import TensorDictPrimer
+    from recurl.transforms.reward import RewardSum
+    from recurl.transforms.step_counter import StepCounter
+
+lazy_names(
+    __name__,
+    {
+        ".base": "Compose Transform makes_memory",
+        ".init_tracker": "InitTracker",
+        ".previous": "PreviousAction PreviousReward",
+        ".primer": "TensorDictPrimer",
+        ".reward": "RewardSum",
+        ".step_counter": "StepCounter",
+    },
+)
 
 __all__ = [
     "Compose",

@@ -2,22 +2,40 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.messages import absent_names
-from recurl.data.replay_buffers.buffers import ReplayBuffer
-from recurl.data.replay_buffers.recurrent import BurnIn, MidEpisodeBurnIn, ZeroStart, refresh_states, slice_priorities
-from recurl.data.replay_buffers.samplers import (
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    RandomSampler,
-    Sampler,
-    SamplerWithoutReplacement,
-    SliceSampler,
-)
-from recurl.data.replay_buffers.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
-from recurl.data.replay_buffers.tensordict_buffer import TensorDictReplayBuffer
+from recurl.core.lazy import lazy_names
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+if TYPE_CHECKING:
+    from recurl.data.replay_buffers.buffers import ReplayBuffer
+    from recurl.data.replay_buffers.recurrent import (
+        BurnIn,
+        MidEpisodeBurnIn,
+        ZeroStart,
+        refresh_states,
+        slice_priorities,
+    )
+    from recurl.data.replay_buffers.samplers import (
+        PrioritizedSampler,
+        PrioritizedSliceSampler,
+        RandomSampler,
+        Sampler,
+        SamplerWithoutReplacement,
+        SliceSampler,
+    )
+    from recurl.data.replay_buffers.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
+    from recurl.data.replay_buffers.tensordict_buffer import TensorDictReplayBuffer
+
+lazy_names(
+    __name__,
+    {
+        ".buffers": "ReplayBuffer",
+        ".recurrent": "BurnIn MidEpisodeBurnIn ZeroStart refresh_states slice_priorities",
+        ".samplers": (
+            "PrioritizedSampler PrioritizedSliceSampler RandomSampler Sampler SamplerWithoutReplacement SliceSampler"
+        ),
+        ".storages": "LazyMemmapStorage LazyTensorStorage ListStorage Storage",
+        ".tensordict_buffer": "TensorDictReplayBuffer",
+    },
+)
 
 __all__ = [
     "BurnIn",

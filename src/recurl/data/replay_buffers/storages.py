@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -16,14 +16,13 @@ from torch import Tensor
 from recurl.core.archive import load_archive, save_archive
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.core.keys import NestedKey
-from recurl.core.messages import absent_names
+from recurl.core.lazy import lazy_names
 from recurl.core.untrusted import open_regular
 from recurl.data.replay_buffers.folders import flat_tensordict, load_folder, map_tensors, seal_folder, tensor_leaves
 from recurl.data.replay_buffers.next_images import NextImages, next_images_of, root_key
 from recurl.data.replay_buffers.storage import Storage
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+lazy_names(__name__)
 
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "leaves"]
 

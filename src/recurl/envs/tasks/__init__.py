@@ -1,15 +1,34 @@
 """Small partially observable tasks with known optimal returns. Importing the package registers them with gymnasium."""
 
+from typing import TYPE_CHECKING
+
+from recurl.core.lazy import lazy_names
 from recurl.envs.tasks import popgym
-from recurl.envs.tasks.agreement import check_dynamics
-from recurl.envs.tasks.bandit import Bandit, BanditEnv, BanditVectorEnv
-from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
-from recurl.envs.tasks.dynamics import Dynamics
-from recurl.envs.tasks.masked_cartpole import MaskedCartPole, MaskedCartPoleEnv, MaskedCartPoleVectorEnv
-from recurl.envs.tasks.masked_pendulum import MaskedPendulum, MaskedPendulumEnv, MaskedPendulumVectorEnv
 from recurl.envs.tasks.registry import TASKS, Task, register_dynamics, register_tasks
-from recurl.envs.tasks.repeat_previous import RepeatPrevious, RepeatPreviousEnv, RepeatPreviousVectorEnv
-from recurl.envs.tasks.tmaze import TMaze, TMazeEnv, TMazeVectorEnv
+
+if TYPE_CHECKING:
+    from recurl.envs.tasks.agreement import check_dynamics
+    from recurl.envs.tasks.bandit import Bandit, BanditEnv, BanditVectorEnv
+    from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
+    from recurl.envs.tasks.dynamics import Dynamics
+    from recurl.envs.tasks.masked_cartpole import MaskedCartPole, MaskedCartPoleEnv, MaskedCartPoleVectorEnv
+    from recurl.envs.tasks.masked_pendulum import MaskedPendulum, MaskedPendulumEnv, MaskedPendulumVectorEnv
+    from recurl.envs.tasks.repeat_previous import RepeatPrevious, RepeatPreviousEnv, RepeatPreviousVectorEnv
+    from recurl.envs.tasks.tmaze import TMaze, TMazeEnv, TMazeVectorEnv
+
+lazy_names(
+    __name__,
+    {
+        ".agreement": "check_dynamics",
+        ".bandit": "Bandit BanditEnv BanditVectorEnv",
+        ".base": "TaskEnv TaskVectorEnv",
+        ".dynamics": "Dynamics",
+        ".masked_cartpole": "MaskedCartPole MaskedCartPoleEnv MaskedCartPoleVectorEnv",
+        ".masked_pendulum": "MaskedPendulum MaskedPendulumEnv MaskedPendulumVectorEnv",
+        ".repeat_previous": "RepeatPrevious RepeatPreviousEnv RepeatPreviousVectorEnv",
+        ".tmaze": "TMaze TMazeEnv TMazeVectorEnv",
+    },
+)
 
 __all__ = [
     "TASKS",

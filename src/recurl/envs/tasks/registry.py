@@ -1,22 +1,19 @@
-"""Registry of the tasks: gymnasium ids, classes, and optimal and memoryless returns."""
+"""Registry of the tasks: gymnasium ids, classes (imported on first use), and optimal and memoryless returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.vector import AutoresetMode
 
-from recurl.envs.tasks.bandit import BanditEnv, BanditVectorEnv
-from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
-from recurl.envs.tasks.dynamics import Dynamics
-from recurl.envs.tasks.masked_cartpole import MaskedCartPoleEnv, MaskedCartPoleVectorEnv
-from recurl.envs.tasks.masked_pendulum import MaskedPendulumEnv, MaskedPendulumVectorEnv
-from recurl.envs.tasks.repeat_previous import RepeatPreviousEnv, RepeatPreviousVectorEnv
-from recurl.envs.tasks.tmaze import TMazeEnv, TMazeVectorEnv
+if TYPE_CHECKING:
+    from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
+    from recurl.envs.tasks.dynamics import Dynamics
 
 
 @dataclass(frozen=True)
@@ -32,58 +29,47 @@ class Task:
     id: str
     """Id for `gymnasium.make` and `gymnasium.make_vec`."""
 
-    env: type[gymnasium.Env]
-    """Class of the single environment."""
+    entry_point: str
+    """Module and name of the single environment's class."""
 
-    vector_env: type[TaskVectorEnv]
-    """Class of the vector environment."""
+    vector_entry_point: str
+    """Module and name of the vector environment's class."""
 
-    optimal_return: Callable[..., float]
-    """Return of the best policy with memory, as a function of the environment's keyword arguments (`k`, ...)."""
+    @property
+    def env(self) -> type[gymnasium.Env]:
+        """Class of the single environment."""
+        return _imported(self.entry_point)
 
-    memoryless_return: Callable[..., float]
-    """Expected return of the best memoryless policy of the current observation, as a function of the same arguments."""
+    @property
+    def vector_env(self) -> type[TaskVectorEnv]:
+        """Class of the vector environment."""
+        return _imported(self.vector_entry_point)
+
+    @property
+    def optimal_return(self) -> Callable[..., float]:
+        """Return of the best policy with memory, as a function of the environment's keyword arguments (`k`, ...)."""
+        return _imported(self.vector_entry_point).optimal_return
+
+    @property
+    def memoryless_return(self) -> Callable[..., float]:
+        """Expected return of the best memoryless policy of the current observation, as a function of the same."""
+        return _imported(self.vector_entry_point).memoryless_return
+
+
+def _imported(entry_point: str) -> Any:
+    module, _, name = entry_point.partition(":")
+    return getattr(import_module(module), name)
 
 
 TASKS = {
-    task.id: task
-    for task in (
-        Task(
-            "recurl/Bandit-v0",
-            BanditEnv,
-            BanditVectorEnv,
-            BanditVectorEnv.optimal_return,
-            BanditVectorEnv.memoryless_return,
-        ),
-        Task(
-            "recurl/MaskedCartPole-v1",
-            MaskedCartPoleEnv,
-            MaskedCartPoleVectorEnv,
-            MaskedCartPoleVectorEnv.optimal_return,
-            MaskedCartPoleVectorEnv.memoryless_return,
-        ),
-        Task(
-            "recurl/MaskedPendulum-v1",
-            MaskedPendulumEnv,
-            MaskedPendulumVectorEnv,
-            MaskedPendulumVectorEnv.optimal_return,
-            MaskedPendulumVectorEnv.memoryless_return,
-        ),
-        Task(
-            "recurl/RepeatPrevious-v0",
-            RepeatPreviousEnv,
-            RepeatPreviousVectorEnv,
-            RepeatPreviousVectorEnv.optimal_return,
-            RepeatPreviousVectorEnv.memoryless_return,
-        ),
-        Task(
-            "recurl/TMaze-v0",
-            TMazeEnv,
-            TMazeVectorEnv,
-            TMazeVectorEnv.optimal_return,
-            TMazeVectorEnv.memoryless_return,
-        ),
-    )
+    task_id: Task(task_id, f"recurl.envs.tasks.{task}Env", f"recurl.envs.tasks.{task}VectorEnv")
+    for task_id, task in {
+        "recurl/Bandit-v0": "bandit:Bandit",
+        "recurl/MaskedCartPole-v1": "masked_cartpole:MaskedCartPole",
+        "recurl/MaskedPendulum-v1": "masked_pendulum:MaskedPendulum",
+        "recurl/RepeatPrevious-v0": "repeat_previous:RepeatPrevious",
+        "recurl/TMaze-v0": "tmaze:TMaze",
+    }.items()
 }
 """All tasks, by id."""
 
@@ -101,11 +87,7 @@ def register_tasks() -> None:
     """
     for task in TASKS.values():
         if task.id not in gymnasium.registry:
-            gymnasium.register(
-                task.id,
-                entry_point=f"{task.env.__module__}:{task.env.__qualname__}",
-                vector_entry_point=f"{task.vector_env.__module__}:{task.vector_env.__qualname__}",
-            )
+            gymnasium.register(task.id, entry_point=task.entry_point, vector_entry_point=task.vector_entry_point)
 
 
 def register_dynamics(env_id: str, create: Callable[..., Dynamics]) -> None:
@@ -126,7 +108,8 @@ def register_dynamics(env_id: str, create: Callable[..., Dynamics]) -> None:
 
 
 def _single(create: Callable[..., Dynamics], render_mode: str | None = None, **kwargs: Any) -> TaskEnv:
-    return TaskEnv(TaskVectorEnv(create(**kwargs), 1, AutoresetMode.DISABLED), render_mode)
+    base = import_module("recurl.envs.tasks.base")
+    return base.TaskEnv(base.TaskVectorEnv(create(**kwargs), 1, AutoresetMode.DISABLED), render_mode)
 
 
 def _vector(
@@ -135,8 +118,8 @@ def _vector(
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     **kwargs: Any,
 ) -> TaskVectorEnv:
-    return TaskVectorEnv(create(**kwargs), num_envs, autoreset_mode)
+    return import_module("recurl.envs.tasks.base").TaskVectorEnv(create(**kwargs), num_envs, autoreset_mode)
 
 
-# As in gymnasium's own packages, importing the environments registers them.
+# As in gymnasium's own packages, importing the package registers its environments.
 register_tasks()

@@ -1,8 +1,28 @@
 """Rewriting of FX graphs so that narrow tensors are computed column by column."""
 
-from recurl.execution.columns.constants import take_constants
-from recurl.execution.columns.narrow import ColumnLayout, join_columns, split_columns
-from recurl.execution.columns.rewriting import MAX_COLUMNS, scalarize_columns, scalarize_loop
+from typing import TYPE_CHECKING
+
+from recurl.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from recurl.execution.columns.constants import take_constants
+    from recurl.execution.columns.narrow import ColumnLayout, join_columns, split_columns
+    from recurl.execution.columns.rewriting import MAX_COLUMNS, scalarize_columns, scalarize_loop
+
+lazy_names(
+    __name__,
+    {
+        ".constants": "take_constants",
+        ".narrow": (
+            "ColumnLayout join_columns split_columns Narrow=ColumnLayout put_together=join_columns "
+            "take_apart=split_columns"
+        ),
+        ".rewriting": (
+            "MAX_COLUMNS scalarize_columns scalarize_loop WIDEST=MAX_COLUMNS by_columns=scalarize_columns "
+            "loop_by_columns=scalarize_loop"
+        ),
+    },
+)
 
 __all__ = [
     "MAX_COLUMNS",
@@ -13,8 +33,3 @@ __all__ = [
     "split_columns",
     "take_constants",
 ]
-
-# Names of earlier versions.
-Narrow, WIDEST = ColumnLayout, MAX_COLUMNS
-by_columns, loop_by_columns = scalarize_columns, scalarize_loop
-take_apart, put_together = split_columns, join_columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,13 @@ from torch import nn
 
 __all__ = ["DENSITIES", "TRANSLATIONS", "register_density", "register_translation"]
 
+_HOMES = {
+    "torch.": "recurl.execution.compiled.layers",
+    "torch.nn.modules.module.": "recurl.execution.compiled.plain_forward",
+    "recurl.modules.": "recurl.modules.cpp_forms",
+    "recurl.trainers.networks.": "recurl.trainers.networks.cpp_forms",
+}
+"""Modules that register the forms of the classes of a package, imported when one of these is looked up."""
 _LEFT_OUT = {"__getattribute__", "__init__", "__new__"}
 
 
@@ -41,6 +49,9 @@ class _Table(dict[type, _Form]):
         return None if form is None or not own.keys().isdisjoint(form.depends) else form.function
 
     def _search(self, cls: type) -> _Form | None:
+        for package, home in _HOMES.items():
+            if any(f"{owner.__module__}.".startswith(package) for owner in cls.__mro__):
+                import_module(home)
         for owner in cls.__mro__:
             form = self.get(owner)
             if form is not None and all(_defined(cls, name) is _defined(owner, name) for name in form.depends):

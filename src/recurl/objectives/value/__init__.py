@@ -2,10 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.messages import absent_names
-from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
+from recurl.core.lazy import lazy_names
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+if TYPE_CHECKING:
+    from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator
+    from recurl.objectives.value.vtrace import VTrace
+
+lazy_names(
+    __name__,
+    {
+        ".advantages": "GAE TD0Estimator TD1Estimator TDLambdaEstimator",
+        ".vtrace": "VTrace",
+    },
+)
 
 __all__ = ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator", "VTrace"]

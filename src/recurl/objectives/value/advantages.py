@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.core.lazy import lazy_names
 from recurl.objectives.common import standardized
 from recurl.objectives.value.estimator import ValueEstimator, Values, check_fractions, without_torchrl_arguments
-from recurl.objectives.value.vtrace import VTrace
 from recurl.sequences.returns import generalized_advantage_estimate, lambda_return
 
+if TYPE_CHECKING:
+    from recurl.objectives.value.vtrace import VTrace
+
 __all__ = ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator", "VTrace"]
+
+lazy_names(__name__, {"recurl.objectives.value.vtrace": "VTrace"})
 
 
 @without_torchrl_arguments

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from gymnasium.error import DependencyNotInstalled
@@ -14,15 +14,15 @@ from torch import nn
 
 from recurl.core.devices import check_device
 from recurl.core.errors import ArgumentError, MissingDependencyError, RecurlError, UnsupportedError
-from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, TensorEnv, parallel_groups
-from recurl.envs.from_function import env_from_function
+from recurl.envs import EnvBase, GymEnv, GymWrapper
 from recurl.envs.gym_wrappers import NamedWrapper
-from recurl.envs.tasks import Dynamics
-from recurl.envs.tensor_env import dynamics_of
 from recurl.envs.wiring import policy_transforms
 from recurl.trainers.config import NO_MASK, RunConfig
 from recurl.trainers.env_name import is_name_only, source_of
-from recurl.transforms import PreviousAction, PreviousReward
+
+if TYPE_CHECKING:
+    from recurl.envs import TensorEnv
+    from recurl.envs.tasks import Dynamics
 
 _MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "device": "device"}
 _T = TypeVar("_T")
@@ -80,6 +80,8 @@ def _create_training_env(config: RunConfig, num_envs: int) -> EnvBase:
         return _checked(config, source)
     if not config.env_workers:
         return _single_process(config, num_envs)
+    from recurl.envs import ParallelEnv, parallel_groups  # noqa: PLC0415 - imported where it is used
+
     groups, workers = config.env_groups, config.env_workers
     create = partial(_single_process, config.on_cpu(), num_envs // workers // groups)
     if groups > 1:
@@ -89,6 +91,8 @@ def _create_training_env(config: RunConfig, num_envs: int) -> EnvBase:
 
 def _with_previous_step(config: RunConfig, env: EnvBase) -> EnvBase:
     """Return ``env`` with the previous action and reward as inputs, if the options enable them."""
+    from recurl.transforms import PreviousAction, PreviousReward  # noqa: PLC0415 - as above
+
     if config.previous_action:
         env = env.append_transform(PreviousAction(env.action_spec_unbatched))
     if config.previous_reward:
@@ -120,10 +124,14 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
     options["drop_observations"] = config.drop_observations
     options["action_mask"] = None if config.action_mask == NO_MASK else config.action_mask
     if source is not None:
+        from recurl.envs.from_function import env_from_function  # noqa: PLC0415 - as above
+
         create = partial(env_from_function, source, num_envs, **options)
         return _checked(config, _create(config, create, render_mode))
     dynamics = None if num_envs is None else _dynamics_on_device(config)
     if num_envs is not None and dynamics is not None:
+        from recurl.envs import TensorEnv  # noqa: PLC0415 - as above
+
         return TensorEnv(dynamics, num_envs, device=config.device, categorical_action_encoding=True)
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
     return _create(config, create, render_mode)
@@ -131,6 +139,8 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
 
 def _one_process_each(config: RunConfig, num_envs: int) -> EnvBase:
     """Create single environments, each in its own worker process."""
+    from recurl.envs import ParallelEnv  # noqa: PLC0415 - as above
+
     single = replace(config.on_cpu(), vectorization="auto")
     _single_process(single, None).close()  # raises the same errors as the other modes
     create = partial(_single_process, single, None)
@@ -142,6 +152,8 @@ def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
     on_gpu = config.vectorization == "auto" and torch.device(config.device).type != "cpu"
     if config.vectorization != "device" and (not on_gpu or config.host_only):
         return None
+    from recurl.envs.tensor_env import dynamics_of  # noqa: PLC0415 - as above
+
     dynamics = _create(config, partial(dynamics_of, config.env_name))
     if dynamics is None and config.vectorization == "device":
         _create(config, partial(GymEnv, config.env_name)).close()  # report invalid arguments first
@@ -191,7 +203,7 @@ def gym_of(env: EnvBase) -> GymWrapper | None:
 
 def with_spaces(env: EnvBase) -> GymWrapper | TensorEnv | None:
     """Return the environment below all transforms that has Gymnasium spaces, or None if there is none."""
-    inner: object = env
-    while inner is not None and not isinstance(inner, GymWrapper | TensorEnv):
+    inner: Any = env
+    while inner is not None and not isinstance(inner, GymWrapper) and inner.tensor_env is not inner:
         inner = getattr(inner, "base_env", None)
     return inner

@@ -6,15 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.collectors import Collector, OverlappedCollector, RayCollector
-from recurl.collectors.captured import CaptureOptions, tensor_env
-from recurl.collectors.threaded import ThreadedCollector
+from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import TRAJ_STEPS, WEIGHTS_LAG
 from recurl.core.seeding import EnvPurpose, env_seed, seed_everything
@@ -22,7 +20,6 @@ from recurl.core.specs import Composite, TensorSpec
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
 from recurl.modules import RewardScaler
-from recurl.trainers.algorithms.actors import actors_of
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.schedules import SCHEDULES
@@ -30,7 +27,11 @@ from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, check_names, collecting
 from recurl.trainers.optim.finite import first_nonfinite
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.report.metrics import COLLECTION
+
+if TYPE_CHECKING:
+    from recurl.collectors import OverlappedCollector, RayCollector
+    from recurl.collectors.captured import CaptureOptions
+    from recurl.collectors.threaded import ThreadedCollector
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 AgentT = TypeVar("AgentT", bound=Agent)
@@ -102,7 +103,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         check_names(self.agent)
         broadcast_parameters(self.agent)
         seed_everything(config.seed, "training", rank())
-        self.collection: dict[str, float] = dict.fromkeys(COLLECTION, math.nan) if config.actors else {}
+        self.collection: dict[str, float] = {}
+        if config.actors:
+            from recurl.trainers.report.metrics import COLLECTION  # noqa: PLC0415 - imported where it is used
+
+            self.collection = dict.fromkeys(COLLECTION, math.nan)
         self.collector = self._overlapped(env) if overlap else self._collector(env)
 
     @property
@@ -113,7 +118,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     @property
     def programs(self) -> CaptureOptions:
         """How the collector compiles or captures its steps. Without device tasks, only the policy can be captured."""
-        return CaptureOptions()
+        return {}
 
     @classmethod
     @abstractmethod
@@ -170,12 +175,14 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     def _collector(self, env: EnvBase) -> Collector | RayCollector:
         policy, config = collecting(self.agent.policy), self.config
         if config.actors:
+            from recurl.trainers.algorithms.actors import actors_of  # noqa: PLC0415 - imports Ray collectors
+
             env.close()
             return actors_of(config, policy, self.env_seed)
         programs = self.programs
-        if tensor_env(env) is None:  # host environments can't be compiled or captured
+        if env.tensor_env is None:  # host environments can't be compiled or captured
             on_gpu = torch.device(config.device).type != "cpu"
-            programs = CaptureOptions(cuda_graph=on_gpu and programs.get("cuda_graph", False))
+            programs = {"cuda_graph": on_gpu and programs.get("cuda_graph", False)}
         return Collector(
             env,
             policy,
@@ -188,6 +195,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     def _overlapped(self, env: EnvBase) -> OverlappedCollector | ThreadedCollector:
         policy, config = collecting(self.agent.policy), self.config
         if torch.device(config.device).type != "cpu":  # a second process would have to share the GPU by time slicing
+            from recurl.collectors.threaded import ThreadedCollector  # noqa: PLC0415 - imported where it is used
+
             return ThreadedCollector(
                 env,
                 policy,
@@ -195,6 +204,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
                 device=config.device,
                 sequence_length=config.states_every,
             )
+        from recurl.collectors import OverlappedCollector  # noqa: PLC0415 - as above
+
         env.close()
         collector = OverlappedCollector(
             partial(training_env, config),
@@ -275,11 +286,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         Raises:
             UnsupportedError: if :meth:`schedules` has no setter for a scheduled option.
         """
-        if isinstance(self.collector, RayCollector):
+        if self.config.actors:
             self.collector.update_policy_weights_()
         batch = self.collector.collect()
-        if isinstance(self.collector, RayCollector):
-            self._record_actors(self.collector, batch)
+        if self.config.actors:
+            self._record_actors(cast("RayCollector", self.collector), batch)
         self.env_steps += batch.numel() * world_size()
         setters = self.schedules()
         for name, value in self.scheduled.items():
@@ -300,7 +311,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """Record the metrics of the actors, and clear the running returns of episodes that ended with a lost actor."""
         lag = batch[WEIGHTS_LAG].double()
         numbers = (lag.mean().item(), lag.max().item(), len(collector.replacements), collector.lost_frames)
-        self.collection = dict(zip(COLLECTION, numbers, strict=True))
+        self.collection = dict(zip(self.collection, numbers, strict=True))
         begins = batch[TRAJ_STEPS][..., 0] == 0
         for part in self.parts().values():
             if isinstance(part, RewardScaler):
@@ -320,8 +331,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     def settle(self) -> None:
         """Wait for a batch being collected in the background, so that only the caller draws random numbers."""
-        if isinstance(self.collector, ThreadedCollector):
-            self.collector.wait()
+        if self._overlap and torch.device(self.config.device).type != "cpu":
+            cast("ThreadedCollector", self.collector).wait()
 
     def close(self) -> None:
         """Close the environments."""

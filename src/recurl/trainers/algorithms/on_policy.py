@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl import execution
-from recurl.collectors.captured import CaptureOptions
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.core.seeding import GeneratorState, derive_seed
@@ -29,10 +28,12 @@ from recurl.sequences.entries import Entries, Step
 from recurl.trainers.algorithms.configs import OnPolicyConfig
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.networks.actor_critic import ActorCritic
-from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.optim.rank_advantages import RankAdvantages
 from recurl.trainers.optim.reading import Reading
+
+if TYPE_CHECKING:
+    from recurl.collectors.captured import CaptureOptions
+    from recurl.trainers.optim.cuda_graph import CudaGraphStep
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 CHECKED = (*LOSSES, "grad_norm")
@@ -104,12 +105,14 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self._results = execution.compile(self.estimator.results, backend="inductor" if apart else "eager")
         self._compiled = execution.compile(self.loss.gradients, backend="inductor") if config.compile else None
         if config.cuda_graph:
+            from recurl.trainers.optim.cuda_graph import CudaGraphStep  # noqa: PLC0415 - imported where it is used
+
             self._run = CudaGraphStep(self.update, self.agent, self.optimizer.optimizer)
 
     @property
     def programs(self) -> CaptureOptions:
         """How the collector compiles or captures its steps."""
-        return CaptureOptions(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
+        return {"cuda_graph": self.config.cuda_graph, "compile_step": self.config.compile}
 
     @abstractmethod
     def make_estimator(self) -> ValueEstimator:
@@ -255,6 +258,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         if not self._normalizes_over_ranks:
             yield from (deal(None if orders is None else orders[epoch]) for epoch in range(self.passes.epochs))
             return
+        from recurl.trainers.optim.rank_advantages import RankAdvantages  # noqa: PLC0415 - for several ranks only
+
         orders = self._draw_orders(minibatches) if orders is None else orders
         key = self.loss.tensor_keys.advantage
         advantages = RankAdvantages(batch.get(key), key, orders.to(self.config.device), len(minibatches))
@@ -308,8 +313,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     def close(self) -> None:
         """Close the environments and free the CUDA graph of the update."""
         super().close()
-        if isinstance(self._run, CudaGraphStep):
-            self._run.reset()
+        if self.config.cuda_graph:
+            cast("CudaGraphStep", self._run).reset()
 
 
 def _means(rows: list[Any]) -> Tensor:

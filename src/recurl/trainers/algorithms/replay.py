@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -14,7 +14,6 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
 from recurl import execution
-from recurl.collectors.captured import CaptureOptions
 from recurl.core.devices import numbered
 from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.core.spans import FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, OPTIMIZER, REPLAY, span
@@ -30,6 +29,9 @@ from recurl.trainers.config import NO_CELL
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.optim.reading import Reading
+
+if TYPE_CHECKING:
+    from recurl.collectors.captured import CaptureOptions
 
 __all__ = ["ReplayLearner", "ReplayLoss"]
 
@@ -115,7 +117,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     @property
     def programs(self) -> CaptureOptions:
         """How the collector compiles or captures its steps."""
-        return CaptureOptions(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
+        return {"cuda_graph": self.config.cuda_graph, "compile_step": self.config.compile}
 
     @abstractmethod
     def make_loss(self) -> ReplayLoss:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import NestedKey, dotted
-from recurl.modules import ImageEncoder, ObservationNorm
+from recurl.modules import ObservationNorm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.layers import initialized
 from recurl.trainers.networks.observations import FlatObservation, ImageEntry, Observations
+
+if TYPE_CHECKING:
+    from recurl.modules import ImageEncoder
 
 
 class VectorEncoder(nn.Module):
@@ -88,6 +92,8 @@ def make_encoder(config: RunConfig, observations: Observations) -> VectorEncoder
 
 
 def _image_encoder(image: ImageEntry, width: int, layers: int) -> ImageEncoder:
+    from recurl.modules import ImageEncoder  # noqa: PLC0415 - imported where it is used
+
     try:
         return ImageEncoder(
             image.entry.shape,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from recurl.core import specs
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import ACTION_MASK, IS_INIT, NestedKey, dotted, is_within
-from recurl.modules import ImageScale, ObservationNorm
-from recurl.modules.images import Architecture, Layout, image_layout
+from recurl.modules import ObservationNorm
 from recurl.trainers.config import RunConfig
+
+if TYPE_CHECKING:
+    from recurl.modules.images import Architecture, ImageScale, Layout
 
 __all__ = ["Entry", "FlatObservation", "ImageEntry", "IntegerEncoder", "Observations"]
 
@@ -130,6 +132,8 @@ def _check_images(config: RunConfig, entries: list[Entry], images: list[Entry]) 
 
 
 def _image(entry: Entry, config: RunConfig, architecture: Architecture) -> ImageEntry:
+    from recurl.modules.images import ImageScale, image_layout  # noqa: PLC0415 - imported where it is used
+
     requested = config.image_layout
     layout = image_layout(entry.shape, requested if len(requested) == len(entry.shape) else "auto")
     return ImageEntry(entry, layout, architecture, ImageScale(_largest_value(entry.spec)))

@@ -2,13 +2,21 @@
 
 from typing import TYPE_CHECKING
 
-from recurl.core.messages import absent_names
-from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler, SamplerWithoutReplacement
-from recurl.data.replay_buffers.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
-from recurl.data.replay_buffers.samplers.slices import SliceSampler
+from recurl.core.lazy import lazy_names
 
-if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__)
+if TYPE_CHECKING:
+    from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler, SamplerWithoutReplacement
+    from recurl.data.replay_buffers.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
+    from recurl.data.replay_buffers.samplers.slices import SliceSampler
+
+lazy_names(
+    __name__,
+    {
+        ".base": "RandomSampler Sampler SamplerWithoutReplacement",
+        ".prioritized": "PrioritizedSampler PrioritizedSliceSampler",
+        ".slices": "SliceSampler",
+    },
+)
 
 __all__ = [
     "PrioritizedSampler",

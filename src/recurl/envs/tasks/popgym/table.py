@@ -4,62 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from recurl.envs.tasks.dynamics import Dynamics
-from recurl.envs.tasks.popgym.autoencode import Autoencode
-from recurl.envs.tasks.popgym.battleship import Battleship
-from recurl.envs.tasks.popgym.cartpole import NoisyPositionOnlyCartPole, PositionOnlyCartPole, VelocityOnlyCartPole
-from recurl.envs.tasks.popgym.concentration import Concentration
-from recurl.envs.tasks.popgym.count_recall import CountRecall
-from recurl.envs.tasks.popgym.higher_lower import HigherLower
-from recurl.envs.tasks.popgym.minesweeper import MineSweeper
-from recurl.envs.tasks.popgym.multiarmed_bandit import MultiarmedBandit
-from recurl.envs.tasks.popgym.pendulum import NoisyPositionOnlyPendulum, PositionOnlyPendulum
-from recurl.envs.tasks.popgym.repeat import RepeatFirst, RepeatPrevious
 from recurl.envs.tasks.registry import register_dynamics
+
+if TYPE_CHECKING:
+    from recurl.envs.tasks.dynamics import Dynamics
 
 DIFFICULTIES = ("Easy", "Medium", "Hard")
 
 _Arguments = dict[str, Any]
 
-_FAMILIES: dict[Callable[..., Dynamics], tuple[_Arguments, _Arguments, _Arguments]] = {
-    Autoencode: ({"num_decks": 1}, {"num_decks": 2}, {"num_decks": 3}),
-    Battleship: ({"board_size": 8}, {"board_size": 10}, {"board_size": 12}),
-    Concentration: (
+_FAMILIES: dict[str, tuple[_Arguments, _Arguments, _Arguments]] = {
+    "autoencode:Autoencode": ({"num_decks": 1}, {"num_decks": 2}, {"num_decks": 3}),
+    "battleship:Battleship": ({"board_size": 8}, {"board_size": 10}, {"board_size": 12}),
+    "concentration:Concentration": (
         {"num_decks": 1, "deck_type": "colors"},
         {"num_decks": 2, "deck_type": "colors"},
         {"num_decks": 1, "deck_type": "ranks"},
     ),
-    CountRecall: (
+    "count_recall:CountRecall": (
         {"num_decks": 1, "deck_type": "colors"},
         {"num_decks": 2, "deck_type": "suits"},
         {"num_decks": 4, "deck_type": "ranks"},
     ),
-    HigherLower: ({"num_decks": 1}, {"num_decks": 2}, {"num_decks": 3}),
-    MineSweeper: (
+    "higher_lower:HigherLower": ({"num_decks": 1}, {"num_decks": 2}, {"num_decks": 3}),
+    "minesweeper:MineSweeper": (
         {"board_size": 4, "num_mines": 2},
         {"board_size": 6, "num_mines": 6},
         {"board_size": 8, "num_mines": 10},
     ),
-    MultiarmedBandit: (
+    "multiarmed_bandit:MultiarmedBandit": (
         {"num_bandits": 10, "episode_length": 200},
         {"num_bandits": 20, "episode_length": 400},
         {"num_bandits": 30, "episode_length": 600},
     ),
-    NoisyPositionOnlyCartPole: ({"noise_sigma": 0.1}, {"noise_sigma": 0.2}, {"noise_sigma": 0.3}),
-    NoisyPositionOnlyPendulum: ({"noise_sigma": 0.1}, {"noise_sigma": 0.2}, {"noise_sigma": 0.3}),
-    PositionOnlyCartPole: ({"max_episode_length": 200}, {"max_episode_length": 400}, {"max_episode_length": 600}),
-    PositionOnlyPendulum: ({"max_episode_length": 200}, {"max_episode_length": 150}, {"max_episode_length": 100}),
-    RepeatFirst: ({"num_decks": 1}, {"num_decks": 8}, {"num_decks": 16}),
-    RepeatPrevious: ({"num_decks": 1, "k": 4}, {"num_decks": 2, "k": 32}, {"num_decks": 3, "k": 64}),
-    VelocityOnlyCartPole: ({"max_episode_length": 200}, {"max_episode_length": 400}, {"max_episode_length": 600}),
+    "cartpole:NoisyPositionOnlyCartPole": ({"noise_sigma": 0.1}, {"noise_sigma": 0.2}, {"noise_sigma": 0.3}),
+    "pendulum:NoisyPositionOnlyPendulum": ({"noise_sigma": 0.1}, {"noise_sigma": 0.2}, {"noise_sigma": 0.3}),
+    "cartpole:PositionOnlyCartPole": (
+        {"max_episode_length": 200},
+        {"max_episode_length": 400},
+        {"max_episode_length": 600},
+    ),
+    "pendulum:PositionOnlyPendulum": (
+        {"max_episode_length": 200},
+        {"max_episode_length": 150},
+        {"max_episode_length": 100},
+    ),
+    "repeat:RepeatFirst": ({"num_decks": 1}, {"num_decks": 8}, {"num_decks": 16}),
+    "repeat:RepeatPrevious": ({"num_decks": 1, "k": 4}, {"num_decks": 2, "k": 32}, {"num_decks": 3, "k": 64}),
+    "cartpole:VelocityOnlyCartPole": (
+        {"max_episode_length": 200},
+        {"max_episode_length": 400},
+        {"max_episode_length": 600},
+    ),
 }
 
+
+def _dynamics(family: str, **arguments: Any) -> Dynamics:
+    module, _, name = family.partition(":")
+    return getattr(import_module(f"recurl.envs.tasks.popgym.{module}"), name)(**arguments)
+
+
 POPGYM_TASKS: dict[str, Callable[..., Dynamics]] = {
-    f"{family.__name__}{difficulty}": partial(family, **arguments)
+    f"{family.partition(':')[2]}{difficulty}": partial(_dynamics, family, **arguments)
     for family, levels in _FAMILIES.items()
     for difficulty, arguments in zip(DIFFICULTIES, levels, strict=True)
 }

@@ -7,6 +7,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,45 @@ PACKAGES = sorted(
 LIGHT = {"recurl", "gymnasium", "numpy", "farama_notifications"}
 RUNS = 3
 LIMIT = 1.3
+
+TRAINING = """
+import json, sys
+from recurl.trainers.algorithms.ppo import PPO, PPOConfig
+
+def files():
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "recurl"]
+    return sorted({module.__file__.rpartition("/recurl/")[2] for module in modules})
+
+imported = files()
+learner = PPO(PPOConfig(env="CartPole-v1", num_envs=2, rollout_steps=8, total_steps=64, minibatches=2))
+learner.learn(learner.collect())
+learner.close()
+print(json.dumps([imported, files()]))
+"""
+FILES = 190, 200  # of recurl, once PPO is imported, and after an update on a host environment and a CPU
+OTHER_RUNS = (
+    "collectors/actors/",
+    "collectors/captured",
+    "collectors/multi",
+    "collectors/threaded",
+    "core/archive/",
+    "data/replay_buffers/",
+    "diagnostics/",
+    "distributed/launch",
+    "envs/parallel",
+    "envs/tasks/dynamics",
+    "envs/tensor_env",
+    "envs/workers",
+    "execution/capture",
+    "execution/columns/",
+    "execution/inductor",
+    "execution/traced",
+    "modules/images",
+    "modules/qvalue",
+    "objectives/dqn",
+    "objectives/sac",
+    "trainers/optim/cuda_graph",
+)
 
 
 def probe() -> dict[str, Any]:
@@ -69,6 +109,14 @@ def test_imports_nothing_heavy(runs: list[dict[str, Any]], package: str) -> None
     assert foreign <= LIGHT | {"torch"}  # no matplotlib, tensorboard, rich, tyro, triton, torchrl
     assert report["torch"] == []  # neither the compiler nor torch.utils.tensorboard
     assert report["triton"] == []  # nothing for a GPU
+
+
+def test_training_imports_little() -> None:
+    found = json.loads(subprocess.run([sys.executable, "-c", TRAINING], check=True, capture_output=True).stdout)
+    for files, limit in zip(found, FILES, strict=True):
+        rooms = Counter(file.partition("/")[0] for file in files).most_common()
+        assert len(files) <= limit, f"{len(files)} files of recurl, by room: {rooms}"
+        assert [file for file in files if file.startswith(OTHER_RUNS)] == []
 
 
 def test_the_root_imports_no_package_at_all(runs: list[dict[str, Any]]) -> None:

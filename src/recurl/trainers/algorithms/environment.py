@@ -91,11 +91,13 @@ def _create_training_env(config: RunConfig, num_envs: int) -> EnvBase:
 
 def _with_previous_step(config: RunConfig, env: EnvBase) -> EnvBase:
     """Return ``env`` with the previous action and reward as inputs, if the options enable them."""
-    from recurl.transforms import PreviousAction, PreviousReward  # noqa: PLC0415 - as above
-
     if config.previous_action:
+        from recurl.transforms import PreviousAction  # noqa: PLC0415 - as above
+
         env = env.append_transform(PreviousAction(env.action_spec_unbatched))
     if config.previous_reward:
+        from recurl.transforms import PreviousReward  # noqa: PLC0415 - as above
+
         env = env.append_transform(PreviousReward())
     return env
 

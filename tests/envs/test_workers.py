@@ -187,7 +187,7 @@ def test_a_worker_that_stops_between_batches():
     create = lambda: GymEnv("CartPole-v1")  # noqa: E731 - sent to a worker
     collector = OverlappedCollector(create, frames_per_batch=4, timeout=2.0)
     collector.collect()
-    collector._group.workers[0].process.send_signal(signal.SIGSTOP)
+    collector._transport.group.workers[0].process.send_signal(signal.SIGSTOP)
     begin = time.monotonic()
     with pytest.raises(WorkerError, match=r"hangs: no answer and no step for 2 s"):
         list(collector)

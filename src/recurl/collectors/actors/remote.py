@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import cloudpickle
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recurl._version import __version__
 from recurl.collectors.actors.arrays import Array, arrays_of, tensors_of
-from recurl.collectors.collector import Collector
-from recurl.collectors.worker import CollectorInfo
+from recurl.collectors.worker import CollectorInfo, WorkerCollector, answer, leaves
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey
 from recurl.core.seeding import seed_everything
@@ -72,7 +70,7 @@ class CollectorActor:
     """
 
     def __init__(self) -> None:
-        self._collector: Collector | None = None
+        self._collector: WorkerCollector | None = None
         self._epsilon: float | None = None
         self._loaded: str | None = None
 
@@ -108,12 +106,9 @@ class CollectorActor:
         if mine.env_seed is not None:
             env.set_seed(mine.env_seed)
         TRAJECTORY_IDS.start_at(mine.first_id)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "frames_per_batch=")  # the driver has already warned
-            self._collector = Collector(env, cloudpickle.loads(policy), **options)
+        self._collector = WorkerCollector(env, cloudpickle.loads(policy), **options)
         self._epsilon = mine.epsilon
-        info = CollectorInfo(self._collector.env.batch_size, self._collector.steps_per_batch)
-        return ReadyActor(info, os.getpid())
+        return ReadyActor(self._collector.info, os.getpid())
 
     def collect(self, weights: list[Any]) -> dict[NestedKey, Array] | Failure:
         """Return the next batch.
@@ -126,7 +121,7 @@ class CollectorActor:
             assert self._collector is not None
             if weights and weights[0].hex() != self._loaded:
                 self._load_weights(weights[0])
-            return arrays_of(cast("dict[NestedKey, Tensor]", dict(self._collector.collect().items(True, True))))
+            return arrays_of(leaves(self._collector))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
             return Failure.of(error)
 
@@ -143,39 +138,9 @@ class CollectorActor:
         self._loaded = reference.hex()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Handle another request: ``seed``, ``save``, ``load``, ``reset_rows`` or ``close``."""
-        requests = {
-            "seed": self._seed,
-            "save": self._save,
-            "load": self._load,
-            "reset_rows": self._reset_rows,
-            "close": self._close,
-        }
+        """Handle another request; see :func:`~recurl.collectors.worker.answer`."""
         try:
             assert self._collector is not None
-            return requests[name](self._collector, *arguments)
+            return answer(self._collector, name, *arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
             return Failure.of(error)
-
-    @staticmethod
-    def _seed(collector: Collector, seed: int, own_seed: int) -> None:
-        seed_everything(own_seed)
-        collector.set_seed(seed)
-
-    @staticmethod
-    def _save(collector: Collector) -> dict[str, Any]:
-        return {"collector": collector.state_dict(), "rng": torch.get_rng_state()}
-
-    @staticmethod
-    def _load(collector: Collector, state: dict[str, Any], first_id: int) -> bool:
-        TRAJECTORY_IDS.start_at(first_id)
-        torch.set_rng_state(state["rng"])
-        return collector.load_state_dict(state["collector"])
-
-    @staticmethod
-    def _reset_rows(collector: Collector, rows: Array) -> None:
-        collector.reset_rows(rows.tensor(rows.values.copy()))
-
-    @staticmethod
-    def _close(collector: Collector) -> None:
-        collector.shutdown()

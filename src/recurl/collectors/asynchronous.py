@@ -71,7 +71,7 @@ class Transport(Protocol):
         """Return whether a worker can take a request."""
 
     def ask(self, index: int, name: str, *arguments: Any) -> None:
-        """Send a request to an idle worker: ``collect``, or one of :func:`~recurl.collectors.worker.answer`."""
+        """Send a request to an idle worker: ``collect``, ``seed``, ``save``, ``load``, or ``reset_rows``."""
 
     def next_event(self) -> Event:
         """Wait for the next event of a worker; of several that are ready, the earliest request is first.

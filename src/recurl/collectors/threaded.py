@@ -14,7 +14,7 @@ from torch import nn
 from recurl.collectors.asynchronous import AsynchronousCollector, Event, Transport
 from recurl.collectors.exploring import check_thread_explores_alone
 from recurl.collectors.weights import state_of
-from recurl.collectors.worker import WorkerCollector, leaves
+from recurl.collectors.worker import WorkerCollector
 from recurl.core.devices import numbered
 from recurl.envs import EnvBase
 
@@ -65,26 +65,21 @@ class _Thread(Transport):
         if name == "collect":
             self._request = name, self._thread.submit(self._collect, self._on_stream())
             return
-        with self._on_stream():
-            value = getattr(self, f"_{name}")(*arguments)
         self._request = name, Future()
-        self._request[1].set_result(value)
+        with self._on_stream():
+            self._request[1].set_result(self._answer(name, *arguments))
 
     def _collect(self, on_stream: AbstractContextManager[Any]) -> Any:
         with on_stream:
-            return leaves(self.collector)
+            return self.collector.entries()
 
-    def _seed(self, seed: int, own_seed: int) -> None:
-        self.collector.set_seed(seed)
-
-    def _save(self) -> dict[str, Any]:
-        return {"collector": self.collector.state_dict()}
-
-    def _load(self, state: dict[str, Any], first_id: int) -> bool:
-        return self.collector.load_state_dict(state["collector"])
-
-    def _reset_rows(self, rows: torch.Tensor) -> None:
-        self.collector.reset_rows(rows)
+    def _answer(self, name: str, argument: Any = None, _: int = 0) -> Any:
+        """Return the answer to a request; random numbers and trajectory ids are those of this process."""
+        if name == "save":
+            return {"collector": self.collector.state_dict()}
+        if name == "load":
+            return self.collector.load_state_dict(argument["collector"])
+        return self.collector.set_seed(argument) if name == "seed" else self.collector.reset_rows(argument)
 
     def next_event(self) -> Event:
         """Wait for the thread; tensors on the GPU are then safe to use on the caller's stream."""

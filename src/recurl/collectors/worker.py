@@ -21,7 +21,7 @@ from recurl.envs.workers_env import make_env
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.sequences.trajectories import TRAJECTORY_IDS
 
-__all__ = ["CollectorInfo", "WorkerCollector", "answer", "leaves", "serve_collector"]
+__all__ = ["CollectorInfo", "WorkerCollector", "serve_collector"]
 
 
 class CollectorInfo(NamedTuple):
@@ -62,50 +62,34 @@ class WorkerCollector(Collector):
         """Begin new trajectories in all rows."""
         self._trajectories.start_new()
 
+    def entries(self) -> dict[NestedKey, Tensor]:
+        """Collect a batch and return its entries."""
+        return cast(dict[NestedKey, Tensor], dict(self.collect().items(True, True)))
+
+    def answer(self, name: str, *arguments: Any) -> Any:
+        """Return the answer to a request, in a process where only this collector draws random numbers.
+
+        Args:
+            name: ``seed``, ``save``, ``load``, ``reset_rows``, or ``close``.
+            *arguments: arguments of the request.
+        """
+        if name == "seed":
+            seed, own_seed = arguments
+            seed_everything(own_seed)
+            return self.set_seed(seed)
+        if name == "save":
+            return {"collector": self.state_dict(), "rng": torch.get_rng_state()}
+        if name == "load":
+            state, first_id = arguments
+            TRAJECTORY_IDS.start_at(first_id)
+            torch.set_rng_state(state["rng"])
+            return self.load_state_dict(state["collector"])
+        return self.reset_rows(*arguments) if name == "reset_rows" else self.shutdown()
+
     def _stepped(self, rows: int) -> None:
         super()._stepped(rows)
         if self._beat is not None:
             self._beat()
-
-
-def leaves(collector: Collector) -> dict[NestedKey, Tensor]:
-    """Collect a batch and return its entries."""
-    return cast(dict[NestedKey, Tensor], dict(collector.collect().items(True, True)))
-
-
-def answer(collector: Collector, name: str, *arguments: Any) -> Any:
-    """Return the answer to a request, in a process where only this collector draws random numbers.
-
-    Args:
-        collector: the collector.
-        name: ``seed``, ``save``, ``load``, ``reset_rows``, or ``close``.
-        *arguments: arguments of the request.
-    """
-    return _REQUESTS[name](collector, *arguments)
-
-
-def _seed(collector: Collector, seed: int, own_seed: int) -> None:
-    seed_everything(own_seed)
-    collector.set_seed(seed)
-
-
-def _save(collector: Collector) -> dict[str, Any]:
-    return {"collector": collector.state_dict(), "rng": torch.get_rng_state()}
-
-
-def _load(collector: Collector, state: dict[str, Any], first_id: int) -> bool:
-    TRAJECTORY_IDS.start_at(first_id)
-    torch.set_rng_state(state["rng"])
-    return collector.load_state_dict(state["collector"])
-
-
-_REQUESTS: dict[str, Callable[..., Any]] = {
-    "seed": _seed,
-    "save": _save,
-    "load": _load,
-    "reset_rows": Collector.reset_rows,
-    "close": Collector.shutdown,
-}
 
 
 def serve_collector(
@@ -135,9 +119,9 @@ def serve_collector(
             if name == "collect":
                 if weights is not None and isinstance(collector.policy, nn.Module):
                     weights.refresh(collector.policy)
-                memory = _deliver(channel, leaves(collector), memory)
+                memory = _deliver(channel, collector.entries(), memory)
             else:
-                channel.send(answer(collector, name, *arguments))
+                channel.send(collector.answer(name, *arguments))
     except Closed:
         pass
     finally:

@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "arrays_of", "tensors_of"]
+__all__ = ["arrays_of", "tensors_of"]
 
 _Key = TypeVar("_Key")
-_Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-_AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-class Array(NamedTuple):
-    """A tensor as a NumPy array; dtypes that NumPy lacks, such as bfloat16, are viewed as integers of the same size."""
+def arrays_of(tensors: Mapping[_Key, Tensor]) -> dict[_Key, Any]:
+    """Convert tensors to arrays and names of dtypes, without a copy if they are on the CPU.
 
-    values: _Numbers
-    dtype: str
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Array:
-        """Convert ``tensor``, without a copy if it is on the CPU."""
-        tensor, name = tensor.detach().cpu(), str(tensor.dtype).removeprefix("torch.")
+    Dtypes that NumPy lacks, such as bfloat16, are viewed as bytes.
+    """
+    arrays: dict[_Key, Any] = {}
+    for key, tensor in tensors.items():
+        values, name = tensor.detach().cpu(), str(tensor.dtype).removeprefix("torch.")
         try:
-            return cls(tensor.numpy(), name)
+            arrays[key] = values.numpy(), name
         except TypeError:
-            return cls(tensor.view(_AS_INTEGERS[tensor.dtype.itemsize]).numpy(), name)
-
-    def tensor(self, values: _Numbers) -> Tensor:
-        """Convert ``values``, which are writable and encoded like this array, to a tensor."""
-        return torch.from_numpy(values).view(getattr(torch, self.dtype))
+            arrays[key] = values.unsqueeze(-1).view(torch.uint8).numpy(), name
+    return arrays
 
 
-def arrays_of(tensors: Mapping[_Key, Tensor]) -> dict[_Key, Array]:
-    """Convert tensors to arrays."""
-    return {key: Array.of(tensor) for key, tensor in tensors.items()}
-
-
-def tensors_of(arrays: Mapping[_Key, Array]) -> dict[_Key, Tensor]:
+def tensors_of(arrays: Mapping[_Key, Any]) -> dict[_Key, Tensor]:
     """Copy arrays to tensors.
 
     Example:
         >>> tensors_of(arrays_of({"x": torch.ones(2, dtype=torch.bfloat16)}))
         {'x': tensor([1., 1.], dtype=torch.bfloat16)}
     """
-    return {key: array.tensor(array.values.copy()) for key, array in arrays.items()}
+    tensors: dict[_Key, Tensor] = {}
+    for key, (values, name) in arrays.items():
+        tensor, dtype = torch.from_numpy(values.copy()), getattr(torch, name)
+        tensors[key] = tensor if tensor.dtype == dtype else tensor.view(dtype).squeeze(-1)
+    return tensors

@@ -13,7 +13,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.actors.group import ActorGroup, Recipe, Replacement
-from recurl.collectors.actors.remote import SharedArguments
 from recurl.collectors.actors.session import RaySession
 from recurl.collectors.asynchronous import AsynchronousCollector, Part, WorkerOptions
 from recurl.collectors.background import Extendable
@@ -117,7 +116,7 @@ class RayCollector(AsynchronousCollector):
         recipe = self._recipe = Recipe(functions, epsilons)
 
         def connect(given: dict[str, Any]) -> ActorGroup:
-            shared = pickled("options", SharedArguments(registrations(), pickled("policy", _on_cpu(policy)), given))
+            shared = pickled("options", (registrations(), pickled("policy", _on_cpu(policy)), given))
             session = RaySession(address)
             try:
                 needed = (0.0 if session.is_private else 1.0) if num_cpus is None else num_cpus

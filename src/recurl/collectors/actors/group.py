@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from recurl.collectors.actors.remote import ActorArguments, CollectorActor, vers
 from recurl.collectors.actors.session import RaySession
 from recurl.collectors.asynchronous import Event, Transport
 from recurl.collectors.weights import matching, tensors_of_policy
-from recurl.collectors.worker import CollectorInfo
 from recurl.core.errors import WorkerError
 from recurl.core.keys import DONE, NEXT, TRAJ_IDS
 from recurl.core.seeding import derive_seed
@@ -34,8 +33,6 @@ _START_SECONDS = 120.0
 _TICK_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
 _LONGEST = 300  # maximum number of characters of a cause
-
-Method: TypeAlias = Literal["begin", "collect", "call"]
 
 
 class Replacement(NamedTuple):
@@ -121,8 +118,13 @@ class _Actor:
     failures: int = 0
     unfinished: tuple[int, ...] = ()
     request: Any = None
-    method: Method = "begin"
+    name: str = "begin"
     requested_at: float = 0.0
+
+    def send(self, name: str, *arguments: Any) -> None:
+        """Send a request."""
+        self.request = self.handle.call.remote(name, *arguments)
+        self.name, self.requested_at = name, time.monotonic()
 
 
 class ActorGroup(Transport):
@@ -132,7 +134,7 @@ class ActorGroup(Transport):
         session: the connection to Ray, which is closed with the actors.
         recipe: factory of the arguments of each actor.
         count: number of actors.
-        shared: a pickled :class:`~recurl.collectors.actors.remote.SharedArguments`.
+        shared: the pickled registrations, policy, and arguments of the actors' collectors.
         policy: the policy.
         num_cpus: CPUs that Ray reserves for each actor.
         max_restarts: maximum number of successive replacements of an actor without a delivered batch.
@@ -171,7 +173,12 @@ class ActorGroup(Transport):
             self._class = self._ray.remote(num_cpus=num_cpus, max_restarts=0)(CollectorActor)
             self._start_seconds = _START_SECONDS + 2 * count
             self.actors += [self._new(index, 0) for index in range(count)]
-            self.infos = self._greetings()
+            found: dict[int, Any] = {}
+            while len(found) < count:
+                event = self.next_event()
+                if event.kind == "ready":
+                    found[event.worker] = event.value
+            self.infos = [found[index] for index in range(count)]
             recipe.rows = self.infos[0].rows.numel()
             if isinstance(policy, nn.Module):
                 self.publish(policy)
@@ -181,21 +188,8 @@ class ActorGroup(Transport):
 
     def _new(self, index: int, generation: int) -> _Actor:
         actor = _Actor(self._class.remote(), generation, f"Collector actor {index}")
-        self._send(actor, "begin", versions(), self._shared, self._recipe(index, generation))
+        actor.send("begin", versions(), self._shared, self._recipe(index, generation))
         return actor
-
-    @staticmethod
-    def _send(actor: _Actor, method: Method, *arguments: Any) -> None:
-        actor.request = getattr(actor.handle, method).remote(*arguments)
-        actor.method, actor.requested_at = method, time.monotonic()
-
-    def _greetings(self) -> list[CollectorInfo]:
-        found: dict[int, CollectorInfo] = {}
-        while len(found) < len(self.actors):
-            event = self.next_event()
-            if event.kind == "ready":
-                found[event.worker] = event.value
-        return [found[index] for index in range(len(self.actors))]
 
     def is_idle(self, index: int) -> bool:
         """Return whether an actor can take a request."""
@@ -203,10 +197,7 @@ class ActorGroup(Transport):
 
     def ask(self, index: int, name: str, *arguments: Any) -> None:
         """Send a request to an idle actor."""
-        if name == "collect":
-            self._send(self.actors[index], "collect", self._weights)
-        else:
-            self._send(self.actors[index], "call", name, *arguments)
+        self.actors[index].send(name, *([self._weights] if name == "collect" else arguments))
 
     def publish(self, weights: Any) -> None:
         """Put the weights of later requests into Ray's object store."""
@@ -217,12 +208,7 @@ class ActorGroup(Transport):
         return self._recipe.own_seed(seed, index)
 
     def next_event(self) -> Event:
-        """Wait for an answer or the death of a busy actor; of several that are ready, the earliest request is first.
-
-        Raises:
-            WorkerError: an actor died too often, could not be replaced, or raised an error.
-            RecurlError: an actor raised this error.
-        """
+        """Wait for the next event of an actor."""
         while True:
             waiting = {
                 actor.request: index
@@ -248,11 +234,11 @@ class ActorGroup(Transport):
         if isinstance(value, Failure):
             raise value.error(actor.where)
         actor.request = None
-        if actor.method == "begin":
-            actor.process = value.process
-            actor.where = f"Collector actor {index} (process {value.process})"
-            return Event(index, "ready", value.info)
-        if actor.method == "call":
+        if actor.name == "begin":
+            info, actor.process = value
+            actor.where = f"Collector actor {index} (process {actor.process})"
+            return Event(index, "ready", info)
+        if actor.name != "collect":
             return Event(index, "answer", value)
         batch = tensors_of(value)
         ids, done = batch[TRAJ_IDS], batch[(NEXT, DONE)]
@@ -261,10 +247,10 @@ class ActorGroup(Transport):
 
     def _timeout_cause(self, actor: _Actor) -> str | None:
         """Return the cause of death if an actor has exceeded its time limit, else None."""
-        limit = self._start_seconds if actor.method == "begin" else self._timeout
+        limit = self._start_seconds if actor.name == "begin" else self._timeout
         if limit is None or time.monotonic() < actor.requested_at + limit:
             return None
-        if actor.method == "begin":
+        if actor.name == "begin":
             raise WorkerError(
                 f"{actor.where} did not start within {limit:g} s: it needs {self._num_cpus:g} CPUs, and the Ray "
                 f"cluster has {self._session.free_cpus():g} free. Add nodes, or use fewer actors."
@@ -281,7 +267,7 @@ class ActorGroup(Transport):
             )
         new = self.actors[index] = self._new(index, old.generation + 1)
         new.failures = old.failures + 1
-        lost = self.infos[index].rows.numel() * self.infos[index].steps if old.method == "collect" else 0
+        lost = self.infos[index].rows.numel() * self.infos[index].steps if old.name == "collect" else 0
         self.replacements.append(Replacement(index, cause, lost, old.unfinished))
         text = f"Collector actor {index} died and is replaced; at most {lost} frames are lost: {cause}"
         warnings.warn(text, stacklevel=2)
@@ -291,7 +277,7 @@ class ActorGroup(Transport):
         """Let idle actors close their environments, terminate all actors, and disconnect from Ray."""
         idle = [actor for actor in self.actors if actor.request is None] if self._finalizer.alive else []
         for actor in idle:
-            self._send(actor, "call", "close")
+            actor.send("close")
         if idle and self._ray.is_initialized():
             self._ray.wait([actor.request for actor in idle], num_returns=len(idle), timeout=_CLOSE_SECONDS)
         self._finalizer()

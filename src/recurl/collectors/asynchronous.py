@@ -69,6 +69,7 @@ class Transport(Protocol):
 
     def is_idle(self, index: int) -> bool:
         """Return whether a worker can take a request."""
+        ...
 
     def ask(self, index: int, name: str, *arguments: Any) -> None:
         """Send a request to an idle worker: ``collect``, ``seed``, ``save``, ``load``, or ``reset_rows``."""
@@ -80,12 +81,14 @@ class Transport(Protocol):
             WorkerError: a worker failed and isn't replaced.
             RecurlError: a worker raised this error.
         """
+        ...
 
     def publish(self, weights: Any) -> None:
         """Set the weights of the batches requested after this call."""
 
     def own_seed(self, seed: int, index: int) -> int:
         """Return the seed of the global generators of a worker, given the collector's seed."""
+        ...
 
     def close(self) -> None:
         """Stop the workers and release all resources; repeated calls are harmless."""
@@ -493,7 +496,7 @@ def _current(state: dict[str, Any]) -> dict[str, Any]:
     if "batch" in state:
         worker = state.get("worker", {"collector": state.get("collector")})
         batches = [] if state["batch"] is None else [dict(TensorDict(state["batch"], []).items(True, True))]
-        frames = worker["collector"]["frames"] - sum(entries[TRAJ_IDS].numel() for entries in batches)
+        frames = worker["collector"]["frames"] - sum(cast(Any, entries)[TRAJ_IDS].numel() for entries in batches)
         parts = [[{"order": 0, "version": 0, "entries": entries} for entries in batches]]
         return {"frames": frames, **state, "workers": [worker], "parts": parts}
     return {"parts": [[] for _ in state["workers"]], **state}

@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from tensordict import TensorDict
@@ -125,8 +125,7 @@ class RayCollector(AsynchronousCollector):
                 session.close()
                 raise
             limits: dict[str, Any] = {"num_cpus": needed, "max_restarts": max_restarts, "timeout": timeout}
-            self._group = ActorGroup(session, recipe, count, shared, policy, **limits)
-            return self._group
+            return ActorGroup(session, recipe, count, shared, policy, **limits)
 
         super().__init__(
             connect,
@@ -144,6 +143,7 @@ class RayCollector(AsynchronousCollector):
             storing_device=storing_device,
             **options,
         )
+        self._group = cast(ActorGroup, self._transport)
         self.discarded_frames = 0
 
     @property

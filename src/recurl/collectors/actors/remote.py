@@ -105,8 +105,8 @@ class CollectorActor:
             policy = self._collector.policy
             assert isinstance(policy, nn.Module)
             policy.load_state_dict(tensors_of(cast(Any, importlib.import_module("ray")).get(weights[0])))
-            for module in policy.modules() if self._epsilon is not None else ():
-                if isinstance(module, EGreedyModule):
+            for module in policy.modules():
+                if self._epsilon is not None and isinstance(module, EGreedyModule):
                     module.eps.fill_(self._epsilon)
             self._loaded = weights[0].hex()
         return arrays_of(self._collector.entries())

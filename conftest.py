@@ -91,7 +91,10 @@ def descriptors() -> Callable[[], int]:
 
 @pytest.fixture(scope="session")
 def shared_interpreter() -> Generator[None]:
-    """Keep the interpreter that workers are forked from until the end of all tests, as its imports take seconds."""
+    """Keep the server that workers are forked from until the end of all tests, as its imports take seconds.
+
+    Replaces its end with the last group of workers; tests/envs/test_workers.py also has servers that end.
+    """
     SERVER.acquire({"recurl.collectors.multi", "recurl.envs.parallel"})
     SERVER.ensure_running()  # before a test counts open files
     yield

@@ -242,6 +242,25 @@ def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another(
     group.kill()
 
 
+def tell(channel, _):
+    channel.send((os.getppid(), os.environ.get("RECURL_TEST"), os.getcwd()))
+    channel.receive_bytes()
+
+
+def test_groups_share_a_server_until_the_last_ends_and_have_their_own_environment(monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "SERVER", workers.WorkerServer())
+    first = WorkerGroup([WorkerTask(tell, (None,))], timeout=1.0)
+    monkeypatch.setenv("RECURL_TEST", "set")
+    monkeypatch.chdir(tmp_path)
+    second = WorkerGroup([WorkerTask(tell, (None,))], timeout=1.0)
+    server = workers.SERVER.pid
+    assert (first.greetings[0][:2], second.greetings) == ((server, None), [(server, "set", str(tmp_path))])
+    first.close()
+    assert Path(f"/proc/{server}").exists()
+    second.close()
+    assert not Path(f"/proc/{server}").exists()
+
+
 def test_a_server_that_fails(monkeypatch):
     monkeypatch.setattr(workers, "SERVER", workers.WorkerServer())
     monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: b"/bin/false")

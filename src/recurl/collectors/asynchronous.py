@@ -168,7 +168,7 @@ class AsynchronousCollector(CollectorBase):
             actual = self.steps_per_batch * self._rows.numel() * parts
             if frames_each * parts != actual:
                 units_of("frames_per_batch", frames_per_batch, actual, f"{parts} x {self._rows.numel()} rows")
-            self._cat = dimension(cat_results, self._rows)
+            self._cat = dimension(cat_results, self._rows) if sync else 0
             super().__init__(actual, total_frames, postproc, replay_buffer)
         except BaseException:
             self._transport.close()
@@ -192,19 +192,18 @@ class AsynchronousCollector(CollectorBase):
 
     def _collect(self) -> TensorDict:
         with span(WAITING):
-            parts = self._next_of_all() if self.sync else [self._next()]
+            parts = self._next_of_all() if self.sync else [self._next_of_any()]
         self.frames += self.frames_per_batch
         if not self.sync:
             self._request_from_idle()
         elif self.max_lag:
             self._request_from_all(self.max_lag - 1)
         shape = [*self._rows, self.steps_per_batch]
-        if self._cat is None and self.sync:
-            shape = [self._count, *shape]
-        elif self.sync:
-            shape[self._cat or 0] *= self._count
-        entries = joined([self._entries(part) for part in parts], self._cat if self.sync else 0, self._kind)
-        batch = TensorDict(cast(Any, entries), shape)
+        if self._cat is None:
+            shape = [len(parts), *shape]
+        else:
+            shape[self._cat] *= len(parts)
+        batch = TensorDict(cast(Any, joined([self._entries(part) for part in parts], self._cat, self._kind)), shape)
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
         batch.refine_names(..., "time")
@@ -236,7 +235,7 @@ class AsynchronousCollector(CollectorBase):
             if waiting <= ahead and (waiting < wanted or self._remains_after(waiting)):
                 self._request_if_idle(index)
 
-    def _next(self) -> Part:
+    def _next_of_any(self) -> Part:
         """Wait for the part requested first, or a later one that may overtake it."""
         while True:
             self._request_from_idle(wanted=1)

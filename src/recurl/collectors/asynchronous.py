@@ -469,16 +469,17 @@ def joined(parts: Sequence[dict[NestedKey, Tensor]], dim: int | None, kind: str 
     """
     if len(parts) == 1 and dim is not None:
         return parts[0]
-    kinds = [{key: f"{x.dtype} {list(x.shape)}".removeprefix("torch.") for key, x in part.items()} for part in parts]
-    for index, key in ((index, key) for index, other in enumerate(kinds) for key in {**kinds[0], **other}):
-        first, found = (each.get(key, "missing") for each in (kinds[0], kinds[index]))
-        if first != found:
-            one = kind.removesuffix("s")
-            raise ArgumentError(
-                f"The batches of all {kind} must have the same entries, but {key!r} is {first} for {one} 0 and {found} "
-                f"for {one} {index}: create environments with the same specs, or collect separate "
-                "batches: MultiAsyncCollector, or sync=False."
-            )
+    kinds = [{key: (value.dtype, value.shape) for key, value in part.items()} for part in parts]
+    for index, other in enumerate(kinds):
+        for key in {**kinds[0], **other} if other != kinds[0] else ():
+            found = [f"{x[0]} {list(x[1])}"[6:] if (x := each.get(key)) else "missing" for each in (kinds[0], other)]
+            if found[0] != found[1]:
+                one = kind.removesuffix("s")
+                raise ArgumentError(
+                    f"The batches of all {kind} must have the same entries, but {key!r} is {found[0]} for {one} 0 and "
+                    f"{found[1]} for {one} {index}: create environments with the same specs, or collect separate "
+                    "batches: MultiAsyncCollector, or sync=False."
+                )
     join = torch.stack if dim is None else lambda values: torch.cat(values, dim)
     return {key: join([part[key] for part in parts]) for key in parts[0]}
 

@@ -115,8 +115,7 @@ def final_state(path):
     collector = state["algorithm"]["collector"]
     if "workers" in collector:
         (((part,),), (worker,)) = collector["parts"], collector["workers"]
-        del part["entries"][TRAJ_IDS], part["order"]  # numbers of requests begin at 0 again
-        collector["version"] = 0  # likewise
+        del part["entries"][TRAJ_IDS]
         collector = worker["collector"]
     del collector["traj_ids"]
     if "buffer" in state["algorithm"]:

@@ -17,7 +17,7 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector, in_place
-from recurl.collectors.worker import _WorkerCollector
+from recurl.collectors.worker import WorkerCollector
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import TRAJ_IDS
 from recurl.core.specs import Unbounded
@@ -403,7 +403,7 @@ def test_a_worker_sends_a_heartbeat_at_every_step() -> None:
             self.beats += 1
 
     channel, env = Channel(), cartpole()
-    collector = _WorkerCollector(channel, env, choosing(LSTMModule)(env), frames_per_batch=30)
+    collector = WorkerCollector(env, choosing(LSTMModule)(env), channel.beat, frames_per_batch=30)
     collector._collect()
     assert collector.explain()["in place"] is None
     assert (channel.beats, collector.frames) == (10, 30)

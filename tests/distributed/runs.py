@@ -159,7 +159,9 @@ def improve(kind, env, rows):
     whole.set_seed(0)
     collector = Collector(whole, collecting(learner.agent.policy), frames_per_batch=96)
     own = collector.collect()[rank() * rows : (rank() + 1) * rows].reshape(-1)
-    numbers = learner.improve(learner.losses(own.select(*learner.loss.in_keys, strict=False)))
+    trained = own.select(*learner.loss.in_keys, strict=False)
+    learner.sample = lambda: (trained, trained)
+    numbers = learner.update(learner.count())
     norms = {name: value.item() for name, value in numbers.items() if name.startswith("grad_norm")}
     gradients = {name: value.grad for name, value in learner.agent.named_parameters() if value.grad is not None}
     collector.shutdown()

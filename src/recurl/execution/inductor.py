@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from recurl.core.spans import FORWARD_AND_BACKWARD, span
 from recurl.execution.capture import ModuleGuard
 from recurl.execution.traced import InductorFunction
 from recurl.sequences.entries import Entries, Step, leaves
@@ -108,7 +109,8 @@ class InductorGradients:
 
     def __call__(self, batch: Step) -> dict[str, Tensor]:
         """Return the losses and set the gradients of the parameters."""
-        results = self._run(batch)
+        with span(FORWARD_AND_BACKWARD):
+            results = self._run(batch)
         for name, parameter in self._parameters.items():
             gradient = results.pop(name, None)
             # optimizers expect the strides of the parameter

@@ -8,8 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from recurl.recurrence.linear.derivatives import Gradients, Needs
-from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs
+from recurl.recurrence.linear.kernels import ACCUMULATED, Gradients, LinearInputs, Needs
 from recurl.recurrence.triton.launch import on, start
 from recurl.recurrence.triton.linear_config import Chunk
 from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from statistics import fmean
 
 from tensordict import TensorDictBase
@@ -81,14 +81,18 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
         """Count a gradient step; return whether the target network is updated after it."""
         return isinstance(self.targets, HardUpdate) and self.targets.count()
 
-    def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Make a gradient step; see :meth:`ReplayLearner.improve`."""
-        norm = self.optimizer(losses["loss"])
+    def update(self, kind: Hashable) -> Mapping[str, Tensor]:
+        """Regress the values of the actions taken on n-step targets; see :meth:`ReplayLearner.update`."""
+        sample, trained = self.sample()  # sequences from their stored states, without the burn-in
+        losses = self.gradients(trained)  # of the squared TD error, weighted by importance
+        norm = self.optimizer.descend(losses["loss"])  # clipped; skipped if anything isn't finite
         if isinstance(self.targets, SoftUpdate):
             self.targets.step()
-        elif self.kind:
+        elif kind:  # every --target-interval steps
             self.targets.init_()
-        return {**{name: losses[name].detach() for name in ("loss", "q_value", "q_target")}, "grad_norm": norm}
+        numbers = {**{name: losses[name] for name in ("loss", "q_value", "q_target")}, "grad_norm": norm}
+        self.prioritize(sample, trained, losses["td_error"], numbers)
+        return numbers
 
     def others(self) -> dict[str, float | Tensor]:
         """Return the current probability of a random action, averaged over the actors."""

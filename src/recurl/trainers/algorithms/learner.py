@@ -179,7 +179,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
             env.close()
             return actors_of(config, policy, self.env_seed)
-        programs = self.programs
+        programs: CaptureOptions = self.programs
         if env.tensor_env is None:  # host environments can't be compiled or captured
             on_gpu = torch.device(config.device).type != "cpu"
             programs = {"cuda_graph": on_gpu and programs.get("cuda_graph", False)}

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from recurl import execution
 from recurl.core.devices import numbered
 from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
-from recurl.core.spans import FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, OPTIMIZER, REPLAY, span
+from recurl.core.spans import FORWARD, GRADIENT_GRAPH, REPLAY, span
 from recurl.core.torch_compat import start_compilers
 from recurl.data import MidEpisodeBurnIn, ZeroStart, refresh_states, slice_priorities
 from recurl.data.replay_buffers.device import ByPriority, ByStep, ByTrajectory, DeviceSliceBuffer
 from recurl.distributed import average_, global_statistics
-from recurl.execution import Executable
 from recurl.modules import RewardScaler
 from recurl.trainers.algorithms.configs import ReplayConfig
 from recurl.trainers.algorithms.learner import AgentT, Learner, Stateful
@@ -76,7 +75,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
     Under torchrun, each rank stores its own steps and samples its own slices; gradients are averaged.
 
-    A subclass builds its loss over slices (:meth:`make_loss`) and makes gradient steps (:meth:`improve`). The base
+    A subclass builds its loss over slices (:meth:`make_loss`) and makes gradient steps (:meth:`update`). The base
     class stores the entries that the loss reads, samples slices, scales rewards, starts all networks from stored states
     or from zeros, burns in each network separately, refreshes states, and updates priorities.
 
@@ -89,11 +88,10 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     Attributes:
         buffer: the replay buffer.
         loss: the loss returned by :meth:`make_loss`.
-        kind: kind of the current gradient step, as returned by :meth:`count`.
     """
 
     averaged: ClassVar[tuple[str, ...]]
-    """Metrics of a gradient step, returned by :meth:`improve`: averaged over the update and checked to be finite."""
+    """Metrics of a gradient step, returned by :meth:`update`: averaged over the update and checked to be finite."""
     collected = ("buffer", "collector")
     data_parallel = True
 
@@ -109,8 +107,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         burnt_in = (self.loss.networks(), self.loss.target_networks()) if recurrent and config.burn_in_steps else ()
         self._burn_ins = [MidEpisodeBurnIn(TensorDictSequential(*part), config.burn_in_steps) for part in burnt_in]
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
-        self.kind: Hashable = None
-        self._gradients: dict[Hashable, Executable] = {}
+        self._gradients: dict[Hashable, Callable[..., Mapping[Any, Tensor]]] = {}
         self._graphs: dict[_Kinds, CudaGraphStep] = {}
         self._metric_names: dict[_Kinds, list[str]] = {}
 
@@ -124,18 +121,18 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         """Build the loss of the networks in ``self.agent``."""
 
     @abstractmethod
-    def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Make a gradient step by calling the optimizers from :meth:`gradient_step` with their losses.
+    def update(self, kind: Hashable) -> Mapping[str, Tensor]:
+        """Make one gradient step: sample, compute gradients, step, update targets and priorities.
 
         Args:
-            losses: the losses.
+            kind: kind of the step, as returned by :meth:`count`.
 
         Returns:
             The metrics named in ``averaged``, or a subset of them, as scalars without gradients.
         """
 
     def count(self) -> Hashable:
-        """Count the upcoming gradient step and return its kind, which becomes ``self.kind``.
+        """Count the upcoming gradient step and return its kind, which is passed to :meth:`update`.
 
         Steps of one kind must launch the same operations. A step with additional work, such as every hundredth, must be
         of another kind.
@@ -158,7 +155,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             batch: batch returned by :meth:`collect`, ``[B, T]``.
 
         Returns:
-            The metrics of :meth:`improve`, averaged over the update and the ranks (nan before learning starts), and
+            The metrics of :meth:`update`, averaged over the update and the ranks (nan before learning starts), and
             those of :meth:`others`. Gradient steps with a non-finite loss or norm are skipped; ``fault`` names the
             first.
         """
@@ -186,7 +183,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
                 self.buffer.extend(stored)
         else:
             kinds = tuple(self.count() for _ in range(self.config.gradient_steps))
-            values = self._update(stored, kinds)
+            values = self._run(stored, kinds)
             average_([values])
             found = self._metric_names[kinds]
             learned.update(zip(found, values.unbind(), strict=True))
@@ -199,7 +196,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
         return read
 
-    def _update(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
+    def _run(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
         """Store a batch and make gradient steps of these kinds; return the metrics named in ``_metric_names``."""
         if not self.config.cuda_graph:
             return self._store_and_learn(stored, kinds)
@@ -213,7 +210,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     def _store_and_learn(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
         with span(REPLAY):
             self.buffer.extend(stored)
-        steps = [self._step(kind) for kind in kinds]
+        steps = [self.update(kind) for kind in kinds]
         found = {name: [step[name] for step in steps if name in step] for name in self.averaged}
         means = {name: torch.stack(values).mean() for name, values in found.items() if values}
         self._metric_names[kinds] = list(means)
@@ -227,19 +224,14 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             learning_rate=config.learning_rate,
             max_norm=config.max_grad_norm,
             capturable=config.cuda_graph,
-            programmed=config.compile,
         )
 
     def others(self) -> dict[str, float | Tensor]:
         """Return additional metrics of the update; tensors are read later."""
         return {}
 
-    def losses(self, trained: Any) -> Mapping[str, Tensor]:
-        """Return the losses of the training steps of a sample."""
-        return cast(Mapping[str, Tensor], dict(self.loss(trained).items()))
-
-    def _step(self, kind: Hashable) -> Mapping[str, Tensor]:
-        self.kind = kind
+    def sample(self) -> tuple[Any, Any]:
+        """Return a sample of slices with scaled rewards, and its training steps: those after burn-in."""
         with span(REPLAY):
             sample = self.buffer.sample()
             if self._zero is not None:
@@ -250,27 +242,35 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             with span(REPLAY):
                 refresh_states(self.buffer, sample, self._networks)
         with span(FORWARD):
-            trained = self.burnt_in(sample)
-        losses = self._losses_and_gradients(trained)
-        error = losses["td_error"]
-        with span(OPTIMIZER):
-            numbers = self.improve(losses)
+            return sample, self.burnt_in(sample)
+
+    def gradients(self, trained: Any, kind: Hashable = None) -> Mapping[Any, Tensor]:
+        """Return the losses of training steps, and set their gradients; see :func:`recurl.execution.compile`.
+
+        Args:
+            trained: training steps, from :meth:`sample`.
+            kind: what the loss depends on besides its networks, for which it is compiled separately.
+        """
+        if not self.config.compile:
+            return execution.compile(self.loss.gradients)(trained)
+        if kind not in self._gradients:
+            self._gradients[kind] = execution.compile(self.loss.gradients, backend="inductor")
+        return self._gradients[kind](trained)
+
+    def prioritize(self, sample: Any, trained: Any, error: Tensor, numbers: Mapping[str, Tensor]) -> None:
+        """Update the priorities of a sample from its TD errors, if enabled and if all numbers are finite.
+
+        Args:
+            sample: the sample.
+            trained: its training steps.
+            error: TD error of every training step.
+            numbers: metrics of the gradient step.
+        """
         if self.config.prioritized:
             with span(REPLAY):
                 finite = [value.isfinite().all() for value in (*numbers.values(), error)]
                 priority = slice_priorities(sample, error, trained, eta=self.config.priority_eta)
                 self.buffer.update_priority(sample, priority, torch.stack(finite).all())
-        return numbers
-
-    def _losses_and_gradients(self, trained: Any) -> Mapping[str, Tensor]:
-        """Return the losses; with ``compile``, also set the gradients of the parameters."""
-        if not self.config.compile:
-            with span(FORWARD):
-                return self.losses(trained)
-        if self.kind not in self._gradients:
-            self._gradients[self.kind] = execution.compile(self.loss.gradients, backend="inductor")
-        with span(FORWARD_AND_BACKWARD):
-            return self._gradients[self.kind](trained)
 
     def restart(self, rows: Tensor) -> bool:
         """Reset some environments; see :meth:`Learner.restart`."""

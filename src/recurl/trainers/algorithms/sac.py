@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -78,12 +78,15 @@ class SAC(ReplayLearner[SACConfig, SoftActor]):
             "alpha_optimizer": self.alpha_optimizer,
         }
 
-    def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Make a gradient step; see :meth:`ReplayLearner.improve`."""
-        # The actor's loss needs the critics' weights before their step; the critics' loss doesn't need the actor's.
-        norms = {"grad_norm_actor": self.actor_optimizer(losses["loss_actor"])}
-        norms["grad_norm_critic"] = self.critic_optimizer(losses["loss_qvalue"])
+    def update(self, kind: Hashable) -> Mapping[str, Tensor]:
+        """Improve actor, critics and temperature by one step each; see :meth:`ReplayLearner.update`."""
+        sample, trained = self.sample()  # sequences from their stored states, without the burn-in
+        losses = self.gradients(trained)  # of all three losses, each with respect to its own parameters
+        numbers = {name: losses[name] for name in (*_LOSSES, *_DIAGNOSTICS)}
+        numbers["grad_norm_actor"] = self.actor_optimizer.descend(losses["loss_actor"])
+        numbers["grad_norm_critic"] = self.critic_optimizer.descend(losses["loss_qvalue"])
         if self.alpha_optimizer is not None:
-            self.alpha_optimizer(losses["loss_alpha"])
-        self.targets.step()
-        return {**{name: losses[name].detach() for name in (*_LOSSES, *_DIAGNOSTICS)}, **norms}
+            self.alpha_optimizer.descend(losses["loss_alpha"])
+        self.targets.step()  # the target critics follow slowly
+        self.prioritize(sample, trained, losses["td_error"], numbers)
+        return numbers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -89,20 +88,19 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
         """Count a gradient step; return whether the actor is updated too."""
         return self.delay.step()
 
-    def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Make a gradient step; see :meth:`ReplayLearner.improve`."""
-        numbers = {name: losses[name].detach() for name in self.averaged if name in losses}
-        if "loss_actor" in losses:  # before the critics' step, as it needs their old weights
-            numbers["grad_norm_actor"] = self.actor_optimizer(losses["loss_actor"])
-        numbers["grad_norm_critic"] = self.critic_optimizer(losses["loss_qvalue"])
-        if "loss_actor" in losses:
+    def update(self, kind: Hashable) -> Mapping[str, Tensor]:
+        """Improve the critics, and at every second step or so actor and targets; see :meth:`ReplayLearner.update`."""
+        self.loss.updates_actor = bool(kind)  # every --policy-delay steps
+        sample, trained = self.sample()  # sequences from their stored states, without the burn-in
+        losses = self.gradients(trained, kind)  # each loss with respect to its own parameters
+        numbers = {name: losses[name] for name in self.averaged if name in losses}
+        if kind:
+            numbers["grad_norm_actor"] = self.actor_optimizer.descend(losses["loss_actor"])
+        numbers["grad_norm_critic"] = self.critic_optimizer.descend(losses["loss_qvalue"])
+        if kind:
             self.targets.step()
+        self.prioritize(sample, trained, losses["td_error"], numbers)
         return numbers
-
-    def losses(self, trained: Any) -> Mapping[str, Tensor]:
-        """Return the losses of the training steps, including the actor's if its update is due."""
-        self.loss.updates_actor = bool(self.kind)
-        return super().losses(trained)
 
     def others(self) -> dict[str, float | Tensor]:
         """Return the current standard deviation of the exploration noise."""

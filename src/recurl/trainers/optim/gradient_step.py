@@ -33,7 +33,6 @@ class GradientStep:
         max_norm: maximum norm of the gradient of all parameters together; larger gradients are scaled down to it.
         eps: Adam's epsilon.
         capturable: keep all numbers that change on the device, so that the step can be captured in a CUDA graph.
-        programmed: gradients are set by compiled code before each call, and the loss passed has no autograd graph.
 
     Example:
         >>> weight = nn.Parameter(torch.zeros(2))
@@ -53,11 +52,9 @@ class GradientStep:
         max_norm: float,
         eps: float = 1e-8,
         capturable: bool = False,
-        programmed: bool = False,
     ) -> None:
         self._parameters = list(parameters)
         self._max_norm = max_norm
-        self._programmed = programmed
         self._capturable = capturable
         kinds = {(p.device, p.dtype) for p in self._parameters}
         fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
@@ -70,10 +67,8 @@ class GradientStep:
     def __call__(self, loss: Tensor) -> Tensor:
         """Compute the gradient of ``loss``, make a step, and return the gradient norm before clipping, a scalar.
 
-        Nothing changes if the norm or the loss isn't finite. With ``programmed``, this is :meth:`descend`.
+        Nothing changes if the norm or the loss isn't finite.
         """
-        if self._programmed:
-            return self.descend(loss)
         for parameter in self._parameters:
             parameter.grad = None
         with span(BACKWARD):

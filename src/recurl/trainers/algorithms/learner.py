@@ -179,7 +179,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
             env.close()
             return actors_of(config, policy, self.env_seed)
-        programs = self.programs
+        programs: CaptureOptions = self.programs
         if env.tensor_env is None:  # host environments can't be compiled or captured
             on_gpu = torch.device(config.device).type != "cpu"
             programs = {"cuda_graph": on_gpu and programs.get("cuda_graph", False)}
@@ -286,11 +286,12 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         Raises:
             UnsupportedError: if :meth:`schedules` has no setter for a scheduled option.
         """
-        if self.config.actors:
-            self.collector.update_policy_weights_()
+        actors = cast("RayCollector", self.collector) if self.config.actors else None
+        if actors is not None:
+            actors.update_policy_weights_()
         batch = self.collector.collect()
-        if self.config.actors:
-            self._record_actors(cast("RayCollector", self.collector), batch)
+        if actors is not None:
+            self._record_actors(actors, batch)
         self.env_steps += batch.numel() * world_size()
         setters = self.schedules()
         for name, value in self.scheduled.items():

@@ -9,14 +9,14 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.programs import Programs
 
-from recurl.envs.workers import Interpreter
+from recurl.envs.workers import SERVER
 from recurl.trainers.export.verification import verify
 
 
@@ -89,36 +89,16 @@ def descriptors() -> Callable[[], int]:
     return count
 
 
-class _Shared(Interpreter):
-    """An interpreter that outlives the groups of workers that it serves."""
-
-    def end(self) -> None:
-        """Leave the interpreter to the next group."""
-
-
 @pytest.fixture(scope="session")
-def _interpreters() -> Generator[list[_Shared]]:
-    started: list[_Shared] = []
-    yield started
-    for interpreter in started:
-        Interpreter.end(interpreter)
+def shared_interpreter() -> Generator[None]:
+    """Keep the server that workers are forked from until the end of all tests, as its imports take seconds.
 
-
-@pytest.fixture
-def shared_interpreter(monkeypatch: pytest.MonkeyPatch, _interpreters: list[_Shared]) -> None:
-    """Fork the workers of all groups from one interpreter, as its imports take seconds.
-
-    Replaces the start and the end of an interpreter per group. tests/envs/test_workers.py and the tests of workers
-    without this fixture start one per group.
+    Replaces its end with the last group of workers; tests/envs/test_workers.py also has servers that end.
     """
-
-    def running(modules: Collection[str] = ()) -> _Shared:
-        if not _interpreters or _interpreters[-1].returncode is not None:
-            _interpreters.append(_Shared({*modules, "recurl.collectors.multi", "recurl.envs.parallel"}))
-        return _interpreters[-1]
-
-    running()  # before a test counts open files
-    monkeypatch.setattr("recurl.envs.workers.Interpreter", running)
+    SERVER.acquire({"recurl.collectors.multi", "recurl.envs.parallel"})
+    SERVER.ensure_running()  # before a test counts open files
+    yield
+    SERVER.release()
 
 
 @pytest.fixture

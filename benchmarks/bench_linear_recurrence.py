@@ -30,8 +30,8 @@ from torch import Tensor
 
 from linear_recurrence_peers import PEERS
 from recurl.recurrence import Boundaries
+from recurl.recurrence.backend import LINEAR, LinearSupport
 from recurl.recurrence.linear.kernels import LinearInputs, LinearKernels
-from recurl.recurrence.linear.registry import LINEAR
 from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import Chunk
 from results_file import append, commit
@@ -362,7 +362,8 @@ def main() -> None:
     if args.device == "cpu":
         keep_memory()
         torch.set_num_threads(args.threads)
-    kernels = LINEAR.choose("triton" if args.device == "cuda" else "cpu", torch.device(args.device), torch.float32)
+    support = LinearSupport(torch.device(args.device), torch.float32)
+    kernels = LINEAR.choose("triton" if args.device == "cuda" else "cpu", support)
     failed = 0
     for name, passed, numbers in checks(kernels, args.device, args.forms):
         print("ok  " if passed else "FAIL", name, numbers, flush=True)

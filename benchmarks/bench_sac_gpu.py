@@ -110,10 +110,9 @@ def run(name: str, options: dict[str, Any], *, captured: bool) -> tuple[list[dic
 
 def make_capturable(step: GradientStep) -> None:
     """Let the optimizer keep its step size on the GPU, as in a graph."""
-    step._device = step._parameters[0].device
     for group in step.optimizer.param_groups:
         group["capturable"] = True
-        group["lr"] = torch.tensor(group["lr"], device=step._device)
+        group["lr"] = torch.tensor(group["lr"], device="cuda")
 
 
 def look_for_waits(name: str, learner: Any) -> None:

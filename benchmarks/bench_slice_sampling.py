@@ -112,8 +112,7 @@ def steps(count: int, start: int) -> TensorDict:
     """Return steps like those of a collector with an LSTM policy, in trajectories of 200."""
     number = start + torch.arange(count)
     done = (number % 200 == 199).unsqueeze(-1)
-    states = {key: torch.randn(count, 1, HIDDEN) for key in ("h", "c")}
-    following = {key: torch.randn(count, 1, HIDDEN) for key in ("h", "c")}
+    states, following = ({key: torch.zeros(count, 1, HIDDEN) for key in ("h", "c")} for _ in range(2))
     flags = {"done": done, "terminated": done, "truncated": torch.zeros_like(done)}
     return TensorDict(
         {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence import BACKENDS, Boundaries, LayerCall, LayerWeights, Options, Support
-from recurl.recurrence.ops import arguments_of
+from recurl.recurrence.operation import arguments_of
 from recurl.recurrence.triton.products import over_tokens, product
 from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
 

@@ -19,10 +19,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path("tests/recurrence/kernels.json")
+FOLDERS = ("tests/recurrence", "tests/trainers/optim")
 # The kernels with the cells that they compute, and their tests with the reference. Changes elsewhere meet the kernels
 # in make test, which interprets or emulates each kind once.
-SOURCES = ("src/recurl/recurrence", "tests/recurrence", "tests/own_cells.py")
-TESTS = ("test_triton", "test_clusters", "test_isolation")  # interpreted kernels are tested for isolation
+ADAM = ("src/recurl/trainers/optim/triton_adam.py", "src/recurl/trainers/optim/triton_adam_kernels.py")
+SOURCES = ("src/recurl/recurrence", *ADAM, "tests/own_cells.py", *FOLDERS)
+TESTS = ("test_triton", "test_clusters", "test_isolation", "test_adam")  # isolation is tested of interpreted kernels
 UNRELATED = ("src/recurl/recurrence/cpu", "src/recurl/recurrence/experiment.py")
 PACKAGES = ("torch", "triton", "nvidia-cuda-nvrtc")
 SUFFIXES = (".py", ".cu", ".cpp")
@@ -70,7 +72,7 @@ def main(root: Path = ROOT) -> int:
         return 0
     changed = ", ".join(name for name in found if found[name] != known.get(name)) or "nothing"
     print(f"GPU kernels are tested; changed since their last test: {changed}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist=load", "-m", "kernels", "tests/recurrence"]
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist=load", "-m", "kernels", *FOLDERS]
     done = subprocess.run(command, cwd=root, check=False)
     if done.returncode:
         return 1

@@ -23,7 +23,7 @@ from tests.recurrence.linear import test_triton as linear
 for capability, (cases, _) in test_triton.COMPILED.items():
     print("tests.recurrence.triton_offline", capability, *cases)
 print("tests.recurrence.linear.triton_offline 90", *linear.COMPILED)
-print("tests.recurrence.triton_adam_offline 90")
+print("tests.trainers.optim.adam_offline 90")
 """
 
 

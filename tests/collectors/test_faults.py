@@ -91,7 +91,7 @@ def test_a_fault_is_reported_and_everything_cleaned_up(
     before = descriptors()
     collector = kind([creator(tmp_path / "orders")], make_policy(), frames_per_batch=20, timeout=1.5)
     collector.collect()
-    pids = [worker.process.pid for worker in collector._group.workers]
+    pids = [worker.process.pid for worker in collector._transport.group.workers]
     give_order(tmp_path, fault)
     begin = time.monotonic()
     with pytest.raises(WorkerError, match=REPORTS[fault].format(0)) as caught:

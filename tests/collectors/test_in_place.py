@@ -17,14 +17,14 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector, in_place
-from recurl.collectors.worker import _WorkerCollector
+from recurl.collectors.worker import WorkerCollector
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import TRAJ_IDS
 from recurl.core.specs import Unbounded
 from recurl.envs import EnvBase, GroupedEnv, GymEnv, GymWrapper, TransformedEnv
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import SharedTensors
-from recurl.execution.compiled import Compilation, Signal, StepsInMemory
+from recurl.execution.compiled import Signal, StepsInMemory, register_translation
 from recurl.modules import (
     Categorical,
     ExplorationType,
@@ -131,14 +131,15 @@ class Numbers(gym.Env):
         return self._observe(), float(action), bool(self.np_random.random() < 0.1), False, {}
 
 
+class Seen(nn.Module):
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return a.unsqueeze(-1)
+
+
+register_translation(Seen, lambda program, module, a: Signal(a.value, (1,), a.dtype))
+
+
 def numbers(env: EnvBase) -> nn.Module:
-    class Seen(nn.Module):
-        def forward(self, a: torch.Tensor) -> torch.Tensor:
-            return a.unsqueeze(-1)
-
-        def compile_tensors(self, program: Compilation, a: Signal) -> Signal:
-            return Signal(a.value, (1,), a.dtype)
-
     head = Mod(nn.Sequential(nn.Linear(1, 2)), ["seen"], ["logits"])
     return ProbabilisticActor(
         Seq(Mod(Seen(), ["float"], ["seen"]), head), ["logits"], distribution_class=OneHotCategorical
@@ -402,7 +403,7 @@ def test_a_worker_sends_a_heartbeat_at_every_step() -> None:
             self.beats += 1
 
     channel, env = Channel(), cartpole()
-    collector = _WorkerCollector(channel, env, choosing(LSTMModule)(env), frames_per_batch=30)
+    collector = WorkerCollector(env, choosing(LSTMModule)(env), channel.beat, frames_per_batch=30)
     collector._collect()
     assert collector.explain()["in place"] is None
     assert (channel.beats, collector.frames) == (10, 30)

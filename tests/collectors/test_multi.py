@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from recurl.collectors.multi import common_info, dimension
+from recurl.collectors.asynchronous import common_info, dimension
 from recurl.collectors.weights import SharedWeights
 from recurl.collectors.worker import CollectorInfo
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError

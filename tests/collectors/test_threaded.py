@@ -4,6 +4,7 @@ import io
 
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
@@ -41,7 +42,13 @@ def seeded() -> EnvBase:
     return env
 
 
-def run(batches: int, stop_at: int | None = None) -> list[object]:
+def in_old_format(state: dict) -> dict:
+    """Return a state as recurl 0.2 saved it."""
+    (part,), shape = state["parts"][0], [4, 10]
+    return {"batch": TensorDict(part["entries"], shape).to_dict(), "collector": state["workers"][0]["collector"]}
+
+
+def run(batches: int, stop_at: int | None = None, convert=dict) -> list[object]:
     policy = make_policy()
     torch.manual_seed(1)
     collector = ThreadedCollector(seeded(), policy, frames_per_batch=40)
@@ -51,7 +58,7 @@ def run(batches: int, stop_at: int | None = None) -> list[object]:
         change(policy, update)
         if update == stop_at:
             file = io.BytesIO()
-            torch.save(collector.state_dict(), file)
+            torch.save(convert(collector.state_dict()), file)
             collector.shutdown()
             file.seek(0)
             collector = ThreadedCollector(create(), policy, frames_per_batch=40)
@@ -74,9 +81,11 @@ def test_every_batch_but_the_first_is_exactly_one_update_old() -> None:
     assert not torch.equal(expected[1]["logits"], expected[2]["logits"])
 
 
-@pytest.mark.parametrize("stop_at", [0, 2])
-def test_collection_resumes_exactly(stop_at: int) -> None:
-    for wanted, found in zip(run(5), run(5, stop_at), strict=True):
+@pytest.mark.parametrize(
+    ("stop_at", "convert"), [(0, lambda state: state), (2, lambda state: state), (1, in_old_format)]
+)
+def test_collection_resumes_exactly(stop_at: int, convert) -> None:
+    for wanted, found in zip(run(5), run(5, stop_at, convert), strict=True):
         assert (wanted == found).all()
 
 
@@ -84,7 +93,8 @@ def test_new_episodes_begin_after_the_batch_that_is_under_way() -> None:
     collector = ThreadedCollector(seeded(), make_policy(), frames_per_batch=4)
     first = collector.collect()
     collector.reset_rows(torch.tensor([True, False, False, False]))
-    assert collector.wait() is collector.wait()
+    collector.wait()
+    collector.wait()
     second, third = collector.collect(), collector.collect()
     collector.shutdown()
     ended = [batch["next", "done"][:, -1, 0] for batch in (first, second)]

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import recurl
 from recurl.collectors import MultiSyncCollector
-from recurl.collectors.actors.supply import Recipe
+from recurl.collectors.actors.group import Recipe
 from recurl.core.seeding import derive_seed, env_seed, rng_state, seed_everything, set_rng_state
 from recurl.diagnostics.preserve import Snapshot
 from recurl.envs import TensorEnv
@@ -257,7 +257,8 @@ def test_no_two_actors_have_the_same_seed():
     for rank in range(2):
         recipe = Recipe([Revealing] * 3, None)
         recipe.rows = 2
-        found.append(recipe.seeds(1000 + rank * 6))
+        seed = 1000 + rank * 6
+        found.append([(seed + actor * 2, recipe.own_seed(seed, actor)) for actor in range(3)])
         recipe.replaced = 4  # before the program was resumed
         later = ((recipe.env_seed(actor, time), recipe(actor, time)) for time in (1, 2) for actor in range(3))
         found.append([(first, pickle.loads(own).seed) for first, own in later])

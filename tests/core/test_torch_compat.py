@@ -304,49 +304,6 @@ def test_rnn_kernel(kind):
     assert torch.equal(y, net(x)[0])
 
 
-def test_foreach_add_():
-    steps = [torch.zeros(()), torch.ones(())]
-    _torch.foreach_add_(steps, [torch.ones(()), torch.ones(())])
-    assert [step.item() for step in steps] == [1, 2]
-
-
-def test_foreach_mul_():
-    values = [torch.ones(2), torch.full((3,), 2.0)]
-    _torch.foreach_mul_(values, torch.tensor(0.5))
-    assert [value.tolist() for value in values] == [[0.5] * 2, [1.0] * 3]
-
-
-def test_foreach_norm():
-    values = [torch.tensor([3.0, 4.0]), torch.ones(4)]
-    assert [norm.item() for norm in _torch.foreach_norm(values)] == [5, 2]
-
-
-def test_fused_adam_():
-    """It takes the step of torch.optim.Adam, or none if ``found_inf`` is 1."""
-    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
-    own, means, squares, steps = parameter.detach().clone(), torch.zeros(2), torch.zeros(2), torch.zeros(())
-    parameter.grad = torch.tensor([0.5, 0.25])
-    torch.optim.Adam([parameter], lr=0.1, eps=1e-5, fused=True).step()
-    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5}
-    for found_inf in (1.0, 0.0):
-        before = own.clone()
-        steps += 1 - found_inf
-        _torch.fused_adam_(
-            [own],
-            [parameter.grad],
-            [means],
-            [squares],
-            [],
-            [steps],
-            **numbers,
-            amsgrad=False,
-            maximize=False,
-            found_inf=torch.tensor(found_inf),
-        )
-        assert torch.equal(own, before) == (found_inf == 1)
-    assert torch.equal(own, parameter)
-
-
 def test_running_by():
     seen = []
 

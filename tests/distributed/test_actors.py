@@ -21,7 +21,7 @@ def test_each_rank_has_separate_actors(ray_cluster, ranks, tmp_path):
 
     ranks.run(2, runs.train, cut, stop_after=3, **options)
     state = load_checkpoint(latest_checkpoint(RunFolder(cut).checkpoints))
-    first, second = (part["algorithm"]["collector"]["actors"][0] for part in (state, *state["ranks"]))
+    first, second = (part["algorithm"]["collector"]["workers"][0] for part in (state, *state["ranks"]))
     assert not torch.equal(first["rng"], second["rng"])
     resumed = ranks.run(2, runs.train, cut, resume=True)
     assert all(same_bits(result[3], results[0][3]) for result in resumed)

@@ -43,7 +43,7 @@ from recurl.envs import (
     TransformedEnv,
     check_env_specs,
 )
-from recurl.envs.workers import Interpreter, Worker
+from recurl.envs.workers import Worker, WorkerServer
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.modules import GRUModule, set_recurrent_mode
@@ -387,15 +387,16 @@ def test_no_orphan_when_the_parent_is_killed(tmp_path, programs):
 
 
 def test_a_hundred_starts_and_stops_leak_nothing(descriptors):
+    server = WorkerServer()
     SharedTensors([Entry("x", (2,), torch.float32)]).close()
     before = descriptors()
     workers = []
     for index in range(100):
-        interpreter = Interpreter()
-        worker = Worker(index, interpreter)
+        server.acquire([])
+        worker = Worker(index, server)
+        workers.append(server.pid)
         worker.stop(0)
-        interpreter.end()
-        workers.append(interpreter.pid)
+        server.release()
         SharedTensors([Entry("x", (2,), torch.float32)]).close()
     assert descriptors() <= before
     assert wait_until_gone(workers, 1)

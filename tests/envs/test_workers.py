@@ -19,7 +19,7 @@ from torch import nn
 
 from recurl.collectors import MultiAsyncCollector, OverlappedCollector
 from recurl.core.errors import RemoteTraceback, UsageError, WorkerError
-from recurl.envs import GymEnv
+from recurl.envs import GymEnv, workers
 from recurl.envs.workers import WorkerGroup, WorkerTask
 from recurl.envs.workers_memory import Entry, SharedTensors
 
@@ -187,7 +187,7 @@ def test_a_worker_that_stops_between_batches():
     create = lambda: GymEnv("CartPole-v1")  # noqa: E731 - sent to a worker
     collector = OverlappedCollector(create, frames_per_batch=4, timeout=2.0)
     collector.collect()
-    collector._group.workers[0].process.send_signal(signal.SIGSTOP)
+    collector._transport.group.workers[0].process.send_signal(signal.SIGSTOP)
     begin = time.monotonic()
     with pytest.raises(WorkerError, match=r"hangs: no answer and no step for 2 s"):
         list(collector)
@@ -204,13 +204,11 @@ def describe(channel, _):
 
 @pytest.fixture(scope="module")
 def three():
-    """Three workers with an interpreter of their own, started where sys.path has entries that imports ignore."""
-    before = list(sys.path)
-    sys.path[:0] = [Path("/no/such/folder"), b"/no/such/folder", None]
-    try:
+    """Three workers with a server of their own, started where sys.path has entries that imports ignore."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "SERVER", workers.WorkerServer())
+        patch.setattr(sys, "path", [Path("/no/such/folder"), b"/no/such/folder", None, *sys.path])
         group = WorkerGroup([WorkerTask(describe, (None,))] * 3, timeout=1.0)
-    finally:
-        sys.path[:] = before
     yield group
     (interpreter,) = {parent for parent, *_ in group.greetings}
     group.close()
@@ -232,7 +230,7 @@ def test_a_worker_has_no_file_of_another(three):
 @pytest.mark.full
 def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another():
     group = WorkerGroup([WorkerTask(serve, ("shared",))] * 2, timeout=30.0)
-    os.kill(group._interpreters[0].pid, signal.SIGKILL)
+    os.kill(group._server.pid, signal.SIGKILL)
     begin = time.monotonic()
     error = group.next_reply([0, 1]).error
     assert time.monotonic() - begin < 20
@@ -244,9 +242,29 @@ def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another(
     group.kill()
 
 
-def test_an_interpreter_that_fails(monkeypatch):
-    monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) exited with code 1; its output may show"):
+def tell(channel, _):
+    channel.send((os.getppid(), os.environ.get("RECURL_TEST"), os.getcwd()))
+    channel.receive_bytes()
+
+
+def test_groups_share_a_server_until_the_last_ends_and_have_their_own_environment(monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "SERVER", workers.WorkerServer())
+    first = WorkerGroup([WorkerTask(tell, (None,))], timeout=1.0)
+    monkeypatch.setenv("RECURL_TEST", "set")
+    monkeypatch.chdir(tmp_path)
+    second = WorkerGroup([WorkerTask(tell, (None,))], timeout=1.0)
+    server = workers.SERVER.pid
+    assert (first.greetings[0][:2], second.greetings) == ((server, None), [(server, "set", str(tmp_path))])
+    first.close()
+    assert Path(f"/proc/{server}").exists()
+    second.close()
+    assert not Path(f"/proc/{server}").exists()
+
+
+def test_a_server_that_fails(monkeypatch):
+    monkeypatch.setattr(workers, "SERVER", workers.WorkerServer())
+    monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: b"/bin/false")
+    with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) closed its connection"):
         WorkerGroup([WorkerTask(serve, ("shared",))] * 2, timeout=1.0)
 
 
@@ -308,7 +326,7 @@ if not child:
 time.sleep(1)
 env.rand_step(root)
 group = env._group
-print(child, group._interpreters[0].pid, *(worker.process.pid for worker in group.workers), flush=True)
+print(child, group._server.pid, *(worker.process.pid for worker in group.workers), flush=True)
 time.sleep(60)
 """
 

@@ -29,7 +29,7 @@ def registry(monkeypatch: pytest.MonkeyPatch):
 
     def add(name: str) -> None:
         BACKENDS._backends, BACKENDS._fast, BACKENDS.version = dict(before[0]), list(before[1]), before[2]
-        loop = BACKENDS._backends["loop"]
+        loop = BACKENDS.named("loop")
         parts = {part: getattr(loop, part) for part in ("cells", "missing", "unsupported", "run")}
         register_backend(type("Named", (), {**parts, "name": name})(), fast=True)
 

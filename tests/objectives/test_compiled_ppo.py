@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurl import execution
 from recurl.core.errors import MissingKeyError, UsageError
 from recurl.execution import NotCompiled
-from recurl.modules import OneHotCategorical
 from recurl.objectives import A2CLoss, ClipPPOLoss
 from recurl.objectives.compiled_ppo import CompiledPPO
 from recurl.recurrence.cpu import instruction_sets
 
-from .test_compiled_policy import HIDDEN, KINDS, make
+from .test_compiled_policy import KINDS, make
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
 
@@ -106,20 +105,6 @@ def test_a_clip_that_holds_every_value_changes_no_bit(dtype: torch.dtype, compil
         results.append([losses["loss_critic"], *found])
     for one, other in zip(*results, strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
-
-
-def test_one_hot_actions() -> None:
-    KINDS["one-hot"] = (
-        nn.Linear(HIDDEN, 3),
-        ["logits"],
-        OneHotCategorical,
-        lambda: torch.eye(3).long()[torch.arange(40) % 3].reshape(2, 20, 3),
-    )
-    try:
-        actor, critic, batch = make("one-hot")
-    finally:
-        del KINDS["one-hot"]
-    check(ClipPPOLoss(actor, critic), batch)
 
 
 def test_rows_without_a_choice_and_certain_choices() -> None:

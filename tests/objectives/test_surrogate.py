@@ -3,7 +3,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurl.core.autograd import custom_backward_allowed
 from recurl.objectives.surrogate import DISTANCES, Surrogate, SurrogateInputs
 
 OPTIONS = [("l2", 0.0), ("l1", 0.3), ("smooth_l1", 0.0), ("smooth_l1", 0.3)]
@@ -17,17 +16,31 @@ def make(distance, clip_value, mask):
     return Surrogate(0.2, clip_value, distance), data, (x[0] + 0.3 * x[3]).requires_grad_(), x[4].requires_grad_()
 
 
+def derivatives(surrogate, data, log_prob, value):
+    """Return the derivatives of ``3 * gain + 2 * distance``, worked out by hand."""
+    mask = torch.ones(3, 8, dtype=torch.bool) if data.mask is None else data.mask
+    ratio, difference = (log_prob - data.log_prob).exp(), value - data.target
+    clipped = ((ratio > 1.2) & (data.advantage > 0)) | ((ratio < 0.8) & (data.advantage < 0))
+    by_log_prob = torch.where(clipped | ~mask, 0.0, ratio * data.advantage)
+    slopes = {"l2": 2 * difference, "l1": difference.sign(), "smooth_l1": difference.clamp(-1, 1)}
+    by_value = torch.where(mask, slopes[surrogate.distance], 0.0)
+    if data.old_value is not None:
+        near = data.old_value + (value - data.old_value).clamp(-surrogate.clip_value, surrogate.clip_value)
+        flat = (near != value) & ((near - data.target).abs() > difference.abs())
+        by_value = torch.where(flat, 0.0, by_value)
+    return 3 * by_log_prob / mask.sum(), 2 * by_value / mask.sum()
+
+
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize(("distance", "clip_value"), OPTIONS)
-def test_derivatives_are_those_of_torch(distance, clip_value, mask):
+def test_derivatives_are_those_worked_out_by_hand(distance, clip_value, mask):
     surrogate, data, log_prob, value = make(distance, clip_value, mask)
-    ours, theirs = surrogate(log_prob, value, data), surrogate.means(log_prob, value, data)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert not ours.ratio.requires_grad
-    found, expected = (
-        torch.autograd.grad(3 * terms.gain + 2 * terms.distance, (log_prob, value)) for terms in (ours, theirs)
-    )
+    terms = surrogate(log_prob, value, data)
+    assert not terms.ratio.requires_grad
+    found = torch.autograd.grad(3 * terms.gain + 2 * terms.distance, (log_prob, value))
     assert found[0].count_nonzero() < 24, "nothing is clipped"
+    with torch.no_grad():
+        expected = derivatives(surrogate, data, log_prob, value)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
@@ -49,18 +62,16 @@ def test_second_derivatives(distance, clip_value):
 
 
 @pytest.mark.slow
-def test_torch_func_and_compile_derive_for_themselves():
+def test_torch_func_and_compile():
     surrogate, data, log_prob, value = make("l2", 0.0, False)
 
     def loss(log_prob, value):
-        assert not custom_backward_allowed()
-        terms = surrogate(log_prob, value, data)
-        return terms.gain + terms.distance
+        return sum(surrogate(log_prob, value, data)[:2])
 
-    expected = torch.autograd.grad(sum(surrogate.means(log_prob, value, data)[:2]), (log_prob, value))
+    expected = torch.autograd.grad(loss(log_prob, value), (log_prob, value))
     for a, b in zip(torch.func.grad(loss, (0, 1))(log_prob.detach(), value.detach()), expected, strict=True):
         torch.testing.assert_close(a, b)
-    compiled = torch.compile(lambda *x: sum(surrogate(*x, data)[:2]), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     for a, b in zip(torch.autograd.grad(compiled(log_prob, value), (log_prob, value)), expected, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -78,9 +89,8 @@ def test_values_inside_the_clip_range_keep_their_gradient(magnitude, bound, dist
     exact = value.detach().double().requires_grad_()
     inside = (exact - old.double()).abs() <= clip
     (expected,) = torch.autograd.grad(DISTANCES[distance](exact, target.double(), reduction="sum") / 200, exact)
-    for run in (surrogate, surrogate.means):
-        (found,) = torch.autograd.grad(run(torch.zeros(200), value, data).distance, value)
-        torch.testing.assert_close(found[inside], expected[inside].float())
+    (found,) = torch.autograd.grad(surrogate(torch.zeros(200), value, data).distance, value)
+    torch.testing.assert_close(found[inside], expected[inside].float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -95,11 +105,10 @@ def test_a_clip_that_holds_every_value_changes_no_bit(distance, dtype):
         free, clipped = Surrogate(0.2, 0.0, distance), Surrogate(0.2, clip, distance)
         data = SurrogateInputs(zeros, ones, target, None, None)
         expected = free(zeros, value, data).distance
-        for run in (clipped, clipped.means):
-            found = run(zeros, value, data._replace(old_value=old)).distance
-            assert torch.equal(found, expected)
-            gradients = (torch.autograd.grad(total, value, retain_graph=True)[0] for total in (found, expected))
-            assert torch.equal(*gradients)
+        found = clipped(zeros, value, data._replace(old_value=old)).distance
+        assert torch.equal(found, expected)
+        gradients = (torch.autograd.grad(total, value, retain_graph=True)[0] for total in (found, expected))
+        assert torch.equal(*gradients)
 
 
 def test_a_stored_value_that_is_not_a_number_spoils_the_loss():
@@ -115,27 +124,13 @@ def test_ratios_inside_the_clip_range_keep_their_gradient():
     surrogate = Surrogate(0.2, 0.0, "l2")
     ratio = log_prob.detach().double().exp()
     inside = (ratio - 1).abs() <= 0.2
-    for run in (surrogate, surrogate.means):
-        (found,) = torch.autograd.grad(run(log_prob, torch.zeros(1000), data).gain, log_prob)
-        torch.testing.assert_close(found[inside], (ratio * advantage / 1000)[inside].float())
-
-
-def test_derivatives_by_the_data():
-    """Data such as a target from a differentiable estimator."""
-    surrogate, data, log_prob, value = make("smooth_l1", 0.3, True)
-    data = data._replace(target=data.target.clone().requires_grad_(), advantage=data.advantage.clone().requires_grad_())
-    inputs = (log_prob, value, data.target, data.advantage)
-    found, expected = (
-        torch.autograd.grad(3 * terms.gain + 2 * terms.distance, inputs)
-        for terms in (surrogate(log_prob, value, data), surrogate.means(log_prob, value, data))
-    )
-    torch.testing.assert_close(found, expected)
+    (found,) = torch.autograd.grad(surrogate(log_prob, torch.zeros(1000), data).gain, log_prob)
+    torch.testing.assert_close(found[inside], (ratio * advantage / 1000)[inside].float())
 
 
 def test_overflow_where_a_token_does_not_count():
     surrogate, data, log_prob, value = make("l2", 0.0, True)
     with torch.no_grad():
         log_prob[~data.mask] += 1e6
-    for run in (surrogate, surrogate.means):
-        gradients = torch.autograd.grad(sum(run(log_prob, value, data)[:2]), (log_prob, value))
-        assert all(gradient.isfinite().all() and gradient[~data.mask].count_nonzero() == 0 for gradient in gradients)
+    gradients = torch.autograd.grad(sum(surrogate(log_prob, value, data)[:2]), (log_prob, value))
+    assert all(gradient.isfinite().all() and gradient[~data.mask].count_nonzero() == 0 for gradient in gradients)

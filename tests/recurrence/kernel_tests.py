@@ -15,10 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(
-    module: str, *arguments: str, start: Callable[..., Any] = subprocess.run, **environment: str
+    module: str,
+    *arguments: str,
+    start: Callable[..., Any] = subprocess.run,
+    package: str = "tests.recurrence",
+    **environment: str,
 ) -> dict[str, list[str]]:
     """Return the lines that a module prints, keyed by all words except the last ``numbers``."""
-    command = [sys.executable, "-m", f"tests.recurrence.{module}", *arguments]
+    command = [sys.executable, "-m", f"{package}.{module}", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = start(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr

@@ -140,7 +140,7 @@ def test_a_step_of_ones_own_inherits_no_shortcut() -> None:
 @pytest.mark.parametrize("backend", ["pad", "cpu", "triton"])
 def test_four_gates_are_not_taken_for_an_lstm(backend: str) -> None:
     reason = rf"'{backend}' can't run this call: it has kernels for lstm and gru only.*tests\.own_cells:FourGates; use"
-    if BACKENDS._backends[backend].missing():
+    if BACKENDS.named(backend).missing():
         reason = f"'{backend}' is not installed"
     with pytest.raises((UnsupportedError, MissingDependencyError), match=reason):
         BACKENDS.choose(backend, Support(FourGates(), CPU))

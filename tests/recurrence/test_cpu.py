@@ -24,7 +24,7 @@ from recurl.recurrence import (
     Support,
 )
 from recurl.recurrence.cpu import CpuKernels, instruction_sets, library
-from recurl.recurrence.ops import arguments_of
+from recurl.recurrence.operation import arguments_of
 
 from .contract import PATTERNS, Case, assert_agree, exact_and_allowed
 

@@ -28,7 +28,7 @@ from recurl.recurrence import (
 )
 from recurl.recurrence.kernels import count_outputs
 from recurl.recurrence.loop import LoopKernels
-from recurl.recurrence.ops import arguments_of
+from recurl.recurrence.operation import arguments_of
 
 from .contract import KNOWN, Case, assert_agree
 
@@ -165,6 +165,13 @@ def test_autocast_of_the_operator(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         results = operator(*arguments_of(call), False)
     assert all(torch.equal(result, exact) for result, exact in zip(results, expected, strict=True))
+
+
+def test_an_operator_has_no_gradient_inside_torch_func() -> None:
+    """Hence the separate autograd function for torch.func; if this fails, the operators may replace it."""
+    arguments = arguments_of(layer_call("gru", {}, requires_grad=False))
+    with pytest.raises(RuntimeError, match="must override the setup_context staticmethod"):
+        grad(lambda x: torch.ops.recurl.loop_forward(*arguments._replace(x=x), False)[0].sum())(arguments.x)
 
 
 class WatchingKernels(LoopKernels):

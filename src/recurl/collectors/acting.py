@@ -17,21 +17,44 @@ from recurl.core.spans import TRANSFERS, span
 from recurl.core.specs import OneHot
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
+from recurl.execution.compiled import CompiledNetwork
 from recurl.execution.explain import Explanation
 from recurl.execution.lowering import Network
+from recurl.sequences.entries import Entries, Step
+from recurl.sequences.mode import set_recurrent_mode
 
-__all__ = ["act_on_tensordict", "explain", "lowered", "on_device", "why_not_lowered"]
+__all__ = ["act_on_tensordict", "explain", "lowered", "on_cpu", "on_device", "why_not_lowered"]
 
 
-def explain(policy: Policy | None, env: EnvBase) -> Explanation:
-    """Explain whether a collector steps ``policy`` in ``env`` on plain tensors, which is faster than on TensorDicts.
+def explain(policy: Policy | None, env: EnvBase, root: Step | None = None) -> Explanation:
+    """Explain how a collector steps ``policy`` in ``env``: in C++, on plain tensors, or on TensorDicts.
+
+    Args:
+        policy: the policy; None for random actions.
+        env: the environment.
+        root: an example of its roots, for their shapes and dtypes; made from its specs when None.
 
     Example:
         >>> from recurl.envs import GymEnv
         >>> print(explain(lambda td: td, GymEnv("CartPole-v1")))
-        steps: TensorDicts (not tensors: function is not a TensorDict module)
+        steps: TensorDicts (not cpp or tensors: function is not a TensorDict module)
     """
-    return Explanation("steps", {"tensors": lowered(policy, env)[1]})
+    network, reason = lowered(policy, env)
+    compiled = reason
+    if reason is None and network is None:
+        compiled = "there is no policy"
+    elif reason is None and not on_cpu(env):
+        compiled = f"steps run on {env.device}"
+    elif reason is None and network is not None:
+        with set_recurrent_mode(False), torch.no_grad():
+            example: Any = env.fake_tensordict() if root is None else root
+            compiled = CompiledNetwork(network).explain(Entries.of(example))["cpp"]
+    return Explanation("steps", {"cpp": compiled, "tensors": reason})
+
+
+def on_cpu(env: EnvBase) -> bool:
+    """Return whether an environment's tensors are on the CPU."""
+    return (env.device or torch.device("cpu")).type == "cpu"
 
 
 def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:

@@ -114,6 +114,9 @@ class CollectorBase(ABC):
         ArgumentTypeError: ``replay_buffer`` has no ``extend``.
     """
 
+    max_lag: int | None = 0
+    """Maximum number of updates by which the weights of a batch may be older than the newest; None for no limit."""
+
     def __init__(
         self,
         frames_per_batch: int,

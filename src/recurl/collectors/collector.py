@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from recurl.collectors.acting import act_on_tensordict, lowered, on_device
+from recurl.collectors.acting import act_on_tensordict, explain, lowered, on_cpu, on_device
 from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.batch import BatchWriter, truncate_last
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
@@ -256,7 +256,7 @@ class Collector(CollectorBase):
         groups, act = self._groups.envs, network or self.policy
         if isinstance(self._captured, list) and self._captured and act is not None:
             return [captured.begin(act, self.exploration_type) for captured in self._captured]
-        if network is not None and _on_cpu(self.env):
+        if network is not None and on_cpu(self.env):
             return [CompiledNetwork(network) for _ in groups]  # each with its own memory
         if network is not None or self.policy is None:
             return [network] * len(groups)
@@ -283,20 +283,17 @@ class Collector(CollectorBase):
 
         On a CUDA device, and with ``compile_step``, also whether they are captured or compiled by Inductor.
         """
-        with exploring(self.exploration_type), torch.no_grad():
-            network, reason = self._prepared()
-            compiled = reason
-            if reason is None and network is None:
-                compiled = "there is no policy"
-            elif network is not None and not self._captured and _on_cpu(self.env):
-                root: Any = self._groups.envs[0].fake_tensordict() if self._roots is None else self._roots[0]
-                compiled = CompiledNetwork(network).explain(Entries.of(root))["cpp"]
-            elif network is not None:
-                compiled = "steps are captured or compiled" if self._captured else f"steps run on {self.env.device}"
+        with exploring(self.exploration_type):
+            reason = self._prepared()[1]
+            forms = dict(explain(self.policy, self._groups.envs[0], None if self._roots is None else self._roots[0]))
+        if reason is not None:
+            forms = dict.fromkeys(forms, reason)
+        elif self._captured:
+            forms["cpp"] = "steps are captured or compiled"
         in_place = self._why_not_in_place
         if in_place == "":
-            in_place = self.env.explain()["in place"] or compiled or "no batch was collected yet"
-        forms = {"in place": in_place, "cpp": compiled, "tensors": reason}
+            in_place = self.env.explain()["in place"] or forms["cpp"] or "no batch was collected yet"
+        forms = {"in place": in_place, **forms}
         if self._captured:
             steps = not isinstance(self._captured, list)
             name = "CUDA graph" if self._capture_options["graph"] else "Inductor"
@@ -435,7 +432,3 @@ class Collector(CollectorBase):
         for captured in self._captured if isinstance(self._captured, list) else [self._captured]:
             captured.reset()
         self.env.close()
-
-
-def _on_cpu(env: EnvBase) -> bool:
-    return (env.device or torch.device("cpu")).type == "cpu"

@@ -6,24 +6,113 @@ import copy
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import torch
-from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import nn
 
-from recurl.collectors.collector import Collector
+from recurl.collectors.asynchronous import AsynchronousCollector, Event, Transport
 from recurl.collectors.exploring import check_thread_explores_alone
+from recurl.collectors.weights import state_of
+from recurl.collectors.worker import WorkerCollector
 from recurl.core.devices import numbered
-from recurl.core.spans import WAITING, span
 from recurl.envs import EnvBase
 
 __all__ = ["ThreadedCollector"]
 
-_T = TypeVar("_T")
+
+class _Thread(Transport):
+    """One worker in this process: a thread collects, and the calling thread handles all other requests.
+
+    Args:
+        create_env_fn: an environment, or a function that creates one.
+        policy: the policy; the worker has a copy.
+        options: further arguments of the collector.
+    """
+
+    def __init__(
+        self, create_env_fn: EnvBase | Callable[[], EnvBase], policy: nn.Module, options: dict[str, Any]
+    ) -> None:
+        check_thread_explores_alone()
+        place = numbered(options["device"])
+        self._stream = torch.cuda.Stream(place, priority=-1) if place is not None and place.type == "cuda" else None
+        self._policy = copy.deepcopy(policy)
+        with self._on_stream():
+            self.collector = WorkerCollector(create_env_fn, self._policy, **options)
+        self._join_stream()
+        self.infos = [self.collector.info]
+        self._thread = ThreadPoolExecutor(1, "recurl-collector")
+        self._request: tuple[str, Future[Any]] | None = None
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        """Return a context in which work follows that of the caller's stream."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        return torch.cuda.stream(self._stream)
+
+    def _join_stream(self) -> None:
+        """Let work of the caller's stream follow that of the thread's."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    def is_idle(self, index: int) -> bool:
+        """Return whether the worker can take a request."""
+        return self._request is None
+
+    def ask(self, index: int, name: str, *arguments: Any) -> None:
+        """Begin a batch in the thread, or handle another request."""
+        if name == "collect":
+            self._request = name, self._thread.submit(self._collect, self._on_stream())
+            return
+        self._request = name, Future()
+        with self._on_stream():
+            self._request[1].set_result(self._answer(name, *arguments))
+
+    def _collect(self, on_stream: AbstractContextManager[Any]) -> Any:
+        with on_stream:
+            return self.collector.entries()
+
+    def _answer(self, name: str, argument: Any = None, _: int = 0) -> Any:
+        """Return the answer to a request; random numbers and trajectory ids are those of this process."""
+        if name == "save":
+            return {"collector": self.collector.state_dict()}
+        if name == "load":
+            return self.collector.load_state_dict(argument["collector"])
+        return self.collector.set_seed(argument) if name == "seed" else self.collector.reset_rows(argument)
+
+    def next_event(self) -> Event:
+        """Wait for the thread; tensors on the GPU are then safe to use on the caller's stream."""
+        assert self._request is not None
+        name, future = self._request
+        try:
+            value = future.result()
+        finally:
+            if future.done():
+                self._request = None
+        self._join_stream()
+        if name != "collect":
+            return Event(0, "answer", value)
+        for tensor in value.values():
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        return Event(0, "batch", value)
+
+    def publish(self, weights: Any) -> None:
+        """Load the weights into the worker's policy, which is idle."""
+        self._policy.load_state_dict(state_of(weights))
+
+    def own_seed(self, seed: int, index: int) -> int:
+        """Return the collector's seed, as the worker has no generators."""
+        return seed
+
+    def close(self) -> None:
+        """Wait for the current batch and close the environment."""
+        self._thread.shutdown(wait=True)
+        self.collector.shutdown()
 
 
-class ThreadedCollector:
+class ThreadedCollector(AsynchronousCollector):
     """Collects each batch ``[*B, T]`` in a thread while the calling thread learns from the previous one.
 
     As with :class:`OverlappedCollector` a batch begins when the previous one is fetched, with a copy of the policy's
@@ -63,106 +152,17 @@ class ThreadedCollector:
         device: torch.device | str | None = None,
         sequence_length: int | None = None,
     ) -> None:
-        check_thread_explores_alone()
-        place = numbered(device)
-        self._stream = torch.cuda.Stream(place, priority=-1) if place is not None and place.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(1, "recurl-collector")
-        self._running: Future[TensorDict] | None = None
-        self._fetched: TensorDict | None = None
-        self._source, self._policy = policy, copy.deepcopy(policy)
-        self._collector = self._call_when_idle(
-            lambda: Collector(
-                create_env_fn,
-                self._policy,
-                frames_per_batch=frames_per_batch,
-                device=device,
-                sequence_length=sequence_length,
-            )
+        def connect(options: dict[str, Any]) -> _Thread:
+            return _Thread(create_env_fn, policy, {**options, "device": device, "sequence_length": sequence_length})
+
+        super().__init__(
+            connect,
+            policy,
+            1,
+            "threads",
+            sync=True,
+            max_lag=1,
+            follows=True,
+            frames_per_batch=frames_per_batch,
         )
-
-    def collect(self) -> TensorDict:
-        """Return the current batch and begin the next one."""
-        with span(WAITING):
-            batch = self.wait()
-        self._fetched = None
-        self._start()
-        return batch
-
-    def wait(self) -> TensorDict:
-        """Wait for the current batch, which :meth:`collect` will return; the thread is then idle."""
-        if self._fetched is None:
-            if self._running is None:
-                self._start()
-            assert self._running is not None
-            running, self._running = self._running, None
-            self._fetched = self._on_callers_stream(running.result())
-        return self._fetched
-
-    def _start(self) -> None:
-        self._policy.load_state_dict(self._source.state_dict())
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        self._running = self._thread.submit(self._collect)
-
-    def _collect(self) -> TensorDict:
-        with self._on_stream():
-            return self._collector.collect()
-
-    def _on_stream(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def _on_callers_stream(self, batch: TensorDict) -> TensorDict:
-        """Return a batch that is safe to use on the caller's stream."""
-        if self._stream is not None:
-            current = torch.cuda.current_stream(self._stream.device)
-            current.wait_stream(self._stream)
-            for tensor in batch.values(True, True):
-                if isinstance(tensor, Tensor) and tensor.is_cuda:
-                    tensor.record_stream(current)
-        return batch
-
-    def _call_when_idle(self, function: Callable[[], _T]) -> _T:
-        """Call ``function`` on the thread's stream, after any batch in progress, and return its result."""
-        if self._running is not None:
-            self.wait()
-        if self._stream is None:
-            return function()
-        current = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(current)
-        with self._on_stream():
-            result = function()
-        current.wait_stream(self._stream)
-        return result
-
-    def reset_rows(self, rows: Tensor) -> None:
-        """Begin new episodes in some rows after the current batch; see :meth:`Collector.reset_rows`."""
-        self._call_when_idle(lambda: self._collector.reset_rows(rows))
-
-    def set_seed(self, seed: int) -> None:
-        """Seed the environment; takes effect at its next full reset."""
-        self._call_when_idle(lambda: self._collector.set_seed(seed))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the complete state for exact continuation; waits for the current batch, which is included."""
-        state = self._call_when_idle(lambda: self._collector.state_dict())
-        return {"batch": None if self._fetched is None else self._fetched.to_dict(), "collector": state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore a :meth:`state_dict`.
-
-        Returns:
-            Whether the environment's state was restored; see :meth:`Collector.load_state_dict`.
-        """
-        restored = self._call_when_idle(lambda: self._collector.load_state_dict(state["collector"]))
-        batch, collector = state["batch"], self._collector
-        self._fetched = None
-        if batch is not None:
-            shape = [*collector.env.batch_size, collector.steps_per_batch]
-            self._fetched = TensorDict.from_dict(batch, batch_size=shape, device=collector.env.device)
-            self._fetched.refine_names(..., "time")
-        return restored
-
-    def shutdown(self) -> None:
-        """Wait for the current batch and close the environment; repeated calls are harmless."""
-        self._thread.shutdown(wait=True)
-        self._collector.shutdown()
+        self.storing_device = cast(_Thread, self._transport).collector.storing_device

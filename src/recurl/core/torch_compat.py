@@ -35,12 +35,8 @@ __all__ = [
     "compiler_error",
     "compiling",
     "edits_of",
-    "foreach_add_",
     "foreach_copy_",
     "foreach_lerp_",
-    "foreach_mul_",
-    "foreach_norm",
-    "fused_adam_",
     "has_global_hooks",
     "has_hooks",
     "has_tensor_hooks",
@@ -127,16 +123,7 @@ def _of_one_kind(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterab
 
 
 foreach_lerp_: Callable[[Sequence[Tensor], Sequence[Tensor], float], None] = find("torch:_foreach_lerp_")
-foreach_add_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = find("torch:_foreach_add_")
-foreach_mul_: Callable[[Sequence[Tensor], Tensor], None] = find("torch:_foreach_mul_")
-foreach_norm: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = find("torch:_foreach_norm")
-fused_adam_: Callable[..., None] = find("torch:_fused_adam_")
-"""Kernels of ``torch.optim.Adam(fused=True)`` and ``clip_grad_norm_``.
-
-Direct calls take 0.60 to 0.78 of the CPU time of these two functions, which saves 150 to 200 microseconds per gradient
-step (``benchmarks/bench_gradient_step.py``). Replacement: ``torch.optim.adam.adam(fused=True)``, ``get_total_norm`` and
-``clip_grads_with_norm_``, with the same bits in 0.86 of the time.
-"""
+"""Interpolate tensors towards others in one call. Replacement: a loop of ``Tensor.lerp_``."""
 
 assert_async: Callable[[Tensor, str], None] = find("torch:_assert_async", lambda condition, message: None)
 """Raise an error if a bool on the device is False, without waiting for the device. Fallback: no check on a GPU."""

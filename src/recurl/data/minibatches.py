@@ -10,8 +10,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError
-from recurl.sequences.boundaries import Boundaries
-from recurl.sequences.continuity import check_order, sources_of
+from recurl.sequences.boundaries import SequenceIndex
+from recurl.sequences.continuity import check_order
 from recurl.sequences.entries import Entries, Step, leaves
 from recurl.sequences.sample_marks import mark_starts
 from recurl.sequences.start_states import check_sequences
@@ -104,8 +104,8 @@ class SequenceMinibatches:
         order, counts = self._deal()
         epoch = self._flat[self._tokens(order)]
         sizes = self._mark(epoch, order, counts)
-        for minibatch, boundaries in zip(epoch.split(sizes), _boundaries(epoch, sizes), strict=True):
-            boundaries.remember(*sources_of(minibatch))
+        for minibatch, index in zip(epoch.split(sizes), _indices(epoch, sizes), strict=True):
+            index.attach(minibatch)
             yield minibatch
 
     def entries(self, order: Tensor | None = None) -> Iterator[Entries]:
@@ -125,11 +125,11 @@ class SequenceMinibatches:
             epoch.set(key, value)
         sizes = self._mark(epoch, order, counts)
         parts = {key: value.split(sizes) for key, value in leaves(epoch)}
-        for index, boundaries in enumerate(_boundaries(epoch, sizes)):
-            minibatch = Entries({}, boundaries.batch_shape, epoch.device)
+        for number, index in enumerate(_indices(epoch, sizes)):
+            minibatch = Entries({}, index.batch_shape, epoch.device)
             for key, value in parts.items():
-                minibatch.set(key, value[index])
-            boundaries.remember(*sources_of(minibatch))
+                minibatch.set(key, value[number])
+            index.attach(minibatch)
             yield minibatch
 
     def deal(self) -> Tensor:
@@ -197,14 +197,12 @@ class SequenceMinibatches:
         return [int(part.sum()) for part in lengths.split(counts)]
 
 
-def _boundaries(epoch: Step, sizes: list[int]) -> Iterator[Boundaries]:
-    """Yield the boundaries of every minibatch, computed once per epoch: each minibatch begins with a mark."""
-    is_init, traj_ids, traj_steps = sources_of(epoch)
-    boundaries = Boundaries.from_is_init(is_init, traj_ids, epoch.batch_size, traj_steps)
-    for starts in boundaries.starts.split(sizes):
-        part = Boundaries(starts, starts.shape)
+def _indices(epoch: Step, sizes: list[int]) -> list[SequenceIndex]:
+    """Return the index of every minibatch, derived once per epoch: each minibatch begins with a mark."""
+    parts = SequenceIndex.of(epoch).parts(sizes)
+    for part in parts:
         part.begin_at_states = True
-        yield part
+    return parts
 
 
 def _device_of(tensordict: TensorDictBase) -> torch.device:

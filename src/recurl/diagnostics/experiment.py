@@ -13,8 +13,6 @@ from recurl.core.seeding import derive_seed
 from recurl.diagnostics.result import PROBLEMS, Fault
 from recurl.diagnostics.runs import all_leaves, run
 from recurl.diagnostics.states import State, states_in
-from recurl.sequences.boundaries import Boundaries
-from recurl.sequences.continuity import boundaries_in
 
 PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules"
 TRACKER = "env = env.append_transform(InitTracker())  # from recurl.envs"
@@ -80,12 +78,7 @@ def has(tensordict: TensorDictBase, key: NestedKey) -> bool:
     return tensordict.get(key, None) is not None
 
 
-# -- boundaries
-
-
-def segments(batch: TensorDictBase) -> Boundaries:
-    """Return the boundaries that a recurrent module uses in ``batch``, which must have ``is_init``."""
-    return boundaries_in(batch)
+# -- ends
 
 
 def ends_before(batch: TensorDictBase) -> Tensor:

@@ -16,6 +16,7 @@ from recurl.diagnostics.influence import changes_result
 from recurl.diagnostics.preserve import other_weights
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import run
+from recurl.sequences.boundaries import SequenceIndex
 
 
 @check("feedback")
@@ -30,7 +31,7 @@ def check_feedback(policy: Any, batch: TensorDictBase) -> str:
         batch: batch as collected, ``[*B, T]``.
     """
     states = ex.stored_states(policy, batch)
-    inside = ~ex.segments(batch).starts if ex.has(batch, IS_INIT) else _not_first(batch)
+    inside = ~SequenceIndex.of(batch).starts if ex.has(batch, IS_INIT) else _not_first(batch)
     worst = 0.0
     for key in states:
         after = batch.get(next_key(key)).reshape(batch.numel(), -1)

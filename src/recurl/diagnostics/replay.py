@@ -14,6 +14,7 @@ from recurl.diagnostics.preserve import other_weights, preserved
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import run
 from recurl.diagnostics.states import recurrent_submodules, states_in
+from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.mode import ExplorationType, recurrent_mode, set_exploration_type, set_recurrent_mode
 
 _FIX_BOUNDARIES = "mark every boundary: InitTracker in the environment, and keep ('collector', 'traj_ids') in the batch"
@@ -81,7 +82,7 @@ def check_replay(policy: Any, batch: TensorDictBase) -> str:
 
 def _replay(policy: Any, data: TensorDictBase) -> list[tuple[str, float]]:
     states = [state.read for state in states_in(policy, data) if ex.has(data, state.read)]
-    boundaries = ex.segments(data) if states else None
+    boundaries = SequenceIndex.of(data) if states else None
     # A sequence starts from the state stored at its first step. States stored at other steps must not matter, unless
     # they only record observations and actions and so are independent of the weights.
     given = (
@@ -143,7 +144,7 @@ def check_start(policy: Any, batch: TensorDictBase) -> str:
     flat = ex.sequences(policy, batch)[0].ndim < batch.ndim
     full, part = (data.reshape(-1) if flat else data for data in (batch, batch[..., cut:]))
     seen, expected = run(policy, part, True), run(policy, full, True).reshape(batch.batch_size)[..., cut:]
-    ends = ex.segments(part).ends
+    ends = SequenceIndex.of(part).ends
     random = ex.random_keys(policy, part, True)
     pairs = [(key, torch.ones_like(ends)) for key in ex.compared_keys(policy, part, True, states)]
     pairs += [(key, ends) for key in map(next_key, states) if ex.has(seen, key) and key not in random]
@@ -169,7 +170,7 @@ def check_gradient(policy: Any, batch: TensorDictBase) -> str:
         policy: the policy.
         batch: batch as collected, ``[*B, T]``.
     """
-    starts = ex.segments(batch).starts
+    starts = SequenceIndex.of(batch).starts
     long = starts & ~starts.roll(-1, 0)
     long[-1:] = False
     modules = [(name, m) for name, m in recurrent_submodules(policy) if all(ex.has(batch, key) for key in m.in_keys)]

@@ -154,10 +154,9 @@ def _wired(policy: Any, env: EnvBase) -> EnvBase:
 
 @check("stepping")
 def check_stepping(policy: Any, env: EnvBase) -> str:
-    """Report whether a collector runs ``policy`` in ``env`` on plain tensors, or why it uses slower TensorDicts."""
+    """Report in which form a collector runs ``policy`` in ``env``, and why not in a faster one."""
     with set_exploration_type(ExplorationType.RANDOM):
-        reason = explain(policy, env)["tensors"]
-    return "on plain tensors" if reason is None else f"on TensorDicts, which is slower: {reason}"
+        return str(explain(policy, env)).removeprefix("steps: ")
 
 
 @check("collection")

@@ -13,9 +13,10 @@ from recurl.core.errors import ArgumentError
 from recurl.core.keys import COLLECTOR, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.core.spans import ACTING, ENVIRONMENT, span
 from recurl.envs.wiring import Declares, check_policy_wiring
+from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.entries import Step
 from recurl.sequences.mode import set_recurrent_mode
-from recurl.sequences.trajectories import TRAJECTORY_IDS, step_numbers
+from recurl.sequences.trajectories import TRAJECTORY_IDS
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Act: TypeAlias = Callable[[Any], Step]
@@ -199,12 +200,10 @@ def _stack(written: list[TensorDictBase], env: Environment) -> TensorDict:
 
 def _number(out: TensorDict) -> None:
     """Write the trajectory id of each of the ``[*B, T]`` steps, and its step number within the trajectory."""
-    starts = torch.ones(out.batch_size, dtype=torch.bool, device=out.device)
-    starts[..., 1:] = out.get((NEXT, DONE))[..., :-1, 0]
-    ordinal = starts.reshape(-1).cumsum(0).reshape(out.batch_size) - 1
-    ids = TRAJECTORY_IDS.take(torch.Size([int(starts.sum())]), out.device)[ordinal]
-    out.set(TRAJ_IDS, ids)
-    out.set(TRAJ_STEPS, step_numbers(starts, torch.zeros_like(ids[..., 0])))
+    index = SequenceIndex.of(out.select(), done=out.get((NEXT, DONE)))
+    ids = TRAJECTORY_IDS.take(torch.Size([int(index.num_segments)]), out.device)
+    out.set(TRAJ_IDS, ids[index.segment_ids].reshape(out.batch_size))
+    out.set(TRAJ_STEPS, index.positions.reshape(out.batch_size))
 
 
 def _truncate(after: TensorDictBase) -> None:

@@ -1,7 +1,7 @@
 """Worker processes: the parent's side.
 
-Workers are forked from a new interpreter, never from the parent, and don't import the parent's main module, so scripts
-need no ``if __name__ == "__main__"`` guard. Control messages go through a socket, data through shared memory.
+Workers are forked from a server, never from the parent, and don't import the parent's main module, so scripts need no
+``if __name__ == "__main__"`` guard. Control messages go through a socket, data through shared memory.
 """
 
 from __future__ import annotations
@@ -14,108 +14,144 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.forkserver import read_signed
 from multiprocessing.reduction import send_handle
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from recurl.core.errors import ArgumentError, RemoteTraceback, UsageError, WorkerError
+from recurl.core.python_compat import ForkServer
 from recurl.envs.pickling import pickled
 from recurl.envs.registrations import Registration, registrations
-from recurl.envs.workers_child import BEATS, ENDED, FAILED, PID, STATUS_SIZE, VALUE, Failure, status_fields
+from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE, Failure, Start, status_fields
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file, check_posix
 
-__all__ = ["CLOSE", "START_SECONDS", "Interpreter", "Process", "Reply", "Worker", "WorkerGroup", "WorkerTask"]
-
-_BOOT = (
-    "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import fork_on_request; "
-    "fork_on_request({control}, {program}, {modules!r})"
-)
+__all__ = [
+    "CLOSE",
+    "SERVER",
+    "START_SECONDS",
+    "Process",
+    "Reply",
+    "Worker",
+    "WorkerGroup",
+    "WorkerServer",
+    "WorkerTask",
+]
 
 _KILL_SECONDS = 60.0
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02  # seconds
 
+class WorkerServer(ForkServer):
+    """Server that forks workers, shared by all groups of this program; it ends with the last of them.
 
-class Interpreter:
-    """New interpreter that forks workers. It exits after them, once this process has exited.
-
-    Args:
-        modules: names of modules to import before the first fork.
+    It is the fork server of the standard library, in an instance of its own: the one of ``multiprocessing`` belongs to
+    the program, which may have started it with other modules and another environment.
     """
 
-    def __init__(self, modules: Collection[str] = ()) -> None:
-        path = [entry for entry in cast("list[object]", sys.path) if isinstance(entry, str)]  # as imports do
-        self._control, theirs = socket.socketpair()
-        boot = _BOOT.format(path=path, control=theirs.fileno(), program=os.getpid(), modules=sorted(modules))
-        with theirs:
-            command, given = [sys.executable, "-c", boot], (theirs.fileno(),)
-            self._process = subprocess.Popen(command, pass_fds=given, stdin=subprocess.DEVNULL, process_group=0)
-        self.pid = self._process.pid
+    def __init__(self) -> None:
+        super().__init__()
+        self._users = 0
+        self._guard = threading.RLock()  # a garbage collection may release the server anywhere
 
-    @property
-    def returncode(self) -> int | None:
-        """Exit code; None while the interpreter runs."""
-        return self._process.poll()
+    def acquire(self, modules: Collection[str]) -> None:
+        """Add a user. The first one names the modules that the server imports before it forks."""
+        with self._guard:
+            if self._users == 0:
+                self.set_forkserver_preload(sorted(modules))
+            self._users += 1
 
-    def fork(self, connection: int, status: int) -> Process:
-        """Request a new worker and return its process, which may not have started yet.
+    def release(self) -> None:
+        """Remove a user, whose workers have exited. The last one ends the server."""
+        with self._guard:
+            self._users -= 1
+            if self._users == 0:
+                self.end()
 
-        Args:
-            connection: file descriptor of the worker's socket to this process; it may be closed after this call.
-            status: file descriptor of the worker's status file.
+    def fork(self, descriptors: list[int]) -> int:
+        """Request a new worker, which gets copies of ``descriptors``.
+
+        Returns:
+            File descriptor from which the worker's process id and then its exit code can be read.
         """
-        with contextlib.suppress(ConnectionError):  # the interpreter has exited, and so has the worker
-            socket.send_fds(self._control, [b"f"], [connection, status])
-        return Process(self, status)
+        path = [entry for entry in cast("list[object]", sys.path) if isinstance(entry, str)]  # as imports do
+        sys.path, before = path, sys.path  # the command line of a new server can't have other entries
+        try:
+            self.ensure_running()
+        finally:
+            sys.path = before
+        reported, data = self.connect_to_new_process(descriptors)
+        preparation = {"sys_path": path, "dir": os.getcwd()}  # without the main module, which isn't imported then
+        with contextlib.suppress(BrokenPipeError), open(data, "wb") as file:
+            file.write(pickle.dumps(preparation) + pickle.dumps(Start(dict(os.environ))))
+        return reported
 
-    def end(self) -> None:
-        """Kill the interpreter, whose workers have exited, and forks of it that haven't started yet."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
-        self._control.close()
+    def forget(self) -> None:
+        """Leave the server to the program, in a fork of it."""
+        self.leave()
+        self.__init__()
+
+
+SERVER = WorkerServer()
+if hasattr(os, "register_at_fork"):  # a POSIX system
+    os.register_at_fork(after_in_child=SERVER.forget)
 
 
 class Process:
-    """Process of one worker, a child of the interpreter.
+    """Process of one worker, a child of the server.
 
     Args:
-        interpreter: the interpreter that forks the process.
-        status: file descriptor of the worker's status file; this object takes ownership.
+        server: the server.
+        connection: file descriptor of the worker's socket to this process; it may be closed after this call.
     """
 
-    def __init__(self, interpreter: Interpreter, status: int) -> None:
-        self._interpreter = interpreter
-        self._file = status
-        self._status = status_fields(status)
-        self._last: tuple[int, int | None] | None = None
+    def __init__(self, server: WorkerServer, connection: int) -> None:
+        self._server = server
+        self._file = anonymous_file(STATUS_SIZE)
+        self._status = status_fields(self._file)
+        self._numbers: list[int] = []  # process id and exit code
+        self._reported: int | None = None
+        with contextlib.suppress(ConnectionError):  # the server has exited, and so has the worker
+            self._reported = server.fork([connection, self._file])
+        self.closed = False
+
+    def _read(self, count: int, seconds: float = 0.0) -> list[int]:
+        """Wait for the server to report ``count`` numbers, and return those that it has reported."""
+        end = time.monotonic() + seconds
+        while self._reported is not None and len(self._numbers) < count:
+            if not wait([self._reported], max(0.0, end - time.monotonic())):
+                break
+            try:
+                self._numbers.append(read_signed(self._reported))
+            except EOFError:  # the server has exited
+                self._end()
+        return self._numbers
+
+    def _end(self) -> None:
+        if self._reported is not None:
+            os.close(self._reported)
+            self._reported = None
 
     @property
     def pid(self) -> int:
-        """Process id; the interpreter's before the fork."""
-        return self._last[0] if self._last else self._status[PID] or self._interpreter.pid
+        """Process id; the server's before the fork."""
+        return (self._read(1) or [self._server.pid])[0]
 
     @property
     def returncode(self) -> int | None:
         """Exit code, negative for a signal; None while the process runs or if the exit code is lost."""
-        if self._last:
-            return self._last[1]
-        interpreter = self._interpreter.returncode  # read before the status that the interpreter writes
-        if self._status[ENDED]:
-            return os.waitstatus_to_exitcode(self._status[ENDED] - 1)
-        return None if self._status[PID] else interpreter
+        return self.wait(0.0)
 
     @property
     def beats(self) -> int:
         """Number of steps that the worker has counted."""
-        return self._status[BEATS]
+        return self._status[0]
 
     @property
     def stack(self) -> str:
@@ -123,37 +159,32 @@ class Process:
         size = os.fstat(self._file).st_size - STATUS_SIZE
         return os.pread(self._file, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
 
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._last is not None
-
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process if it runs."""
-        if self.returncode is None:
-            os.kill(self.pid, number)
+        if len(self._read(2)) == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the process to exit and return the exit code; None if it isn't available after ``seconds``."""
-        end, pause = time.monotonic() + seconds, _FIRST_PAUSE
-        while self.returncode is None and self._interpreter.returncode is None and time.monotonic() < end:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        return self.returncode
+        return dict(enumerate(self._read(2, seconds))).get(1)
 
     def kill(self) -> None:
         """Kill the process and its remaining children, and wait for its exit.
 
         A process that hasn't started yet will exit by itself when it finds its connection closed.
         """
-        if self._status[PID]:
-            with contextlib.suppress(ProcessLookupError):
+        if self._read(1):
+            try:
                 os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has exited, or not begun a group yet
+                self.send_signal(signal.SIGKILL)
             self.wait(_KILL_SECONDS)
 
     def close(self) -> None:
         """Release the resources of the process, which has exited."""
-        self._last = self.pid, self.returncode
+        self._end()
+        self.closed = True
         del self._status
         os.close(self._file)
 
@@ -195,7 +226,7 @@ class Worker:
 
     Args:
         index: index of the worker, for messages.
-        interpreter: the interpreter that the worker is forked from.
+        server: the server that the worker is forked from.
 
     Attributes:
         connection: socket to the worker. Reads and writes time out when the worker hangs.
@@ -203,12 +234,12 @@ class Worker:
         asked: time of the last request, on the monotonic clock.
     """
 
-    def __init__(self, index: int, interpreter: Interpreter) -> None:
+    def __init__(self, index: int, server: WorkerServer) -> None:
         self.index = index
         self._socket, theirs = socket.socketpair()
         self._stalled = False
         with theirs:
-            self.process = interpreter.fork(theirs.fileno(), anonymous_file(STATUS_SIZE))
+            self.process = Process(server, theirs.fileno())
         self.asked = self._last_activity = time.monotonic()
         self._last_beat, self._time_limit = self.process.beats, START_SECONDS
         self.connection = Connection(os.dup(self._socket.fileno()))
@@ -285,8 +316,7 @@ class Worker:
         return self._hang_error() if self._stalled or now - self._last_activity > self._time_limit else None
 
     def _hang_error(self) -> Exception:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGUSR1)  # makes faulthandler write the worker's stack
+        self.process.send_signal(signal.SIGUSR1)  # makes faulthandler write the worker's stack
         end = time.monotonic() + 0.5
         while not self.process.stack and time.monotonic() < end:
             time.sleep(0.02)
@@ -356,14 +386,17 @@ class WorkerGroup:
         registered = registrations()
         messages = [self._first_message(task, registered) for task in tasks]
         self.workers: list[Worker] = []
-        self._interpreters: list[Interpreter] = []
         self._owner = os.getpid()
-        self._stop = weakref.finalize(self, _stop_all, self.workers, self._interpreters, self._owner)
+        # Modules other than recurl's might start threads, which don't survive a fork.
+        self._server = SERVER
+        names = (Start.__module__, *(task.serve.__module__ for task in tasks))
+        self._server.acquire({name for name in names if name.startswith("recurl.")})
+        self._stop = weakref.finalize(self, _stop_all, self.workers, self._server, self._owner)
         self._poller = select.poll()
         self._by_descriptor: dict[int, int] = {}
         try:
             for index in range(len(tasks)):
-                self.workers.append(Worker(index, self._interpreter()))
+                self.workers.append(Worker(index, self._server))
                 self._watch(self.workers[-1])
             for worker, message in zip(self.workers, messages, strict=True):
                 worker.ask(message, START_SECONDS)
@@ -377,14 +410,6 @@ class WorkerGroup:
         seed = int(torch.randint(2**62, ()))  # different for each worker, and determined by the parent's seed
         pickled("create_env_fn", task.arguments[0])  # so that an error names the unpicklable part
         return pickled("the worker's task", (registered, seed, *task))
-
-    def _interpreter(self) -> Interpreter:
-        """Return the interpreter that workers are forked from, starting a new one if none is running."""
-        if not self._interpreters or self._interpreters[-1].returncode is not None:
-            # Modules other than recurl's might start threads, which don't survive a fork.
-            names = {name for task in self.tasks if (name := task.serve.__module__).startswith("recurl.")}
-            self._interpreters.append(Interpreter(names))
-        return self._interpreters[-1]
 
     def _watch(self, worker: Worker) -> None:
         self._by_descriptor[worker.connection.fileno()] = worker.index
@@ -463,7 +488,7 @@ class WorkerGroup:
         """Replace a worker with a new process, without waiting for its first reply."""
         message = self._first_message(self.tasks[index], registrations())
         self.end(index)
-        self.workers[index] = Worker(index, self._interpreter())
+        self.workers[index] = Worker(index, self._server)
         self._watch(self.workers[index])
         self.workers[index].ask(message, START_SECONDS)
 
@@ -501,23 +526,21 @@ class WorkerGroup:
                 return
             for worker in self.workers:
                 worker.ask(CLOSE, _SEND_SECONDS)
-            _stop_all(self.workers, self._interpreters, self._owner, _CLOSE_SECONDS)
+            _stop_all(self.workers, self._server, self._owner, _CLOSE_SECONDS)
 
     def kill(self) -> None:
         """Stop all workers immediately."""
         self._stop()
 
 
-def _stop_all(workers: list[Worker], interpreters: list[Interpreter], owner: int, seconds: float = 0.0) -> None:
+def _stop_all(workers: list[Worker], server: WorkerServer, owner: int, seconds: float = 0.0) -> None:
     if os.getpid() != owner:  # in a fork of the parent; the parent keeps its workers
         return
     end = time.monotonic() + seconds
     for worker in workers:
         worker.stop(end - time.monotonic())
-    for interpreter in interpreters:
-        interpreter.end()
     workers.clear()
-    interpreters.clear()
+    server.release()
 
 
 def _with_traceback(error: Exception, text: str) -> Exception:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import importlib
 import mmap
 import os
 import pickle
 import select
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple, NoReturn, Self
@@ -26,34 +23,28 @@ import torch
 
 from recurl.core import errors
 from recurl.core.errors import RecurlError, RemoteTraceback, WorkerError
+from recurl.core.python_compat import ForkServer
 from recurl.core.seeding import seed_everything
 from recurl.envs.registrations import register_all
 from recurl.envs.workers_memory import Entry, SharedTensors
 
 __all__ = [
-    "BEATS",
-    "ENDED",
     "FAILED",
-    "PID",
     "STATUS_SIZE",
     "VALUE",
     "Channel",
     "Closed",
     "Failure",
-    "fork_on_request",
+    "Start",
     "status_fields",
 ]
 
 VALUE, FAILED = b"v", b"f"
 STATUS_SIZE = 4096
-"""Offset of faulthandler's output in the status file, which starts with 8-byte integer fields."""
-
-BEATS, PID, ENDED = range(3)
-"""Indices of the status fields: step count, process id of the worker, and wait status of its exit plus 1."""
+"""Offset of faulthandler's output in the status file, which starts with the step count."""
 
 _GRACE_SECONDS = 2.0
 _PARENT_POLL_MS = 2000  # how often a process checks that its parent is alive
-_CLOSED_POLL_MS = 100  # likewise, once the parent has closed its connection
 
 
 class Failure(NamedTuple):
@@ -102,7 +93,7 @@ class Channel:
 
     def beat(self) -> None:
         """Count a step, so that the parent knows the worker isn't hung."""
-        self._status[BEATS] += 1
+        self._status[0] += 1
 
     def receive_bytes(self) -> bytes:
         """Return the parent's next message.
@@ -161,75 +152,24 @@ class Channel:
         return SharedTensors.receive(self._connection, entries)
 
 
-def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
-    """Fork workers until the program closes its end of the socket, and return when all of them have exited.
-
-    Once the program has exited, even if a fork of it keeps the socket open, workers that don't exit by themselves, such
-    as one stopped by SIGSTOP, are killed.
+class Start:
+    """Start of a worker in a fork of the server, which calls :meth:`_bootstrap`.
 
     Args:
-        control: file descriptor of a socket on which the program sends two descriptors per worker: the socket between
-            program and worker, and the status file.
-        program: process id of the program, the parent of this process.
-        modules: names of modules to import first.
+        environment: environment variables of the program.
     """
-    for module in modules:
-        importlib.import_module(module)
-    gc.freeze()  # garbage collections in the workers then don't touch memory shared with this process
-    interpreter, running = os.getpid(), dict[int, memoryview]()
-    requests, (ended, wake) = socket.socket(fileno=control), os.pipe()
-    for descriptor in (ended, wake):
-        os.set_blocking(descriptor, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not wake the poller
-    signal.set_wakeup_fd(wake)
-    poller = select.poll()
-    for descriptor in (control, ended):
-        poller.register(descriptor, select.POLLIN)
-    is_open = True
-    while (is_open or running) and os.getppid() == program:
-        for descriptor, _ in poller.poll(_PARENT_POLL_MS if is_open else _CLOSED_POLL_MS):
-            if descriptor == ended:
-                os.read(ended, 4096)
-                _record_exits(running)
-                continue
-            _, given, *_ = socket.recv_fds(requests, 1, 2)
-            if not given:
-                is_open = False
-                poller.unregister(control)
-                continue
-            connection, status = given
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                requests.close()
-                os.close(ended)
-                os.close(wake)
-                running.clear()  # drops the status files of the other workers
-                _main(connection, status, interpreter)
-            running[pid] = status_fields(status)
-            for descriptor in given:
-                os.close(descriptor)
-    _reap(running)
 
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
 
-def _reap(running: dict[int, memoryview]) -> None:
-    """Wait for workers to exit by themselves, and kill those that don't."""
-    end = time.monotonic() + _GRACE_SECONDS
-    while running and time.monotonic() < end:
-        time.sleep(_CLOSED_POLL_MS / 1000)
-        _record_exits(running)
-    for pid in running:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-
-
-def _record_exits(running: dict[int, memoryview]) -> None:
-    """Record the exit of workers in their status files."""
-    for pid in list(running):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            running.pop(pid)[ENDED] = status + 1
+    def _bootstrap(self, sentinel: int) -> NoReturn:
+        # The server then exits with the program, even if this process is stopped. The kernel continues and hangs up the
+        # stopped process, as its process group is orphaned.
+        connection, status = ForkServer.inherited()
+        os.close(sentinel)
+        os.environ.clear()
+        os.environ.update(self._environment)
+        _main(connection, status, os.getppid())
 
 
 def status_fields(status: int) -> memoryview:
@@ -246,10 +186,10 @@ def _main(connection: int, status: int, parent: int) -> NoReturn:
     Args:
         connection: file descriptor of the socket to the program.
         status: file descriptor of the status file.
-        parent: process id of the interpreter, the parent of this process.
+        parent: process id of the server, the parent of this process.
     """
-    status_fields(status)[PID] = os.getpid()  # before leaving the group, so that killing by group or by pid finds it
     os.setpgid(0, 0)
+    gc.freeze()  # garbage collections then don't touch memory shared with the server
     for descriptor in (connection, status):
         os.set_inheritable(descriptor, False)
     os.lseek(status, STATUS_SIZE, os.SEEK_SET)

@@ -36,9 +36,13 @@ class Explanation(dict[str, str | None]):
         return next((name for name, reason in self.items() if reason is None), self.otherwise)
 
     def __str__(self) -> str:
-        slower = list(self)[: list(self).index(self.form)] if self.form in self else list(self)
-        missing = "; ".join(f"not {name}: {self[name]}" for name in slower)
-        return f"{self.what}: {self.form}{f' ({missing})' if missing else ''}"
+        missing: dict[str, list[str]] = {}
+        for name, reason in self.items():
+            if reason is None:
+                break
+            missing.setdefault(reason, []).append(name)
+        said = "; ".join(f"not {' or '.join(names)}: {reason}" for reason, names in missing.items())
+        return f"{self.what}: {self.form}{f' ({said})' if said else ''}"
 
 
 def reason_of(attempt: Callable[[], object]) -> str | None:

@@ -19,9 +19,8 @@ from torch import nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.core.keys import ACTION, OBSERVATION, STATE_VALUE, NestedKey, normalize_key
-from recurl.execution.compiled import Compilation, Density, NotCompiled
+from recurl.execution.explain import NotCompiled
 from recurl.execution.lowering import Link, in_order
-from recurl.modules.compiled_sampler import compile_sample, density_of
 from recurl.sequences.entries import Entries, Step, takes_entries, unmarked
 from recurl.sequences.mode import ExplorationType, exploration_type
 
@@ -95,31 +94,6 @@ class Sampler(ProbabilisticTensorDictModule):
                 entries.set(log_prob, dist.log_prob(*values))
 
         return draw
-
-    def compiled_density(self) -> Density:
-        """Return the action density for the C++ library.
-
-        Raises:
-            NotCompiled: the library doesn't support this distribution.
-        """
-        if type(self).get_dist is not Sampler.get_dist or unmarked(self, "get_dist") is not None:
-            raise NotCompiled(f"{type(self).__name__} builds a custom distribution")
-        parameters = dict(zip(cast(Any, self.dist_keys), map(normalize_key, self.in_keys), strict=True))
-        return density_of(self.distribution_class, parameters, self.distribution_kwargs)
-
-    def compile_entries(self, program: Compilation) -> None:
-        """Compile the function of :meth:`link_entries` to C++, under the current exploration type."""
-        actions = [normalize_key(key) for key in self.dist_sample_keys]
-        if type(self).get_dist is not Sampler.get_dist or len(actions) != 1:
-            raise NotCompiled(f"{type(self).__name__} builds a custom distribution, or several actions")
-        compile_sample(
-            program,
-            cast(type, self.distribution_class),
-            dict(zip(cast(Any, self.dist_keys), map(normalize_key, self.in_keys), strict=True)),
-            self.distribution_kwargs,
-            (actions[0], normalize_key(self.log_prob_key) if self.return_log_prob else None),
-            deterministic=(exploration_type() or self.default_interaction_type) is ExplorationType.DETERMINISTIC,
-        )
 
 
 class SamplingSequence(ProbabilisticTensorDictSequential):

@@ -56,8 +56,6 @@ class Categorical(d.Categorical):
         tensor([0.6931, 0.0000])
     """
 
-    draws_choice: ClassVar[bool | None] = True
-    """Whether sampling compiled to C++ rejects NaN and empty masks, for this exact class; None: not compilable."""
     one_hot: ClassVar[bool] = False
     """Whether samples are one-hot vectors."""
     _raw: Tensor | None = None
@@ -238,7 +236,6 @@ class OneHotCategorical(Categorical):
         tensor(-0.1269)
     """
 
-    draws_choice = True
     one_hot = True
 
     def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
@@ -276,8 +273,6 @@ class MaskedCategorical(Categorical):
         (tensor([0.5000, 0.0000, 0.5000]), tensor(-inf))
     """
 
-    draws_choice = True
-
     def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None, *, mask: Tensor) -> None:
         if mask is None:  # pyright: ignore[reportUnnecessaryComparison] - users
             raise ArgumentError(
@@ -294,5 +289,3 @@ class MaskedOneHotCategorical(MaskedCategorical, OneHotCategorical):
         >>> MaskedOneHotCategorical(logits=torch.tensor([3.0, 1.0, 2.0]), mask=mask).deterministic_sample
         tensor([0, 0, 1])
     """
-
-    draws_choice = True

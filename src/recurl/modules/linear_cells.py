@@ -8,9 +8,9 @@ from typing import TypedDict, Unpack
 
 import torch
 
+from recurl import recurrence  # each cell is imported when it is used
 from recurl.core.keys import NestedKey
 from recurl.modules.cell_module import CellModule
-from recurl.recurrence import FFMCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
 
 
 class CellOptions(TypedDict, total=False):
@@ -67,7 +67,7 @@ class MinGRUModule(CellModule):
         feed_forward: int = 4,
         **options: Unpack[CellOptions],
     ) -> None:
-        cell = MinGRUCell(state_size, conv_width, feed_forward)
+        cell = recurrence.MinGRUCell(state_size, conv_width, feed_forward)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)
 
 
@@ -100,7 +100,7 @@ class MinLSTMModule(CellModule):
         feed_forward: int = 4,
         **options: Unpack[CellOptions],
     ) -> None:
-        cell = MinLSTMCell(state_size, conv_width, feed_forward)
+        cell = recurrence.MinLSTMCell(state_size, conv_width, feed_forward)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)
 
 
@@ -139,7 +139,7 @@ class LRUModule(CellModule):
         max_phase: float = 2 * math.pi,
         **options: Unpack[CellOptions],
     ) -> None:
-        cell = LRUCell(state_size, norm, min_radius, max_radius, max_phase)
+        cell = recurrence.LRUCell(state_size, norm, min_radius, max_radius, max_phase)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)
 
 
@@ -176,7 +176,7 @@ class S5Module(CellModule):
         max_step: float = 0.1,
         **options: Unpack[CellOptions],
     ) -> None:
-        cell = S5Cell(state_size, norm, min_step, max_step)
+        cell = recurrence.S5Cell(state_size, norm, min_step, max_step)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)
 
 
@@ -213,7 +213,7 @@ class RGLRUModule(CellModule):
         feed_forward: int = 3,
         **options: Unpack[CellOptions],
     ) -> None:
-        cell = RGLRUCell(state_size, heads, conv_width, feed_forward)
+        cell = recurrence.RGLRUCell(state_size, heads, conv_width, feed_forward)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)
 
 
@@ -246,5 +246,5 @@ class FFMModule(CellModule):
         context_size: int = 4,
         **options: Unpack[CellOptions],
     ) -> None:
-        cell = FFMCell(memory_size, context_size)
+        cell = recurrence.FFMCell(memory_size, context_size)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)

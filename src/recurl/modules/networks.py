@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
-from recurl.execution.compiled import Compilation, Signal
 
 __all__ = ["MLP"]
 
@@ -70,13 +69,6 @@ class MLP(nn.Sequential):
     def forward(self, *inputs: Tensor) -> Tensor:  # type: ignore[reportIncompatibleMethodOverride] # several inputs
         """Apply the network to ``inputs``, concatenated along the last dimension."""
         return super().forward(inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1))
-
-    def compile_tensors(self, program: Compilation, *inputs: Signal) -> Signal:
-        """Compile the forward pass to C++."""
-        signal = inputs[0] if len(inputs) == 1 else program.joined(inputs)
-        for layer in self:
-            (signal,) = program.apply(layer, signal)
-        return signal
 
 
 def _hidden_sizes(depth: int | None, num_cells: int | Sequence[int] | None) -> list[int]:

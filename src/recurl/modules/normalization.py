@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from recurl.core.errors import ArgumentError
 from recurl.core.torch_compat import CompletedState
 from recurl.distributed import merge_moments
-from recurl.execution.compiled import Compilation, Signal
 from recurl.sequences.reverse import reverse_linear_recurrence
 
 __all__ = ["ObservationNorm", "RewardScaler"]
@@ -96,14 +95,6 @@ class ObservationNorm(nn.Module):
         """Return the normalized observation."""
         mean = self.moments.mean
         return ((observation.to(mean.dtype) - mean) * self.scale).clamp(-self.clip, self.clip)
-
-    def compile_tensors(self, program: Compilation, observation: Signal) -> Signal:
-        """Compile the forward pass to C++."""
-        columns = self.shape.numel()
-        out = program.inside(columns)
-        value = program.numbers(observation, columns).value
-        program.program.normalize(value, self.moments.mean, self.scale, self.clip, out.value)
-        return out
 
     def update(self, observation: Tensor) -> None:
         """Merge a batch of observations, ``[..., *shape]``, all finite, into the statistics."""

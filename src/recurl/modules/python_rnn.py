@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor, dtype, nn
 
+from recurl import recurrence
 from recurl.core.torch_compat import NotifiedModule
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.recurrence import GRU as GRU_CELL
 from recurl.recurrence import LSTM as LSTM_CELL
-from recurl.recurrence import Cell, check_step
+from recurl.recurrence import Cell
 
 
 class LSTM(RecurrentNet):
@@ -94,7 +95,7 @@ class CellNet(NotifiedModule, RecurrentNet):
 
     def _check_steps(self, *, shapes_only: bool = False) -> None:
         for layer, (weights, *_) in enumerate(self.layer_weights()):
-            check_step(self.cell, weights, self._sizes(layer), shapes_only=shapes_only)
+            recurrence.check_step(self.cell, weights, self._sizes(layer), shapes_only=shapes_only)
 
     def on_conversion(self, before: dtype) -> None:
         """Check the cell's step again if the dtype changed."""

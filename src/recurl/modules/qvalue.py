@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from recurl.core.errors import ArgumentError, MissingKeyError
 from recurl.core.keys import ACTION, OBSERVATION, NestedKey, normalize_key
 from recurl.core.specs import Categorical, Composite, OneHot, TensorSpec
-from recurl.execution.compiled import Compilation, NotCompiled
 from recurl.sequences.entries import Step, StepT, takes_entries
 
 __all__ = ["QValueActor", "QValueModule"]
@@ -92,18 +91,6 @@ class QValueModule(TensorDictModuleBase):
         tensordict.set(action_key, F.one_hot(best, values.shape[-1]) if self.action_space == "one_hot" else best)
         tensordict.set(values_key, values)
         return tensordict.set(chosen_key, values.gather(-1, best.unsqueeze(-1)))
-
-    def compile_entries(self, program: Compilation) -> None:
-        """Compile the greedy choice to C++; see :class:`recurl.execution.compiled.Compilation`."""
-        if self.action_mask_key is not None:
-            raise NotCompiled(f"{type(self).__name__} with a mask has no C++ implementation")
-        values = program.numbers(program.read(self.action_value_key))
-        action_key, values_key, chosen_key = self.out_keys
-        one_hot = self.action_space == "one_hot"
-        action = program.output(action_key, values.shape if one_hot else (), torch.int64)
-        chosen = program.output(chosen_key, (1,))
-        program.program.choose(values.value, None, None, action.value, chosen.value, one_hot=one_hot, value=True)
-        program.write(values_key, values)
 
 
 class QValueActor(TensorDictSequential):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Self
 
@@ -12,16 +11,15 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
+from recurl.core.keys import NestedKey, next_key
 from recurl.core.precision import resolve_precision
 from recurl.core.specs import Unbounded
 from recurl.core.torch_compat import children_of, is_compiling
-from recurl.execution.compiled import Compilation, NotCompiled
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.modules.rnn_inputs import entry_names, flags_in, flat, signature
 from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options
-from recurl.sequences.boundaries import Boundaries, boundaries_of
+from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.entries import Entries, takes_entries
 from recurl.sequences.mode import recurrent_mode
 from recurl.sequences.start_states import check_cut, state_in
@@ -124,57 +122,16 @@ class RecurrentModule(TensorDictModuleBase):
             tensordict.set(key, state)
         return tensordict
 
-    def compile_entries(self, program: Compilation) -> None:
-        """Compile one step, or sequences, to C++; see :class:`recurl.execution.compiled.Compilation`."""
-        net = self.net
-        other_backend = self.recurrent_backend not in ("cpu", "fastest") or self.recurrent_recompute == "full"
-        if program.sequences and other_backend:
-            raise NotCompiled(f"{type(self).__name__} uses another backend, or recomputation")
-        if (
-            self.recurrent_mode is not program.sequences
-            or net.bidirectional
-            or net.python_based
-            or (net.dropout and net.training)
-        ):
-            raise NotCompiled(
-                f"{type(self).__name__} uses dropout, is bidirectional or python_based, or is in another mode"
-            )
-        x = program.numbers(program.read(self.in_keys[0]), net.input_size)
-        is_init = program.read(IS_INIT)
-        if is_init.dtype is not torch.bool or math.prod(is_init.shape) != 1:
-            raise NotCompiled("is_init isn't a single bool per row")
-        shapes = [(net.num_layers, *shape) for shape in net.state_shapes]
-        present = any(program.has(key) for key in self.state_keys)
-        before = [program.read(key) for key in self.state_keys] if present else []
-        if any(
-            state.shape != shape or state.dtype is not program.dtype
-            for state, shape in zip(before, shapes, strict=False)
-        ):
-            raise NotCompiled("a state has another shape or dtype than the module")
-        after = [program.output(key, shape) for key, shape in zip(self.out_keys[1:], shapes, strict=True)]
-        features = program.inside(net.output_size)
-        program.program.recur(
-            net.cell,
-            net.layer_weights(),
-            x.value,
-            is_init.value,
-            [state.value for state in before],
-            [state.value for state in after],
-            features.value,
-        )
-        program.write(self.out_keys[0], features)
-
-    def sequences(self, tensordict: TensorDictBase) -> tuple[Boundaries, dict[NestedKey, Tensor]]:
-        """Return boundaries and checked states of a batch of sequences; no states if all are absent.
+    def sequences(self, tensordict: TensorDictBase) -> tuple[SequenceIndex, dict[NestedKey, Tensor]]:
+        """Return the index and the checked states of a batch of sequences; no states if all are absent.
 
         Args:
             tensordict: ``[T]`` or ``[*B, T]``.
         """
-        batch = tensordict.batch_size
-        is_init = flags_in(tensordict, batch)
-        boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
-        check_cut(tensordict, self.state_keys, boundaries)
-        return boundaries, dict(zip(self.state_keys, self._states(tensordict), strict=False))
+        flags_in(tensordict, tensordict.batch_size)
+        index = SequenceIndex.of(tensordict)
+        check_cut(tensordict, self.state_keys, index)
+        return index, dict(zip(self.state_keys, self._states(tensordict), strict=False))
 
     def _gather(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> TensorDictBase:
         """Collect input tensors in a TensorDict with the batch size of the first input."""
@@ -219,10 +176,10 @@ class RecurrentModule(TensorDictModuleBase):
                 "In recurrent mode the last batch dimension is time: the TensorDict must have batch size [T] or "
                 "[*B, T], got []. To run a single step leave recurrent mode: set_recurrent_mode(False)."
             )
-        x, is_init, *stored = self._inputs(tensordict)
-        boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
-        check_cut(tensordict, self.state_keys, boundaries)
-        return self.net.run(x, tuple(stored) or None, boundaries, self.recurrent_backend, self._options(x.device))
+        x, _, *stored = self._inputs(tensordict)
+        index = SequenceIndex.of(tensordict)
+        check_cut(tensordict, self.state_keys, index)
+        return self.net.run(x, tuple(stored) or None, index, self.recurrent_backend, self._options(x.device))
 
     def _inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Return (value, is_init, *states), checked; no states if all are absent."""

@@ -56,8 +56,6 @@ class TanhNormal(d.Distribution):
 
     arg_constraints: ClassVar[dict[str, Any]] = {}  # type: ignore[override] # a property in torch's stub only
     has_rsample = True
-    draws_squashed: ClassVar[bool] = True
-    """Whether sampling can be compiled to C++, for this exact class."""
 
     def __init__(
         self,

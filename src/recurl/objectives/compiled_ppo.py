@@ -10,7 +10,8 @@ from torch import Tensor
 from recurl.core.keys import IS_INIT, MASK, NestedKey
 from recurl.core.spans import FORWARD_AND_BACKWARD, span
 from recurl.distributed import is_global
-from recurl.execution.compiled import CompiledSurrogate, Density, SurrogateData, SurrogateOptions
+from recurl.execution.compiled import CompiledSurrogate, SurrogateData, SurrogateOptions
+from recurl.execution.compiled.translations import DENSITIES
 from recurl.execution.explain import NotCompiled
 from recurl.objectives.common import standardized
 from recurl.objectives.compiled_policy import CompiledActorCritic
@@ -37,10 +38,11 @@ class CompiledPPO:
         self._loss: ClipPPOLoss = gradients.__self__
         self._networks = CompiledActorCritic(*self._loss.plan())
         self._keys = self._loss.keys_of(self._networks)
-        density = getattr(self._networks.sampler.module, "compiled_density", None)
+        sampler = self._networks.sampler.module
+        density = DENSITIES.find(sampler)
         if density is None:
             raise NotCompiled("the sampler has no density in C++")
-        self._density: Density = density()
+        self._density = density(sampler)
         self._descent: CompiledSurrogate | None = None
 
     def __call__(self, batch: Step) -> dict[NestedKey, Tensor]:

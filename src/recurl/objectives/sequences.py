@@ -10,21 +10,12 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError
-from recurl.core.keys import (
-    IS_INIT,
-    LAST_STEP,
-    MASK,
-    TRAJ_IDS,
-    TRAJ_STEPS,
-    NestedKey,
-    next_key,
-    normalize_key,
-)
+from recurl.core.keys import IS_INIT, LAST_STEP, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
 from recurl.core.torch_compat import is_compiling
 from recurl.execution.lowering import Network, inputs_from, inputs_of
 from recurl.objectives.common import check_writes, entry, per_token, states_of
 from recurl.objectives.tensor_keys import TensorKeys
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.continuity import check_order, check_starts
 from recurl.sequences.entries import Step
 from recurl.sequences.mode import set_recurrent_mode
@@ -44,20 +35,20 @@ _GATHERED_ON = ("cpu",)  # devices on which counting the ends of sequences needs
 
 
 class Sequences(NamedTuple):
-    """Sequences of a batch, as per-token tensors ``[*B, T]``.
+    """Sequences of a batch, and per-token tensors ``[*B, T]``.
 
     Attributes:
+        segments: the sequence index.
         reward: reward of the step.
         terminated: bool, True where the step ended its episode: nothing is bootstrapped.
-        starts: bool, True where the token doesn't continue the previous one.
         ends: bool, True where the next token doesn't continue this one.
         mask: bool, False at padding; None if there is none.
         last: flat indices of the tokens that a bootstrap step follows, if their number is known; None otherwise.
     """
 
+    segments: SequenceIndex
     reward: Tensor
     terminated: Tensor
-    starts: Tensor
     ends: Tensor
     mask: Tensor | None
     last: Tensor | None = None
@@ -84,11 +75,11 @@ class Sequences(NamedTuple):
         reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in keys.of_sequences)
         mask = batch.get(MASK, None)
         mask = None if mask is None else per_token(MASK, cast(Tensor, mask), shape)
-        starts = _starts(batch, done | terminated, mask)
-        check_order(batch, starts)
-        ends = starts.reshape(-1).roll(-1).reshape(shape)  # rows begin with a start, so their last tokens are ends
+        index = SequenceIndex.of(batch, done=done | terminated, mask=mask)
+        check_order(batch, index.starts)
         last = batch.get(LAST_STEP, None)
-        return cls(reward, terminated, starts, ends, mask, None if last is None else last[..., 0].reshape(-1))
+        last = None if last is None else last[..., 0].reshape(-1)
+        return cls(index, reward, terminated, index.ends.reshape(shape), mask, last)
 
 
 class SequenceNetwork:
@@ -124,7 +115,7 @@ class SequenceNetwork:
 
     def check(self, batch: Step, sequences: Sequences) -> None:
         """Raise MissingKeyError if the network can't run along the sequences and past their ends."""
-        check_starts(batch, self.states, sequences.starts)
+        check_starts(batch, self.states, sequences.segments.starts)
         for key in self._observed:
             if batch.get(next_key(key), None) is None:
                 raise MissingKeyError(
@@ -237,10 +228,8 @@ def inputs_in_sequence(
     """
     run = inputs_of(batch, keys, networks)
     if IS_INIT in keys:
-        is_init = sequences.starts.unsqueeze(-1)
-        run.set(IS_INIT, is_init)
-        boundaries = Boundaries(sequences.starts.reshape(-1), batch.batch_size)
-        boundaries.remember(is_init, run.get(TRAJ_IDS, None), run.get(TRAJ_STEPS, None))
+        run.set(IS_INIT, sequences.segments.starts.clone().reshape(*batch.batch_size, 1))
+        sequences.segments.attach(run)
     return run
 
 
@@ -250,15 +239,3 @@ def _check_time(batch: Step) -> None:
     names = getattr(batch, "names", [])
     if "time" in names and names[-1] != "time":
         raise ArgumentError(f"Time must be the last dimension of the batch, got dimensions named {names}.")
-
-
-def _starts(batch: Step, done: Tensor, mask: Tensor | None) -> Tensor:
-    """Return bool ``[*B, T]``: True where a token doesn't continue the previous one."""
-    shape = batch.batch_size
-    is_init = batch.get(IS_INIT, None)
-    after_done = done.reshape(-1).roll(1).reshape(shape)  # the first token of each row is a start in any case
-    flags = after_done if is_init is None else after_done | per_token(IS_INIT, cast(Tensor, is_init), shape)
-    if mask is not None:
-        flags = flags | (mask != mask.reshape(-1).roll(1).reshape(shape))
-    boundaries = Boundaries.from_is_init(flags, batch.get(TRAJ_IDS, None), shape, batch.get(TRAJ_STEPS, None))
-    return boundaries.starts.reshape(shape)

@@ -1,5 +1,9 @@
 """Recurrence over segments of plain tensors: cells, backends, and layer stacks."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from recurl.recurrence import built_in as built_in
 from recurl.recurrence.backend import (
     BACKENDS,
     DEFAULT_OPTIONS,
@@ -16,13 +20,7 @@ from recurl.recurrence.cells import (
     LSTM,
     ONE_STEP,
     Cell,
-    FFMCell,
     LayerWeights,
-    LRUCell,
-    MinGRUCell,
-    MinLSTMCell,
-    RGLRUCell,
-    S5Cell,
     Shape,
     Sizes,
     States,
@@ -34,32 +32,29 @@ from recurl.recurrence.cells import (
     remember,
     states_of,
 )
-from recurl.recurrence.cpu import CpuKernels
-from recurl.recurrence.experiment import check_step
-from recurl.recurrence.kernel_backend import AutogradBackend, KernelBackend
 from recurl.recurrence.kernels import Inputs, Kernels
-from recurl.recurrence.linear import LINEAR, linear_recurrence
-from recurl.recurrence.loop import LoopKernels
-from recurl.recurrence.pad import PadBackend
-from recurl.recurrence.reference import ReferenceBackend
-from recurl.recurrence.scan import ScanBackend
-from recurl.recurrence.segments import LinearBackend
 from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
-from recurl.recurrence.triton import TritonKernels
 from recurl.sequences.boundaries import Boundaries, boundaries_of
 
-for _backend in (
-    PadBackend(),
-    AutogradBackend(LoopKernels()),
-    KernelBackend(CpuKernels()),
-    KernelBackend(TritonKernels()),
-    ScanBackend(),
-    ReferenceBackend(),
-):
-    register_backend(_backend, fast=_backend.name in ("cpu", "triton"))
-for _name in LINEAR.names:
-    if _name not in ("auto", "fastest", "reference"):  # the reference backend steps through every cell itself
-        BACKENDS.register_linear(LinearBackend(_name))
+if TYPE_CHECKING:
+    from recurl.recurrence.cells import FFMCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
+    from recurl.recurrence.experiment import check_step
+    from recurl.recurrence.kernel_backend import KernelBackend
+    from recurl.recurrence.linear import linear_recurrence
+    from recurl.recurrence.pad import PadBackend
+    from recurl.recurrence.reference import ReferenceBackend
+    from recurl.recurrence.scan import ScanBackend
+
+_LAZY = {
+    **dict.fromkeys(("FFMCell", "LRUCell", "MinGRUCell", "MinLSTMCell", "RGLRUCell", "S5Cell"), "cells"),
+    "KernelBackend": "kernel_backend",
+    "PadBackend": "pad",
+    "ReferenceBackend": "reference",
+    "ScanBackend": "scan",
+    "check_step": "experiment",
+    "linear_recurrence": "linear",
+}
+"""Modules of the names that are imported on first use."""
 
 __all__ = [
     "BACKENDS",
@@ -106,3 +101,10 @@ __all__ = [
     "states_of",
     "step_stack",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return value

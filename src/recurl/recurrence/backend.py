@@ -1,20 +1,27 @@
-"""Backend protocol, registry, and backend selection."""
+"""Backend protocol, registries, and selection of an implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.core.torch_compat import is_exporting
-from recurl.recurrence.cells import Cell, States
+from recurl.recurrence.cells.by_hand import States
+from recurl.recurrence.cells.cell import Cell
 from recurl.sequences.boundaries import Boundaries
+
+if TYPE_CHECKING:
+    from recurl.recurrence.linear.kernels import LinearKernels
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Support | LinearSupport")
 
 
 class Options(NamedTuple):
@@ -53,6 +60,14 @@ class Support(NamedTuple):
     hidden_size: int = 1
     proj_size: int = 0
     options: Options = DEFAULT_OPTIONS
+    compiling: bool = False
+
+
+class LinearSupport(NamedTuple):
+    """Requirements of a linear recurrence, like those of a layer in :class:`Support`."""
+
+    device: torch.device
+    dtype: torch.dtype
     compiling: bool = False
 
 
@@ -108,45 +123,120 @@ class Backend(Protocol):
         ...
 
 
-class Registry:
-    """Registry of backends by name, with the rules for ``"auto"`` and ``"fastest"``."""
+class _Entry(Generic[T]):
+    """A registered implementation, loaded on first use, and the only type of device that it serves, or None."""
 
-    def __init__(self) -> None:
-        self._backends: dict[str, Backend] = {}
-        self._linear: dict[str, Backend] = {}
+    def __init__(self, load: Callable[[], T], device: str | None = None) -> None:
+        self._load, self.device = load, device
+        self._loaded: list[T] = []
+
+    def get(self) -> T:
+        self._prepare()
+        return self._loaded[0]
+
+    @torch.compiler.assume_constant_result  # torch.compile can't trace an import
+    def _prepare(self) -> bool:
+        if not self._loaded:
+            self._loaded.append(self._load())
+        return True
+
+
+class Registry(Generic[T, S]):
+    """Implementations of one operation by name, with the rules for ``"auto"`` and ``"fastest"``.
+
+    Args:
+        argument: what the name is, for error messages.
+        subject: what an implementation is called.
+        work: what it is asked to run.
+    """
+
+    def __init__(self, argument: str, subject: str, work: str) -> None:
+        self._argument, self._subject, self._work = argument, subject, work
+        self._backends: dict[str, _Entry[T]] = {}
         self._fast: list[str] = []
         self.version = 0  # incremented whenever the selection may change
 
-    def register(self, backend: Backend, fast: bool = False) -> None:
-        """Register ``backend`` under its name.
+    def add(self, name: str, load: Callable[[], T], device: str | None = None, fast: bool = False) -> None:
+        """Register the implementation that ``load`` returns on first use, for one type of device if it is given.
 
-        Args:
-            backend: the backend.
-            fast: whether ``"fastest"`` may select it; the latest registered backend that serves the call wins.
-
-        Raises:
-            ArgumentTypeError: it lacks an attribute of :class:`Backend`.
+        If ``fast``, ``"fastest"`` may select it; the latest registered one that serves the call wins.
         """
-        missing = [part for part in _REQUIRED if not hasattr(backend, part)]
-        if missing:
-            raise ArgumentTypeError(
-                f"A backend must have {', '.join(_REQUIRED)}; {type(backend).__name__} lacks {', '.join(missing)}."
-            )
         self.version += 1
-        self._backends[backend.name] = backend
-        self._fast = [name for name in self._fast if name != backend.name]
+        self._backends[name] = _Entry(load, device)
+        self._fast = [other for other in self._fast if other != name]
         if fast:
-            self._fast.insert(0, backend.name)
-
-    def register_linear(self, backend: Backend) -> None:
-        """Register the implementation of ``backend.name`` for cells whose step takes ``time``."""
-        self.version += 1
-        self._linear[backend.name] = backend
+            self._fast.insert(0, name)
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names accepted by :meth:`choose`."""
         return ("auto", "fastest", *self._backends)
+
+    def named(self, name: str) -> T:
+        """Return the implementation called ``name``, whether or not it can run."""
+        return self._backends[name].get()
+
+    def check_name(self, name: str) -> None:
+        """Raise an :class:`ArgumentError` if ``name`` is not one of :attr:`names`."""
+        if name not in self.names:
+            raise ArgumentError(f"{self._argument} must be one of {', '.join(self.names)}; got {name!r}.")
+
+    def choose(self, name: str, support: S) -> T:
+        """Select the implementation for ``name``. One requested by name never falls back to another.
+
+        Raises:
+            ArgumentError: there is no such name.
+            UnsupportedError: the implementation isn't installed or can't serve this call; the message states the reason
+                and an alternative.
+        """
+        self.check_name(name)
+        if name == "auto":
+            name = ("loop" if is_exporting() else "scan") if support.compiling else self._eager(support)
+        elif name == "fastest":
+            name = next((one for one in self._fast if self._is_fit(one, support)), "loop")
+        reason = self._refusal(name, support)
+        if reason is not None:
+            raise self._refused(name, self._work, reason)
+        return self._implementation(name, support)
+
+    def _is_fit(self, name: str, support: S) -> bool:
+        serves_device = self._backends[name].device in (None, support.device.type)
+        return serves_device and self._refusal(name, support) is None
+
+    def _refused(self, name: str, work: str, reason: str) -> UnsupportedError:
+        return UnsupportedError(f"{self._subject} {name!r} can't run this {work}: {reason}.")
+
+    def _eager(self, support: S) -> str:
+        """Return the name that ``"auto"`` selects in eager mode."""
+        return "loop"
+
+    def _implementation(self, name: str, support: S) -> T:
+        return self.named(name)
+
+    def _refusal(self, name: str, support: S) -> str | None:
+        kernels: Any = self.named(name)
+        return kernels.missing() or kernels.unsupported(support.device, support.dtype)
+
+
+class LayerRegistry(Registry[Backend, Support]):
+    """Registry of the backends of layers."""
+
+    def __init__(self) -> None:
+        super().__init__("recurrent_backend", "The recurrent backend", "call")
+        self._linear: dict[str, _Entry[Backend]] = {}
+
+    def register(self, backend: Backend, fast: bool = False) -> None:
+        """Register ``backend`` under its name; see :func:`register_backend`."""
+        missing = [part for part in _REQUIRED if not hasattr(backend, part)]
+        if missing:
+            raise ArgumentTypeError(
+                f"A backend must have {', '.join(_REQUIRED)}; {type(backend).__name__} lacks {', '.join(missing)}."
+            )
+        self.add(backend.name, lambda: backend, fast=fast)
+
+    def add_linear(self, name: str, load: Callable[[], Backend]) -> None:
+        """Register the implementation of the backend ``name`` for cells whose step takes ``time``."""
+        self._linear[name] = _Entry(load)
 
     def check_name(self, name: str) -> None:
         """Check that a name refers to an installed backend.
@@ -155,31 +245,10 @@ class Registry:
             ArgumentError: ``name`` is not one of :attr:`names`.
             UnsupportedError: the backend can't run on this machine.
         """
-        backend = self._backends.get(name)
-        if backend is None and name not in self.names:
-            raise ArgumentError(f"recurrent_backend must be one of {', '.join(self.names)}; got {name!r}.")
-        missing = None if backend is None else backend.missing()
+        super().check_name(name)
+        missing = self.named(name).missing() if name in self._backends else None
         if missing is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} is not installed: {missing}.")
-
-    def choose(self, name: str, support: Support) -> Backend:
-        """Select the backend for ``name``. A backend requested by name never falls back to another one.
-
-        Raises:
-            ArgumentError: there is no such backend.
-            UnsupportedError: the backend isn't installed or can't serve this call; the message states the reason and
-                an alternative.
-        """
-        self.check_name(name)
-        if name == "auto":
-            name = self._automatic(support)
-        elif name == "fastest":
-            name = self._fastest(support)
-        backend = self.implementation_for(name, support.cell)
-        reason = _refusal(backend, support)
-        if reason is not None:
-            raise UnsupportedError(f"The recurrent backend {name!r} can't run this call: {reason}.")
-        return backend
 
     def check_cell(self, name: str, cell: Cell) -> None:
         """Check that the backend ``name`` supports ``cell``; ``"auto"`` and ``"fastest"`` always find one that does.
@@ -189,31 +258,26 @@ class Registry:
         """
         reason = _unsupported_cell(self.implementation_for(name, cell), cell) if name in self._backends else None
         if reason is not None:
-            raise UnsupportedError(f"The recurrent backend {name!r} can't run this module: {reason}.")
-
-    def _fastest(self, support: Support) -> str:
-        for name in self._fast:
-            if _refusal(self.implementation_for(name, support.cell), support) is None:
-                return name
-        return "loop"
+            raise self._refused(name, "module", reason)
 
     def implementation_for(self, name: str, cell: Cell) -> Backend:
         """Return the backend of this name for ``cell``, or its linear-recurrence implementation, without checks."""
-        backend = self._backends[name]
-        return self._linear.get(name, backend) if cell.takes_time and not _lists_cell(backend, cell) else backend
+        backend = self.named(name)
+        linear = self._linear.get(name) if cell.takes_time and not _lists_cell(backend, cell) else None
+        return backend if linear is None else linear.get()
 
-    def _automatic(self, support: Support) -> str:
-        """Return ``pad``, else ``loop``, in eager mode; ``scan`` under ``torch.compile``; ``loop`` for export."""
-        if not support.compiling:
-            return "loop" if _unsupported_cell(self._backends["pad"], support.cell) else "pad"
-        return "loop" if is_exporting() else "scan"
+    def _eager(self, support: Support) -> str:
+        return "loop" if _unsupported_cell(self.named("pad"), support.cell) else "pad"
+
+    def _implementation(self, name: str, support: Support) -> Backend:
+        return self.implementation_for(name, support.cell)
+
+    def _refusal(self, name: str, support: Support) -> str | None:
+        backend = self.implementation_for(name, support.cell)
+        return _unsupported_cell(backend, support.cell) or backend.unsupported(support)
 
 
 _REQUIRED = ("name", "cells", "missing", "unsupported", "run")
-
-
-def _refusal(backend: Backend, support: Support) -> str | None:
-    return _unsupported_cell(backend, support.cell) or backend.unsupported(support)
 
 
 def _lists_cell(backend: Backend, cell: Cell) -> bool:
@@ -226,7 +290,10 @@ def _unsupported_cell(backend: Backend, cell: Cell) -> str | None:
     return f"it has kernels for {' and '.join(backend.cells)} only, not for the cell {cell.name}; use 'auto' or 'loop'"
 
 
-BACKENDS = Registry()
+BACKENDS = LayerRegistry()
+LINEAR: Registry[LinearKernels, LinearSupport] = Registry(
+    "The backend of a linear recurrence", "The backend", "linear recurrence"
+)
 
 
 def register_backend(backend: Backend, fast: bool = False) -> None:

@@ -13,7 +13,6 @@ from recurl.core.errors import ArgumentError
 from recurl.core.seeding import derive_seed
 from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.cells import Cell, OneStep, Sizes, States
-from recurl.recurrence.segments import Segments
 from recurl.sequences.boundaries import Boundaries
 
 _ROWS = 3
@@ -173,6 +172,8 @@ class _Checks:
 
     def _check_sequence(self, x: Tensor, states: States) -> None:
         """Compare a run over two segments with single steps; states stored inside a segment must have no effect."""
+        from recurl.recurrence.segments import Segments  # noqa: PLC0415 - only for cells that take time
+
         tokens, count = torch.cat([x, self.others[0]]), 2 * _ROWS
         stored = [torch.cat([one, other]) for one, other in zip(states, self.others[1:], strict=True)]
         starts = torch.arange(count, device=x.device) % _ROWS == 0

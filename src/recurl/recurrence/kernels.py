@@ -7,6 +7,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from recurl.core.torch_compat import is_known
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import Cell, States
 
@@ -46,26 +47,23 @@ class Kernels(Protocol):
     """Forward and backward passes of one layer in one direction, as pure functions without autograd or autocast.
 
     The outputs are the states after every token, in token order. The features come first, unless they are the first
-    state (:attr:`Cell.features_are_first_state`).
+    state (:attr:`Cell.features_are_first_state`). Subclasses may omit the methods that return None by default.
 
     Attributes:
         name: name of the backend and prefix of its operators.
+        cells: names of the supported cells; None if every cell is supported.
     """
 
     name: str
-
-    @property
-    def cells(self) -> Collection[str] | None:
-        """Names of the supported cells; None if every cell is supported."""
-        ...
+    cells: Collection[str] | None = None
 
     def missing(self) -> str | None:
         """Return what must be installed before these kernels can run, or None."""
-        ...
+        return None
 
     def unsupported(self, support: Support) -> str | None:
         """Return why these kernels can't serve the call, or None if they can."""
-        ...
+        return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
         """Return the outputs and the tensors saved for :meth:`backward`.
@@ -95,7 +93,7 @@ class Kernels(Protocol):
 
     def differentiable(self, call: LayerCall) -> States | None:
         """Return the outputs through operations that torch differentiates to any order and in forward mode, or None."""
-        ...
+        return None
 
 
 def inputs_of(call: LayerCall) -> Inputs[Tensor | None]:
@@ -106,6 +104,12 @@ def inputs_of(call: LayerCall) -> Inputs[Tensor | None]:
 def with_inputs(call: LayerCall, inputs: Inputs[Any]) -> LayerCall:
     """Return a copy of ``call`` with different inputs."""
     return LayerCall(call.cell, inputs.weights, inputs.x, inputs.states, call.boundaries, call.options)
+
+
+def known_rows(call: LayerCall) -> int:
+    """Return the number of rows in the batch, used to select kernels; 1 if it is symbolic under ``torch.compile``."""
+    rows = call.boundaries.rows
+    return rows if is_known(rows) else 1
 
 
 def count_outputs(cell: Cell) -> int:

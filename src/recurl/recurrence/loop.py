@@ -13,26 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.recurrence.backend import LayerCall, Support
+from recurl.recurrence.backend import LayerCall
 from recurl.recurrence.cells import LayerWeights, LoopKernel, States
-from recurl.recurrence.kernels import Gradients, Inputs
-from recurl.recurrence.ops import backward_by_autograd
+from recurl.recurrence.kernel_backend import backward_by_autograd
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels
 from recurl.sequences.boundaries import HostPlan
 
 
-class LoopKernels:
+class LoopKernels(Kernels):
     """Kernels that loop over steps in ATen. Segment lengths are fetched once per batch."""
 
     name = "loop"
-    cells = None
-
-    def missing(self) -> str | None:
-        """Return None: only torch is needed."""
-        return None
-
-    def unsupported(self, support: Support) -> str | None:
-        """Return None: every call is supported."""
-        return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
         """Run the forward pass. Saves gates and hidden product, packed."""

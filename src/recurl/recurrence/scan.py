@@ -19,9 +19,9 @@ from torch import Tensor
 from recurl.core.torch_compat import check, is_compiling, is_exporting, scan, trace
 from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
-from recurl.recurrence.kernel_backend import AutogradBackend
-from recurl.recurrence.kernels import Gradients, Inputs, features_and_states, inputs_of
-from recurl.recurrence.ops import backward_by_autograd, refuse_forward_mode
+from recurl.recurrence.kernel_backend import AutogradBackend, backward_by_autograd
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels, features_and_states, inputs_of
+from recurl.recurrence.operation import refuse_forward_mode
 from recurl.sequences.boundaries import Boundaries
 
 _Step = Callable[[States, Tensor], tuple[States, States]]
@@ -30,15 +30,10 @@ _Step = Callable[[States, Tensor], tuple[States, States]]
 _STEP_COST = 8  # fixed cost of a step, in units of the cost of one row
 
 
-class ScanKernels:
+class ScanKernels(Kernels):
     """Kernels with one matrix product and a few pointwise operations per step; all other work is outside the scan."""
 
     name = "scan"
-    cells = None
-
-    def missing(self) -> str | None:
-        """Return None: only torch is needed."""
-        return None
 
     def unsupported(self, support: Support) -> str | None:
         """Return why export is unsupported, or None otherwise."""
@@ -70,9 +65,6 @@ class ScanKernels:
 
 class ScanBackend(AutogradBackend):
     """Scan backend: a Python loop over steps in eager mode, torch's scan operator under ``torch.compile``."""
-
-    def __init__(self) -> None:
-        super().__init__(ScanKernels())
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """Run the layer."""

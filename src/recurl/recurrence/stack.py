@@ -17,8 +17,6 @@ from recurl.recurrence.cells import Cell, Shape, States
 from recurl.recurrence.cells import Weights as OneLayer
 from recurl.recurrence.cpu.step import can_step
 from recurl.recurrence.cpu.step import step as cpu_step
-from recurl.recurrence.triton.step import can_step_on
-from recurl.recurrence.triton.step import step as triton_step
 from recurl.sequences.boundaries import Boundaries
 
 Weights = Sequence[Sequence[OneLayer]]
@@ -198,6 +196,13 @@ def step_stack(
 def _step_by_kernels(
     cell: Cell, weights: Weights, x: Tensor, states: States | None, is_init: Tensor | None, options: Options
 ) -> tuple[Tensor, States] | None:
-    if can_step_on(x):
-        return triton_step(cell, weights, x, states, is_init, options)
+    if _is_on_gpu(x):
+        from recurl.recurrence.triton import step as triton  # noqa: PLC0415 - needed only on a GPU
+
+        if triton.can_step_on(x):
+            return triton.step(cell, weights, x, states, is_init, options)
     return cpu_step(cell, weights, x, states, is_init) if can_step() else None
+
+
+def _is_on_gpu(x: Tensor) -> bool:
+    return x.is_cuda

@@ -1,27 +1,36 @@
-"""Segment boundaries of a flat stream of tokens, computed once per batch and shared by all sequence readers.
+"""The sequence index of a batch: where sequences start, derived from the entries of the batch in one place.
 
 A batch of shape ``[*B, T]`` is a stream of N tokens in row-major order. A token starts a **segment** if it starts a
 row, if its ``is_init`` is true, or if it is not the next step of the previous token's trajectory: its trajectory id
 differs, or its step number is not the previous one plus 1. Segments are independent of each other: each starts from the
 state stored at its first token.
+
+These entries are the stored form of the index, which can be sliced, moved and saved like any other entry. All readers
+call :meth:`SequenceIndex.of`, which derives the index from them, or finds it attached to the batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, reduce
+from operator import or_
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from recurl.core.errors import ArgumentError, UsageError
-from recurl.core.torch_compat import edits_of, is_compiling, is_functorch_active
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS
+from recurl.core.torch_compat import are_modes_active, edits_of, is_compiling, is_functorch_active
 
 _T = TypeVar("_T")
+_ArrayT = TypeVar("_ArrayT", bound=Any)
+_Entries = tuple[Tensor | None, Tensor | None, Tensor | None]
+_ATTACHED = "_recurl_index"
 
 
 class _Cached(cached_property[_T]):
@@ -61,24 +70,25 @@ class HostPlan:
         return self.batch_sizes.tolist()
 
 
-class Boundaries:
+class SequenceIndex:
     """Segments of one batch, as tensors of size N on the batch's device.
 
-    Build it with :meth:`from_is_init`, :meth:`from_traj_ids` or :meth:`from_cu_seqlens`. Nothing synchronizes with the
-    device except :attr:`lengths`, :meth:`split` and the first call of :meth:`host`, which caches the segment lengths.
+    Get it from a batch with :meth:`of`, or from tensors with :meth:`from_is_init`, :meth:`from_traj_ids` or
+    :meth:`from_cu_seqlens`. Nothing synchronizes with the device except :attr:`lengths`, :meth:`split` and the first
+    call of :meth:`host`, which caches the segment lengths.
 
     Attributes:
-        starts: bool ``[N]``, true at the first token of each segment.
+        starts: bool ``[N]``, true at the first token of each segment. Don't modify it.
         batch_shape: ``(*B, T)``, whose product is N.
         begin_at_states: True if segments are known to begin only where the batch stores states.
         plans: segment information cached by kernels, each under its own key.
 
     Example:
         >>> is_init = torch.tensor([[True, False, True, False], [False, False, False, False]])
-        >>> boundaries = Boundaries.from_is_init(is_init)
-        >>> boundaries.starts.tolist()
+        >>> index = SequenceIndex.from_is_init(is_init)
+        >>> index.starts.tolist()
         [True, False, True, False, True, False, False, False]
-        >>> boundaries.lengths.tolist()
+        >>> index.lengths.tolist()
         [2, 2, 4]
     """
 
@@ -89,13 +99,63 @@ class Boundaries:
         self.plans: dict[Hashable, Tensor] = {}
 
     @classmethod
+    def of(cls, batch: Any, *, done: Tensor | None = None, mask: Tensor | None = None) -> SequenceIndex:
+        """Return the index of a batch ``[*B, T]``, as its entries are now.
+
+        It is derived from ``"is_init"`` and, if the batch has them, trajectory ids and steps. On the CPU the index is
+        attached to the batch and the same object is returned as long as the entries imply it, whatever edits them
+        (NumPy, ``.data``, shared memory). On other devices, where a comparison would synchronize, an index that was
+        attached by :meth:`attach` is returned while the batch has the same tensors and torch counts no edit of them.
+        Nothing attached is used under ``torch.compile`` and ``torch.func``, nor during CUDA graph capture, since a
+        replay must derive the index from the new contents.
+
+        Args:
+            batch: a TensorDict, or ``Entries``, with a time dimension.
+            done: bool ``[*B, T]``, true at the last step of a trajectory: the next token starts a segment. A batch then
+                needs no ``"is_init"``.
+            mask: bool ``[*B, T]``, false at padding: a token starts a segment where it changes.
+
+        Raises:
+            MissingKeyError: the batch has no ``"is_init"``.
+            UsageError: ``"is_init"`` is not boolean.
+            ArgumentError: the shape of an entry doesn't fit, or there is no time dimension.
+        """
+        shape, entries = batch.batch_size, _entries_of(batch)
+        if done is None and entries[0] is None:
+            raise MissingKeyError("A batch of sequences needs the entry 'is_init', true where an episode begins.")
+        keeps = done is None and mask is None and _is_cacheable(entries)
+        attached = getattr(batch, _ATTACHED, None) if keeps else None
+        kept = attached if isinstance(attached, _Attached) and attached.index.batch_shape == shape else None
+        on_host = keeps and cast(Tensor, entries[0]).is_cpu
+        if kept is not None and not on_host and kept.state == _state_of(entries):
+            return kept.index
+        index = cls(_derived_starts(shape, *entries, done, mask), shape)
+        if on_host:
+            if kept is not None and kept.index.starts.is_cpu and torch.equal(kept.index.starts, index.starts):
+                return kept.index
+            index.attach(batch)
+        return index
+
+    def attach(self, batch: Any) -> None:
+        """Attach the index to a batch that it describes, so that :meth:`of` returns it.
+
+        The index is attached to the object ``batch``: no copy or part of it has it, nor does a saved one. On devices
+        other than the CPU, the entries must be tensors that the caller has created, so that all edits are counted.
+        Does nothing where an index can't be kept; see :meth:`of`.
+        """
+        entries = _entries_of(batch)
+        if _is_cacheable(entries):
+            with suppress(AttributeError):  # a tensorclass
+                setattr(batch, _ATTACHED, _Attached(self, entries))
+
+    @classmethod
     def from_is_init(
         cls,
         is_init: Tensor,
         traj_ids: Tensor | None = None,
         batch_shape: Sequence[int] | None = None,
         traj_steps: Tensor | None = None,
-    ) -> Boundaries:
+    ) -> SequenceIndex:
         """Cut at row starts, where ``is_init`` is true, and where a token isn't the next step of its trajectory.
 
         Args:
@@ -113,31 +173,17 @@ class Boundaries:
             trailing = is_init.ndim > 1 and is_init.shape[-1] == 1
             batch_shape = is_init.shape[:-1] if trailing else is_init.shape
         shape = torch.Size(batch_shape)
-        if len(shape) == 0:
-            raise ArgumentError(
-                "A sequence needs a time dimension, the last of the batch shape; got an empty batch shape. "
-                "In recurrent mode pass a batch of shape [T] or [*B, T]."
-            )
-        flags = _per_token("is_init", is_init, shape)
-        if flags.dtype not in (torch.bool, torch.uint8):
-            raise UsageError(f"is_init must be boolean, got {flags.dtype}. Convert it: is_init != 0 or is_init.bool().")
-        starts = _with_row_starts(flags.clone() if flags.dtype == torch.bool else flags.bool(), shape)
-        if traj_ids is not None:
-            starts = starts | _changes(_per_token("traj_ids", traj_ids, shape))
-        if traj_steps is not None:
-            starts = starts | _changes(_per_token("traj_steps", traj_steps, shape), 1)
-        return cls(starts, shape)
+        return cls(_derived_starts(shape, is_init, traj_ids, traj_steps), shape)
 
     @classmethod
-    def from_traj_ids(cls, traj_ids: Tensor) -> Boundaries:
+    def from_traj_ids(cls, traj_ids: Tensor) -> SequenceIndex:
         """Cut at row starts and where the trajectory id, an integer tensor ``[*B, T]``, changes."""
         if traj_ids.ndim == 0:
             raise ArgumentError("traj_ids must have a time dimension: shape [T] or [*B, T], got a scalar.")
-        shape = traj_ids.shape
-        return cls(_with_row_starts(_changes(traj_ids.reshape(-1)), shape), shape)
+        return cls(_derived_starts(traj_ids.shape, traj_ids=traj_ids), traj_ids.shape)
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: Tensor, num_tokens: int) -> Boundaries:
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, num_tokens: int) -> SequenceIndex:
         """Cut a flat stream by cumulative lengths.
 
         Args:
@@ -152,24 +198,17 @@ class Boundaries:
             )
         starts = torch.zeros(num_tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
         starts.scatter_(0, cu_seqlens.long(), True)
-        starts = _with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens]))
-        return cls(starts, (num_tokens,))
+        return cls(_with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens])), (num_tokens,))
 
     @classmethod
-    def of_rows(cls, batch_shape: Sequence[int]) -> Boundaries:
+    def of_rows(cls, batch_shape: Sequence[int]) -> SequenceIndex:
         """Cut only at row starts, on the CPU: each row of ``(*B, T)`` is one segment."""
         shape = torch.Size(batch_shape)
         return cls(_with_row_starts(torch.zeros(shape.numel(), dtype=torch.bool), shape), shape)
 
-    def remember(self, is_init: Tensor, traj_ids: Tensor | None = None, traj_steps: Tensor | None = None) -> None:
-        """Cache these boundaries, so that :func:`boundaries_of` returns them for the given arguments.
-
-        The arguments must describe these boundaries. Intended for tensors created by the caller, such as parts of a
-        batch whose boundaries are sliced from those of the full batch. Does nothing where results can't be cached.
-        """
-        sources = (is_init, traj_ids, traj_steps)
-        if _is_cacheable(sources):
-            _cache[is_init] = (self.batch_shape, [_Snapshot(source) for source in sources], self)
+    def parts(self, sizes: Sequence[int]) -> list[SequenceIndex]:
+        """Split a flat index ``[N]`` into indices of consecutive parts, each of which begins with a start."""
+        return [SequenceIndex(starts, starts.shape) for starts in self.starts.split(list(sizes))]
 
     @property
     def num_tokens(self) -> int:
@@ -210,15 +249,20 @@ class Boundaries:
         return torch.where(self.starts, token, 0).cummax(0).values
 
     @_Cached
+    def positions(self) -> Tensor:
+        """int64 ``[N]``: position of each token within its segment, from 0."""
+        return torch.arange(self.num_tokens, device=self.device) - self.start_index
+
+    @_Cached
     def row_ids(self) -> Tensor:
         """int64 ``[N]``: index of the batch row, over all of ``*B``, that each token belongs to."""
         length = max(self.batch_shape[-1], 1)
         return torch.arange(self.num_tokens, device=self.device).div(length, rounding_mode="floor")
 
     @_Cached
-    def flipped(self) -> Boundaries:
-        """Boundaries of the reversed stream, where token n is token N - 1 - n of this one."""
-        return Boundaries(self.ends.flip(0), self.batch_shape)
+    def flipped(self) -> SequenceIndex:
+        """Index of the reversed stream, where token n is token N - 1 - n of this one."""
+        return SequenceIndex(self.ends.flip(0), self.batch_shape)
 
     @property
     def lengths(self) -> Tensor:
@@ -233,10 +277,9 @@ class Boundaries:
         by_length = lengths.argsort(descending=True, stable=True)
         rank = torch.empty_like(by_length)
         rank[by_length] = torch.arange(by_length.shape[0], device=self.device)
-        time = torch.arange(self.num_tokens, device=self.device) - self.start_index
-        counts = torch.bincount(time)
+        counts = torch.bincount(self.positions)
         offsets = counts.cumsum(0) - counts
-        position = offsets[time] + rank[self.segment_ids]
+        position = offsets[self.positions] + rank[self.segment_ids]
         order = torch.empty_like(position)
         order[position] = torch.arange(self.num_tokens, device=self.device)
         starts = first[by_length]
@@ -268,13 +311,89 @@ class Boundaries:
         )
 
 
-def _per_token(name: str, values: Tensor, shape: torch.Size) -> Tensor:
-    if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
+Boundaries = SequenceIndex
+"""Name of the index where only the segments matter, as in backends."""
+boundaries_of = SequenceIndex.from_is_init
+"""Index of flags, trajectory ids, a batch shape and trajectory steps; for a batch, see :meth:`SequenceIndex.of`."""
+
+
+def begins_sequence(
+    flags: Iterable[_ArrayT], equal: Iterable[tuple[_ArrayT, _ArrayT]], steps: tuple[_ArrayT, _ArrayT] | None = None
+) -> _ArrayT:
+    """Return where tokens don't continue the previous ones, for torch tensors or NumPy arrays; give at least one.
+
+    Args:
+        flags: bool arrays, true where a token begins a sequence, such as ``is_init``.
+        equal: pairs of the previous tokens' values and the tokens' values that must be equal, such as trajectory ids.
+        steps: such a pair of step numbers, which must grow by 1.
+
+    Example:
+        >>> ids, steps = torch.tensor([4, 4, 5]), torch.tensor([7, 9, 10])
+        >>> begins_sequence([], [(ids[:-1], ids[1:])], (steps[:-1], steps[1:])).tolist()
+        [True, True]
+    """
+    found: list[Any] = [*flags, *(before != now for before, now in equal)]
+    if steps is not None:
+        found.append(steps[0] + 1 != steps[1])
+    return reduce(or_, found)
+
+
+def pass_on(batch: Any, other: Any) -> None:
+    """Attach the index attached to ``batch``, if any, to another batch with the same entries."""
+    if not is_compiling() and (attached := getattr(batch, _ATTACHED, None)) is not None:
+        setattr(other, _ATTACHED, attached)
+
+
+def _entries_of(batch: Any) -> _Entries:
+    """Return the entries that define the index: ``"is_init"``, trajectory ids and steps; None for missing ones."""
+    return batch.get(IS_INIT, None), batch.get(TRAJ_IDS, None), batch.get(TRAJ_STEPS, None)
+
+
+def _derived_starts(
+    shape: torch.Size,
+    is_init: Tensor | None = None,
+    traj_ids: Tensor | None = None,
+    traj_steps: Tensor | None = None,
+    done: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Return the starts bool ``[N]`` of a batch ``[*B, T]`` with these entries."""
+    if len(shape) == 0:
         raise ArgumentError(
-            f"{name} must have the batch shape {tuple(shape)}, with or without a trailing 1; "
-            f"got shape {tuple(values.shape)}."
+            "A sequence needs a time dimension, the last of the batch shape; got an empty batch shape. "
+            "In recurrent mode pass a batch of shape [T] or [*B, T]."
         )
-    return values.reshape(-1)
+    if is_init is not None and is_init.dtype not in (torch.bool, torch.uint8):
+        raise UsageError(f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init != 0 or is_init.bool().")
+    given = [values for values in (is_init, traj_ids, traj_steps, done, mask) if values is not None]
+    is_plain = _is_eager() and all(type(values) is Tensor and values.is_cpu for values in given)
+
+    def per_token(name: str, values: Tensor) -> Any:
+        if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
+            raise ArgumentError(
+                f"{name} must have the batch shape {tuple(shape)}, with or without a trailing 1; "
+                f"got shape {tuple(values.shape)}."
+            )
+        return (values.numpy() if is_plain else values).reshape(-1)  # NumPy takes a fifth of the time, if N is small
+
+    flags: list[Any] = []
+    if is_init is not None:
+        flags.append(per_token("is_init", is_init if is_init.dtype == torch.bool else is_init.bool())[1:])
+    if done is not None:
+        flags.append(per_token("done", done)[:-1])
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for name, values in (("traj_ids", traj_ids), ("mask", mask), ("traj_steps", traj_steps)):
+        if values is not None:
+            flat = per_token(name, values)
+            pairs[name] = flat[:-1], flat[1:]
+    steps = pairs.pop("traj_steps", None)
+    inner, tokens = begins_sequence(flags, pairs.values(), steps), shape.numel()
+    if is_plain:
+        starts = torch.ones(tokens, dtype=torch.bool)
+        starts.numpy()[1:] = inner
+    else:
+        starts = torch.cat((inner.new_ones(min(1, tokens)), inner))
+    return starts if len(shape) == 1 else _with_row_starts(starts, shape)
 
 
 def _with_row_starts(starts: Tensor, shape: torch.Size) -> Tensor:
@@ -283,81 +402,45 @@ def _with_row_starts(starts: Tensor, shape: torch.Size) -> Tensor:
     return starts
 
 
-def _changes(numbers: Tensor, growth: int = 0) -> Tensor:
-    """Return a bool tensor ``[N]``, true where a number is not the previous one plus ``growth``."""
-    changed = torch.zeros(numbers.shape[0], dtype=torch.bool, device=numbers.device)
-    changed[1:] = numbers[1:] != (numbers[:-1] + growth if growth else numbers[:-1])
-    return changed
+class _Attached:
+    """Index attached to a batch, with the entries that it describes and the edits of them that torch has counted.
 
-
-class _Snapshot:
-    """Snapshot of a tensor: its contents on the CPU, elsewhere its version counter, which misses some edits."""
-
-    __slots__ = ("_contents", "_tensor", "_version")
-
-    def __init__(self, tensor: Tensor | None) -> None:
-        self._contents: Tensor | None = None
-        self._tensor, self._version = tensor, 0
-        if tensor is not None and tensor.device.type == "cpu":
-            self._contents, self._tensor = tensor.detach().clone(), None
-        elif tensor is not None:
-            self._version = edits_of(tensor)
-
-    def matches(self, tensor: Tensor | None) -> bool:
-        """Return whether ``tensor`` equals the snapshot."""
-        if self._contents is None:
-            return tensor is self._tensor and (tensor is None or edits_of(tensor) == self._version)
-        if tensor is None:
-            return False
-        return (
-            tensor.shape == self._contents.shape
-            and tensor.dtype == self._contents.dtype
-            and tensor.device.type == "cpu"
-            and torch.equal(tensor, self._contents)
-        )
-
-
-_Entry = tuple[torch.Size, list[_Snapshot], Boundaries]
-_cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def boundaries_of(
-    is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int], traj_steps: Tensor | None = None
-) -> Boundaries:
-    """Return :meth:`Boundaries.from_is_init` of the arguments, computed once per batch where caching is safe.
-
-    On the CPU, the result is cached for the lifetime of ``is_init`` and is valid while all contents are unchanged,
-    whatever edits them (NumPy, ``.data``, shared memory). On other devices, comparing contents would synchronize, so
-    only results passed to :meth:`Boundaries.remember` are cached, until torch's version counter changes. Nothing is
-    cached under ``torch.compile`` or ``vmap``, nor during CUDA graph capture, since a replay must recompute the
-    boundaries from the new contents.
+    It is not saved with the batch: pickling leaves an empty dict.
     """
-    shape, sources = torch.Size(batch_shape), (is_init, traj_ids, traj_steps)
-    if not _is_cacheable(sources):
-        return Boundaries.from_is_init(is_init, traj_ids, shape, traj_steps)
-    entry: _Entry | None = _cache.get(is_init)
-    if entry is not None:
-        kept_shape, kept, boundaries = entry
-        if kept_shape == shape and all(map(_Snapshot.matches, kept, sources)):
-            return boundaries
-    boundaries = Boundaries.from_is_init(is_init, traj_ids, shape, traj_steps)
-    if is_init.device.type == "cpu":
-        boundaries.remember(is_init, traj_ids, traj_steps)
-    return boundaries
+
+    __slots__ = ("_entries", "index", "state")
+
+    def __init__(self, index: SequenceIndex, entries: _Entries) -> None:
+        self.index, self.state = index, _state_of(entries)
+        self._entries = entries  # kept alive, as the state names their ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ()
 
 
-def _is_cacheable(sources: Sequence[Tensor | None]) -> bool:
-    """Return whether edits of the sources can be detected."""
-    if _is_transformed():  # checked first, since torch.compile can't trace the rest
+def _state_of(entries: _Entries) -> list[tuple[int, int]]:
+    """Return what changes if an entry is replaced, or edited in a way that torch counts; not for edits on the CPU."""
+    return [(id(e), 0 if e.is_cpu else edits_of(e)) for e in entries if e is not None]
+
+
+def _is_cacheable(entries: _Entries) -> bool:
+    """Return whether edits of the entries can be detected."""
+    given = [entry for entry in entries if entry is not None]
+    return _is_eager() and all(
+        type(e) is Tensor and (e.is_cpu or (readable(e) and not e.is_inference())) for e in given
+    )
+
+
+def _is_eager() -> bool:
+    """Return whether operations run now on the tensors that they are given."""
+    if is_compiling() or is_functorch_active():  # checked first, since torch.compile can't trace the rest
         return False
-    tensors = [source for source in sources if source is not None]
-    plain = all(type(source) is Tensor for source in tensors)
-    return plain and not any(s.device.type != "cpu" and (s.is_inference() or _is_being_captured(s)) for s in tensors)
+    traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - documented under this name
+    return not traced and not are_modes_active()
 
 
-def _is_transformed() -> bool:
-    return is_compiling() or is_functorch_active()
-
-
-def _is_being_captured(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+def readable(value: Tensor) -> bool:
+    """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
+    if is_compiling() or is_functorch_active():
+        return False
+    return not (value.is_cuda and torch.cuda.is_current_stream_capturing())

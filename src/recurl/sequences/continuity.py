@@ -1,4 +1,4 @@
-"""Sequence boundaries of a batch, derived from its entries, and checks of its temporal order."""
+"""Checks of the temporal order of a batch."""
 
 from __future__ import annotations
 
@@ -8,30 +8,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from recurl.core.autograd import is_functorch_active
 from recurl.core.errors import MissingKeyError, UsageError
-from recurl.core.keys import ACTION, DONE, IS_INIT, MASK, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
-from recurl.core.torch_compat import is_compiling
-from recurl.sequences.boundaries import Boundaries, boundaries_of
+from recurl.core.keys import ACTION, DONE, IS_INIT, MASK, NEXT, STORED, TRAJ_STEPS, NestedKey, next_key
+from recurl.sequences.boundaries import SequenceIndex, readable
 from recurl.sequences.entries import Step, leaves
 
-__all__ = ["boundaries_in", "check_order", "check_starts", "readable", "sources_of"]
+__all__ = ["boundaries_in", "check_order", "check_starts"]
 
+boundaries_in = SequenceIndex.of
+"""Index of a batch, see :meth:`~recurl.sequences.boundaries.SequenceIndex.of`."""
 _RTOL, _ATOL = 1e-4, 1e-5  # stored states may have been rounded
-
-
-def sources_of(batch: Step) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the entries that define the boundaries of a batch: ``"is_init"``, trajectory ids and trajectory steps.
-
-    The ids and steps are None where the batch has none.
-    """
-    return batch.get(IS_INIT), batch.get(TRAJ_IDS, None), batch.get(TRAJ_STEPS, None)
-
-
-def boundaries_in(batch: Step) -> Boundaries:
-    """Return the boundaries of a batch ``[*B, T]`` that contains ``"is_init"``."""
-    is_init, traj_ids, traj_steps = sources_of(batch)
-    return boundaries_of(is_init, traj_ids, batch.batch_size, traj_steps)
 
 
 def check_starts(batch: Step, states: Iterable[NestedKey], starts: Tensor | None = None) -> None:
@@ -43,7 +29,7 @@ def check_starts(batch: Step, states: Iterable[NestedKey], starts: Tensor | None
     Args:
         batch: ``[*B, T]``.
         states: keys of the states read by the networks.
-        starts: bool ``[*B, T]``, True where a sequence begins; computed by :func:`boundaries_in` when None.
+        starts: bool, N tokens, True where a sequence begins; those of the batch's index when None.
 
     Raises:
         MissingKeyError: a state is missing, and either a sequence begins after the first step of its trajectory, or the
@@ -55,7 +41,7 @@ def check_starts(batch: Step, states: Iterable[NestedKey], starts: Tensor | None
     steps = batch.get(TRAJ_STEPS, None)
     cut = batch.get((*STORED, IS_INIT), None) is not None
     if not cut and steps is not None and batch.get(IS_INIT, None) is not None and readable(steps):
-        starts = boundaries_in(batch).starts if starts is None else starts
+        starts = SequenceIndex.of(batch).starts if starts is None else starts
         inside = starts.reshape(batch.batch_size)[..., 1:] & (steps.reshape(batch.batch_size)[..., 1:] > 0)
         cut = bool((inside & ~_flags(batch)[..., 1:]).any())
     if cut:
@@ -81,7 +67,7 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
 
     Args:
         batch: ``[*B, T]``.
-        starts: bool ``[*B, T]``, True where a sequence begins; computed by :func:`boundaries_in` when None.
+        starts: bool, N tokens, True where a sequence begins; those of the batch's index when None.
 
     Raises:
         UsageError: a root state differs from the state that the previous token wrote under ``"next"``.
@@ -96,7 +82,7 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
     if starts is None:
         if batch.get(IS_INIT, None) is None:
             return
-        starts = boundaries_in(batch).starts
+        starts = SequenceIndex.of(batch).starts
     inner = ~starts.reshape(batch.batch_size)[..., 1:]
     mask = batch.get(MASK, None)
     if mask is not None:  # values at padding are arbitrary
@@ -117,13 +103,6 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
                 "('collector', 'traj_ids') and ('collector', 'traj_steps') of the collector in the batch; or keep rows "
                 "separate, [*B, T], and set 'is_init' where a token doesn't continue the previous one."
             )
-
-
-def readable(value: Tensor) -> bool:
-    """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
-    if is_compiling() or is_functorch_active():
-        return False
-    return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _states(batch: Step) -> Iterator[tuple[NestedKey, Tensor, Tensor]]:

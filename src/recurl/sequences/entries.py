@@ -106,7 +106,7 @@ class Entries(dict[Any, Any]):
         torch.Size([2])
     """
 
-    __slots__ = ("batch_size", "device")
+    __slots__ = ("_recurl_index", "batch_size", "device")
 
     def __init__(self, entries: Mapping[Any, Any], batch_size: torch.Size, device: torch.device | None = None) -> None:
         super().__init__(entries)

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import TRAJ_STEPS, NestedKey
-from recurl.sequences.boundaries import Boundaries
-from recurl.sequences.continuity import readable
+from recurl.sequences.boundaries import SequenceIndex, readable
 from recurl.sequences.entries import Entries, Step
 
 __all__ = ["allocate", "check_cut", "check_sequences", "refuse", "sparse_values", "state_in"]
@@ -118,18 +117,18 @@ def _placed(spread: Tensor, every: int) -> Tensor:
     return F.pad(starts, (0, 0, 0, every - 1)).reshape(*spread.shape[:-1], -1)
 
 
-def check_cut(batch: Step, keys: Iterable[NestedKey], boundaries: Boundaries) -> None:
+def check_cut(batch: Step, keys: Iterable[NestedKey], index: SequenceIndex) -> None:
     """Check that a batch is cut only where its sparse states are stored.
 
     Its tokens must be whole sequences. A segment may begin inside a sequence only where an episode begins, as the state
     is zero there. The check is skipped during CUDA graph capture, and under ``torch.compile`` and ``torch.vmap``. On a
-    GPU it synchronizes with the device, unless the batch is a minibatch of :class:`~recurl.data.SequenceMinibatches`,
-    which was checked when it was cut.
+    GPU it synchronizes with the device, unless the batch is a minibatch as :class:`~recurl.data.SequenceMinibatches`
+    yields it, which was checked when it was cut.
 
     Args:
         batch: ``[*B, T]``.
         keys: keys of the states being read.
-        boundaries: boundaries of its segments.
+        index: its index.
 
     Raises:
         UsageError: the batch is cut elsewhere, or lacks ``("collector", "traj_steps")``.
@@ -145,10 +144,10 @@ def check_cut(batch: Step, keys: Iterable[NestedKey], boundaries: Boundaries) ->
                 f"{_rule(key, every)}, which can't be checked without ('collector', 'traj_steps'): keep that entry in "
                 "the batch."
             )
-        if boundaries.begin_at_states or not readable(steps):
+        if index.begin_at_states or not readable(steps):
             continue
         step = _flat_step(batch, key)
-        _check_whole(key, every, step, boundaries.starts & (step != 0) & (steps.reshape(-1) != 0))
+        _check_whole(key, every, step, index.starts & (step != 0) & (steps.reshape(-1) != 0))
 
 
 def check_sequences(batch: Step, length: int) -> None:

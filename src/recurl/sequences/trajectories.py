@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS
 
-__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "next_trajectories", "step_numbers"]
+__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "next_trajectories"]
 
 _BLOCK = 2**40
 
@@ -172,18 +172,3 @@ def next_trajectories(trajectories: Sequence[Tensor], done: Tensor) -> list[Tens
     """
     ids, numbers, new = trajectories
     return [torch.where(done, new, ids), (numbers + 1).masked_fill(done, 0), new + done.numel()]
-
-
-def step_numbers(begins: Tensor, first: Tensor) -> Tensor:
-    """Return the number of each step within its trajectory, int64 ``[*B, T]``.
-
-    Args:
-        begins: bool ``[*B, T]``, True where a trajectory starts.
-        first: int64 ``[*B]``, number of the first step of each row, if no trajectory starts there.
-
-    Example:
-        >>> step_numbers(torch.tensor([[False, False, True, False, False]]), torch.tensor([4]))
-        tensor([[4, 5, 0, 1, 2]])
-    """
-    time = torch.arange(begins.shape[-1], device=begins.device)
-    return time - torch.where(begins, time, -first.unsqueeze(-1)).cummax(-1).values

@@ -132,7 +132,7 @@ def test_state_dict_continues_exactly(collector: RayCollector, monkeypatch: pyte
         before["collector", "traj_ids"][:, -1].tolist()
     )
     with pytest.raises(ArgumentError, match="must be of a collector with 2 actors, got that of 1"):
-        collector.load_state_dict({**state, "actors": state["actors"][:1]})
+        collector.load_state_dict({**state, "workers": state["workers"][:1]})
     monkeypatch.setattr(collector, "max_lag", 0)
     collector.collect()
 

@@ -23,6 +23,7 @@ DRAWINGS = [
 ]
 HOST = [
     lambda length, size: SliceSampler(slice_len=length, strict_length=False, by_step=True),
+    lambda length, size: SliceSampler(slice_len=length, strict_length=False),
     *(
         lambda length, size, by_step=by_step: PrioritizedSliceSampler(
             size, 0.7, 0.5, slice_len=length, strict_length=False, by_step=by_step
@@ -121,33 +122,37 @@ def test_exactly_the_allowed_slices_are_drawn(history, length, drawing, seed):
 
 
 @settings(max_examples=30, deadline=None)
-@given(histories, st.integers(1, 5), st.integers(0, 2), st.integers(0, 2**31))
+@given(histories, st.integers(1, 5), st.integers(0, 3), st.integers(0, 2**31))
 @example((2, [False] * 48, [6, 6, 6]), 2 * CAPACITY, 0, 0)  # slices longer than the ring
-@example((2, [False] * 48, [6, 6, 6]), 2 * CAPACITY, 2, 0)
+@example((2, [False] * 48, [6, 6, 6]), 2 * CAPACITY, 3, 0)
 def test_equals_the_sampler_on_the_host(history, length, kind, seed):
     rows, ends, lengths = history
     size = rows * CAPACITY
-    drawing = [ByStep(), ByPriority(0.7, 0.5, by_step=True), ByPriority(0.7, 0.5, by_step=False)][kind]
-    device = DeviceSliceBuffer(size, 6, length, drawing)
+    device, flat_device = (
+        DeviceSliceBuffer(size, 6, length, DRAWINGS[kind](), padded=padded) for padded in (True, False)
+    )
     host = TensorDictReplayBuffer(
         storage=LazyTensorStorage(size, ndim=2), sampler=HOST[kind](length, size), batch_size=6 * length
     )
     for number, batch in enumerate(batches(rows, ends, lengths)):
-        host.extend(batch)
-        device.extend(batch)
-        torch.manual_seed(seed + number)
-        expected = host.sample()
-        torch.manual_seed(seed + number)
-        sample = device.sample()
+        samples = []
+        for buffer in (host, device, flat_device):
+            buffer.extend(batch)
+            torch.manual_seed(seed + number)
+            samples.append(buffer.sample())
+        expected, sample, flat_sample = samples
         flat, _ = taken(sample)
+        flat_entries = dict(leaves(flat_sample))
         for path, value in leaves(expected):
             if path != ("collector", "write_step"):
                 assert torch.equal(flat[path], value), path
-        if kind:
+                assert torch.equal(flat_entries[path], value), path
+        if kind > 1:
             priority = torch.rand(6).double() * 3
             device.update_priority(sample, priority, torch.tensor(True))
-            index = flat["index",]
-            host.update_priority(index, priority.unsqueeze(-1).expand(6, length)[sample["collector", "mask"]])
+            of_steps = priority.unsqueeze(-1).expand(6, length)[sample["collector", "mask"]]
+            host.update_priority(flat["index",], of_steps)
+            flat_device.update_priority(flat_sample, of_steps, torch.tensor(True))
             device.update_priority(sample, torch.full((6,), torch.nan), torch.tensor(False))  # changes nothing
 
 
@@ -179,11 +184,11 @@ def test_slices_are_drawn_in_proportion_to_priorities(by_step):
     (batch,) = batches(2, [False] * 200, [100])
     buffer.extend(batch)
     shares = torch.arange(200.0).double() % 7  # some are never drawn
-    drawing.priority.copy_(shares)
+    drawing.assign(buffer._index, torch.arange(200), shares)
     sample = buffer.sample()
     _, drawn = taken(sample)
     check_chances(drawn, {(step,): share / shares.sum().item() for step, share in enumerate(shares.tolist()) if share})
-    weights = 1 / shares[sample["step"].squeeze(-1)]
+    weights = drawing.eps / (shares[sample["step"].squeeze(-1)] + drawing.eps)
     torch.testing.assert_close(sample["priority_weight"].squeeze(-1), weights.float())
 
 
@@ -198,17 +203,20 @@ def check_chances(drawn, chances):
     assert statistic < freedom + 6 * (2 * freedom) ** 0.5
 
 
+@pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("drawing", DRAWINGS)
-def test_resumes_from_a_saved_state(drawing):
+def test_resumes_from_a_saved_state(drawing, padded):
     ends = [step % 5 == 4 for step in range(200)]
     pieces = list(batches(2, ends, [7, 7, 7, 7]))
-    whole, restored = (DeviceSliceBuffer(2 * CAPACITY, 8, 3, drawing()) for _ in range(2))
+    whole, restored = (DeviceSliceBuffer(2 * CAPACITY, 8, 3, drawing(), padded=padded) for _ in range(2))
     for batch in pieces[:2]:
         whole.extend(batch)
     if isinstance(whole.drawing, ByPriority):
-        whole.update_priority(whole.sample(), torch.arange(8.0), torch.tensor(True))
+        sample = whole.sample()
+        priority = torch.arange(8.0) if padded else torch.arange(float(len(sample)))
+        whole.update_priority(sample, priority, torch.tensor(True))
     restored.load_state_dict(whole.state_dict())
-    again = DeviceSliceBuffer(2 * CAPACITY, 8, 3, drawing())
+    again = DeviceSliceBuffer(2 * CAPACITY, 8, 3, drawing(), padded=padded)
     again.extend(pieces[3])
     again.load_state_dict(whole.state_dict())  # in memory that a graph may have captured
     samples = []
@@ -251,10 +259,14 @@ def test_saved_buffers_of_another_kind():
     (batch,) = batches(2, [False] * 20, [5])
     buffer = DeviceSliceBuffer(20, 2, 2, ByStep())
     buffer.extend(batch)
-    with pytest.raises(ArgumentError, match="saved buffer must be a DeviceSliceBuffer, but is not"):
+    with pytest.raises(ArgumentError, match=r"saved buffer must have .*'ndim': 2}, but has .*'ndim': 1"):
         buffer.load_state_dict(TensorDictReplayBuffer(storage=LazyTensorStorage(20)).state_dict())
-    with pytest.raises(ArgumentError, match="must have the size and the sampling rule of this one, 10 steps per row"):
+    with pytest.raises(ArgumentError, match=r"saved buffer must have .*'max_size': 18.*, but has .*'max_size': 20"):
+        DeviceSliceBuffer(18, 2, 2, ByStep()).load_state_dict(buffer.state_dict())
+    with pytest.raises(ArgumentError, match="The saved buffer must have priorities"):
         DeviceSliceBuffer(20, 2, 2, ByPriority(1.0, 1.0, by_step=True)).load_state_dict(buffer.state_dict())
+    with pytest.raises(ArgumentError, match="The saved buffer can't be read"):
+        buffer.load_state_dict({**buffer.state_dict(), "keys": None})
 
 
 def test_priorities_need_a_buffer_that_draws_by_them():
@@ -265,11 +277,17 @@ def test_priorities_need_a_buffer_that_draws_by_them():
         buffer.update_priority(buffer.sample(), torch.ones(2), torch.tensor(True))
 
 
-def test_images_are_stored_whole():
-    (batch,) = batches(2, [step == 4 for step in range(20)], [10])
-    images = torch.arange(2 * 11, dtype=torch.uint8).reshape(2, 11, 1, 1).expand(2, 11, 3, 3)
-    batch["image"], batch["next", "image"] = images[:, :10], images[:, 1:]
-    buffer = DeviceSliceBuffer(20, 8, 4, ByStep())
-    buffer.extend(batch)
-    flat, _ = taken(buffer.sample())
-    assert torch.equal(flat["image",][:, 0, 0] + 1, flat["next", "image"][:, 0, 0])
+@pytest.mark.parametrize("padded", [True, False])
+def test_images_are_stored_once_unless_samples_are_padded(padded):
+    buffer = DeviceSliceBuffer(20, 8, 4, ByStep(), padded=padded)
+    for batch in batches(2, [step == 4 for step in range(60)], [7, 7, 7]):
+        images = batch["step"].to(torch.uint8).reshape(2, 7, 1, 1).expand(2, 7, 3, 3).contiguous()
+        batch["image"], batch["next", "image"] = images, images + 1
+        buffer.extend(batch)
+        sample = buffer.sample()
+        flat = taken(sample)[0] if padded else dict(leaves(sample))
+        assert torch.equal(flat["image",][:, 0, 0] + 1, flat["next", "image"][:, 0, 0])
+        assert (("next", "image") in buffer.storage._leaves) == padded
+    other = DeviceSliceBuffer(20, 8, 4, ByStep(), padded=not padded)
+    other.load_state_dict(buffer.state_dict())
+    assert (other[:] == buffer[:]).all()

@@ -137,7 +137,7 @@ def test_refresh(sampler, rows):
     positions = buffer._index.all_positions()
     following, exists = buffer._index.successors(positions)
     for key in ("h", "c"):
-        here, there = (buffer[torch.from_numpy(each[exists])] for each in (positions, following))
+        here, there = (buffer[each[exists]] for each in (positions, following))
         assert torch.equal(here["next", key], there[key])
     assert not after["h"][after["is_init"].squeeze(-1)].any()
 

@@ -81,7 +81,7 @@ def test_only_filled_positions_are_saved(tmp_path, storage, count):
     state = buffer.state_dict()
     rows = LANES * min(count, SIZE // LANES)
     assert {len(value) for value in state["storage"]["entries"].values()} == {rows}
-    assert state["index"]["_run"].numel() == rows
+    assert state["index"]["first"].numel() == rows
     save_archive(state, tmp_path / "state.pt")
     numbers = rows * (4 + 8 + 1 + 4)
     assert (tmp_path / "state.pt").stat().st_size < numbers + 16 * SIZE + 4 * rows + 20_000
@@ -95,10 +95,17 @@ def test_only_filled_positions_are_saved(tmp_path, storage, count):
 
 
 def as_before(state):
-    """Return the state in the old format, in which whole buffers were saved."""
+    """Return the state in the format 1, in which whole buffers were saved, with a table of runs."""
     state = copy.deepcopy(state)
     state["format"] = 1
-    filled, capacity = state["index"]["_run"].shape[1], state["index"]["capacity"]
+    index = state["index"]
+    filled, capacity = index["first"].shape[1], index["capacity"]
+    lanes = torch.arange(LANES).unsqueeze(-1).expand(-1, filled)
+    oldest = max(0, index["written"] - capacity)
+    runs, numbers = (
+        torch.stack([lanes, index.pop("first").clamp_min(oldest)]).flatten(1).unique(dim=1, return_inverse=True)
+    )
+    index |= {"_run": numbers.int(), "_lane": runs[0], "_first": runs[1], "free": torch.zeros(0, dtype=torch.int64)}
 
     def whole(value):
         lanes = value.unflatten(0, (LANES, filled))
@@ -107,7 +114,8 @@ def as_before(state):
         return room.flatten(0, 1)
 
     state["storage"]["entries"] = {key: whole(value) for key, value in state["storage"]["entries"].items()}
-    state["index"]["_run"] = whole(state["index"]["_run"].flatten())
+    index["_run"] = whole(index["_run"]).clamp_max(len(runs[0]) - 1)
+    del state["sampler"]["sums"]
     return state
 
 
@@ -237,14 +245,14 @@ def test_foreign_folders(tmp_path):
         with pytest.raises(ArgumentError, match=r"The saved buffer|must be a folder"):
             make().loads(tmp_path / "saved")
     with pytest.raises(ArgumentError, match="must have a format of"):
-        make().load_state_dict({**content, "storage": None, "format": 3})
+        make().load_state_dict({**content, "storage": None, "format": 4})
 
 
 def test_inconsistent_states():
     buffer = make()
     buffer.extend(steps(0, 30))
     state = buffer.state_dict()
-    index = {**state["index"], "_run": torch.full_like(state["index"]["_run"], 9_999)}
+    index = {**state["index"], "first": torch.full_like(state["index"]["first"], 9_999)}
     with pytest.raises(ArgumentError, match="index of trajectories is inconsistent"):
         make().load_state_dict({**state, "index": index})
     with pytest.raises(ArgumentError, match="must have the same number of rows"):

@@ -25,7 +25,6 @@ from recurl.modules import (
     GRUModule,
     LSTMModule,
     MaskedCategorical,
-    MaskedOneHotCategorical,
     NormalParamExtractor,
     ObservationNorm,
     OneHotCategorical,
@@ -144,34 +143,9 @@ def test_a_step_is_that_of_the_modules(name: str, rows: int) -> None:
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("kind", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
-@pytest.mark.parametrize(
-    "distribution", [Categorical, OneHotCategorical, MaskedCategorical, MaskedOneHotCategorical, TanhNormal]
-)
-def test_actions_are_drawn_as_by_torch(distribution: type, kind: ExplorationType) -> None:
-    for rows in (1, 12, 300):
-        entries = root(rows, h=HIDDEN)
-        with set_exploration_type(kind):
-            found, expected, network = both(actor(gru(), distribution), entries)
-            assert network.explain(entries)["cpp"] is None
-        if distribution is TanhNormal:
-            dist = TanhNormal(found["loc"], found["scale"], low=torch.tensor([-1.0, -3.0]), high=2.0)
-            torch.testing.assert_close(found["action_log_prob"], dist.log_prob(found["action"]), rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(
-                found.pop("action_log_prob"), expected.pop("action_log_prob"), rtol=1e-4, atol=1e-4
-            )
-        assert_close(found, expected, TOLERANCE[torch.float32])
-
-
 @pytest.mark.parametrize("action_space", ["one-hot", "categorical"])
-def test_the_best_action_by_its_value(action_space: str) -> None:
-    memory = gru()
-    values = Seq(encoder(), memory, head(ACTIONS, keys=("action_value",)))
-    for rows in (1, 12):
-        entries = root(rows, h=HIDDEN)
-        found, expected, network = both(QValueActor(values, action_space=action_space), entries)
-        assert network.explain(entries)["cpp"] is None
-        assert_close(found, expected, TOLERANCE[torch.float32])
+def test_the_best_action_under_a_mask(action_space: str) -> None:
+    values, entries = Seq(encoder(), gru(), head(ACTIONS, keys=("action_value",))), root(12, h=HIDDEN)
     masked = QValueActor(values, action_space=action_space, action_mask_key="action_mask")
     found, expected, network = both(masked, entries)
     assert network.explain(entries)["cpp"] == "QValueModule with a mask has no C++ implementation"
@@ -194,14 +168,6 @@ def test_batches_of_any_dimensions() -> None:
         }
         found, expected, _ = both(actor(gru(), OneHotCategorical), Entries(shaped, batch))
         assert_close(found, expected, TOLERANCE[torch.float32])
-
-
-def test_a_network_of_several_inputs_reads_them_side_by_side() -> None:
-    head = Mod(MLP(2 * OBS + 7, 4, num_cells=[6]), ["observation", "embedding", "observation"], ["y"])
-    entries = root(4)
-    found, expected, network = both(Seq(encoder(), head), entries)
-    assert network.explain(entries)["cpp"] is None
-    assert_close(found, expected, TOLERANCE[torch.float32])
 
 
 def test_only_selected_outputs_are_written() -> None:

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from recurl.execution.compiled import CompiledPass, NotCompiled, check_passes
 from recurl.execution.lowering import Entries, Network
-from recurl.modules import MLP, GRUModule, LSTMModule, NormalParamExtractor, ObservationNorm
+from recurl.modules import GRUModule, LSTMModule, NormalParamExtractor
 from recurl.recurrence import Boundaries, record_backends
 from recurl.recurrence.cpu import INSTRUCTION_SETS, instruction_sets, program
 from recurl.sequences.mode import set_recurrent_mode
@@ -87,31 +87,11 @@ def net(*layers: nn.Module) -> list[list[Any]]:
 
 NETS: dict[str, Callable[[], list[list[Any]]]] = {
     "linear": net,
-    "no bias": lambda: net(nn.Linear(HIDDEN, 70, bias=False)),
     "wide": lambda: net(nn.Linear(HIDDEN, 130), nn.Tanh(), nn.Linear(130, 3)),
-    "tanh": lambda: net(nn.Tanh(), nn.Linear(HIDDEN, 2)),
-    "sigmoid": lambda: net(nn.Sigmoid()),
-    "silu": lambda: net(nn.SiLU()),
-    "relu": lambda: net(nn.ReLU(), nn.Linear(HIDDEN, 1)),
-    "relu6": lambda: net(nn.Hardtanh(-0.3, 0.4)),
-    "elu": lambda: net(nn.ELU(0.7)),
-    "leaky relu": lambda: net(nn.LeakyReLU(0.2)),
-    "layer norm": lambda: net(nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, 2)),
-    "layer norm without weights": lambda: net(nn.LayerNorm(HIDDEN, elementwise_affine=False)),
     "layer norm first": lambda: [[Mod(nn.LayerNorm(OBS), ["observation"], ["out"])]],
-    "rms norm": lambda: net(nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, 2)),
-    "observations": lambda: [[Mod(nn.Sequential(_norm(), nn.Linear(OBS, 2)), ["observation"], ["out"])]],
-    "normalized between": lambda: net(_norm(HIDDEN), nn.Linear(HIDDEN, 2)),
-    "MLP": lambda: [[Mod(MLP(OBS, 3, num_cells=[8, 20]), ["observation"], ["out"])]],
     "frozen": lambda: _frozen(net(nn.Tanh(), nn.Linear(HIDDEN, 2))),
     "tied": lambda: net(nn.Tanh(), *([nn.Linear(HIDDEN, HIDDEN)] * 2)),
 }
-
-
-def _norm(columns: int = OBS) -> ObservationNorm:
-    norm = ObservationNorm((columns,), clip=0.8)
-    norm.update(torch.randn(20, columns))
-    return norm
 
 
 def _frozen(branches: list[list[Any]]) -> list[list[Any]]:

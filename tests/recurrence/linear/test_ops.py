@@ -9,6 +9,10 @@ from torch.library import opcheck
 
 from recurl.core.errors import UnsupportedError
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
+from recurl.recurrence.built_in import LINEAR_OPERATIONS
+from recurl.recurrence.linear.kernels import LinearInputs
+from recurl.recurrence.linear.operator import layer_call
+from recurl.recurrence.operation import arguments_of
 
 from .problems import DTYPES, KERNELS, exact, problem, relative_error, worst_error
 
@@ -16,7 +20,21 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning"),
 ]
-OPERATORS = torch.ops.recurl.linear_recurrence.default, torch.ops.recurl.linear_recurrence_backward.default
+
+
+def arguments(a, b, states, starts):
+    """The leading arguments of the operators; their gradients are those of b, a and the states, or b, states and a."""
+    return arguments_of(layer_call(LinearInputs(a, b, states, Boundaries(starts, (b.shape[0],)))))
+
+
+def forward(backend, *inputs):
+    """h, from the operator."""
+    return LINEAR_OPERATIONS[backend].forward(*arguments(*inputs), False)[0]
+
+
+def backward(backend, h, grad, *inputs):
+    """The gradients, from the operator."""
+    return LINEAR_OPERATIONS[backend].backward(*arguments(*inputs), [h], [], [grad], [True] * 3)
 
 
 @pytest.mark.slow
@@ -24,25 +42,28 @@ OPERATORS = torch.ops.recurl.linear_recurrence.default, torch.ops.recurl.linear_
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_opcheck(backend, dtype, constant):
-    case = problem(dtype=dtype, constant=constant)
-    forward, backward = OPERATORS
+    case, operation = problem(dtype=dtype, constant=constant), LINEAR_OPERATIONS[backend]
     tensors = [one.detach().requires_grad_() for one in case.tensors]
-    opcheck(forward, (*tensors, case.boundaries.starts, 7, backend))
-    h = forward(*case.tensors, case.boundaries.starts, 7, backend)
+    opcheck(operation.forward, (*arguments(*tensors, case.boundaries.starts), False))
+    h, inputs = (
+        forward(backend, *case.tensors, case.boundaries.starts),
+        arguments(*case.tensors, case.boundaries.starts),
+    )
     for needs in ([True] * 3, [False, True, False]):
-        opcheck(backward, (case.a, h, case.states, case.grad, case.boundaries.starts, 7, needs, backend))
+        opcheck(operation.backward, (*inputs, [h], [], [case.grad], needs))
 
 
 @pytest.mark.parametrize("backend", KERNELS)
 def test_the_operator_is_differentiable_twice(backend):
-    case = problem((5,), (2,))
-    tensors = [one.detach().requires_grad_() for one in case.tensors]
+    for constant in (False, True):
+        case = problem((5,), (2,), constant=constant)
+        tensors = [one.detach().requires_grad_() for one in case.tensors]
 
-    def run(*tensors):
-        return OPERATORS[0](*tensors, case.boundaries.starts, 5, backend)
+        def run(*tensors, starts=case.boundaries.starts):
+            return forward(backend, *tensors, starts)
 
-    assert torch.autograd.gradcheck(run, tensors)
-    assert torch.autograd.gradgradcheck(run, tensors)
+        assert torch.autograd.gradcheck(run, tensors)
+        assert torch.autograd.gradgradcheck(run, tensors)
 
 
 # "auto" is the scan while compiling, so the two names share the dtypes and forms. The operators of the other kernels
@@ -138,27 +159,19 @@ def test_vmap_equals_a_loop(backend, constant, in_dims):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_vmap_of_the_operators(backend, constant, in_dims):
     cases = [problem((9,), (2,), constant=constant, seed=seed) for seed in range(3)]
-    forward, backward = OPERATORS
-    h = [forward(*case.tensors, case.boundaries.starts, 9, backend) for case in cases]
-    columns = [
-        [case.a, one, case.states, case.grad, case.boundaries.starts] for case, one in zip(cases, h, strict=True)
-    ]
-    if in_dims[3] is None:
-        for column in columns:
-            column[4] = columns[0][4]
-        h = [forward(case.a, case.b, case.states, columns[0][4], 9, backend) for case in cases]
-        for column, one in zip(columns, h, strict=True):
-            column[1] = one
-    dims = (in_dims[0], 0, in_dims[2], 0, in_dims[3])
+    starts = [cases[0].boundaries.starts if in_dims[3] is None else case.boundaries.starts for case in cases]
+    inputs = [(*case.tensors, start) for case, start in zip(cases, starts, strict=True)]
+    h = [forward(backend, *each) for each in inputs]
+    columns = [(one, case.grad, *each) for one, case, each in zip(h, cases, inputs, strict=True)]
+    dims = (0, 0, *in_dims)
     stacked = [
         one[0] if dim is None else torch.stack(one, dim)
         for one, dim in zip(zip(*columns, strict=True), dims, strict=True)
     ]
-    found = vmap(lambda *tensors: tuple(backward(*tensors, 9, [True] * 3, backend)), dims)(*stacked)
-    expected = [backward(*column, 9, [True] * 3, backend) for column in columns]
+    found = vmap(lambda *tensors: tuple(backward(backend, *tensors)), dims)(*stacked)
+    expected = [backward(backend, *column) for column in columns]
     assert worst_error(found, tuple(torch.stack(each) for each in zip(*expected, strict=True))) <= 1e-12
-    b = torch.stack([case.b for case in cases])
-    mapped = vmap(lambda *tensors: forward(*tensors, 9, backend), in_dims)(stacked[0], b, stacked[2], stacked[4])
+    mapped = vmap(lambda *tensors: forward(backend, *tensors), in_dims)(*stacked[2:])
     assert relative_error(mapped, torch.stack(h)) <= 1e-12
 
 
@@ -179,4 +192,11 @@ def test_the_operator_refuses_tangents(backend):
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(case.b, case.b)
         with pytest.raises(UnsupportedError, match="no forward-mode derivatives"):
-            OPERATORS[0](case.a, dual, case.states, case.boundaries.starts, 7, backend)
+            forward(backend, case.a, dual, case.states, case.boundaries.starts)
+
+
+def test_programs_exported_by_earlier_versions_run():
+    case = problem()
+    for backend in KERNELS:
+        h = torch.ops.recurl.linear_recurrence(*case.tensors, case.boundaries.starts, 7, backend)
+        assert torch.equal(h, linear_recurrence(*case.tensors, case.boundaries, backend))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurl.core.errors import UnsupportedError
-from recurl.recurrence.linear.registry import LINEAR
+from recurl.recurrence.backend import LINEAR, LinearSupport
 from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import chunk_for
 from tests.programs import Programs
@@ -70,4 +70,4 @@ def test_unsupported_says_why() -> None:
     cpu = torch.device("cpu")
     assert "it needs an NVIDIA GPU, the tensors are on cpu" in (TritonLinear().unsupported(cpu, torch.float32) or "")
     with pytest.raises(UnsupportedError, match=r"'triton' can't run this linear recurrence: it needs"):
-        LINEAR.choose("triton", cpu, torch.float32)
+        LINEAR.choose("triton", LinearSupport(cpu, torch.float32))

@@ -1,6 +1,7 @@
 """Off-policy learners with slices sampled on the device: same as on the host, compiled, captured, without waits."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -243,11 +244,20 @@ def test_non_finite_numbers_change_nothing_and_are_reported_when_read(kind, opti
 
 
 @pytest.mark.parametrize(("before", "now"), [("host", "device"), ("device", "host")])
-def test_a_run_resumes_where_its_slices_were_drawn(before, now):
-    learner, _ = updates(config("dqn", drawn_on=before), 1)
-    other = ALGORITHMS["dqn"].learner(config("dqn", drawn_on=now))
-    with pytest.raises(ArgumentError, match=f"samples slices on the {now}.* resume with --drawn-on {before}"):
-        other.load_state_dict(learner.state_dict())
+def test_a_run_resumes_with_or_without_padding(before, now):
+    options = {"prioritized": True, "n_steps": 2}
+    learner, _ = updates(config("dqn", drawn_on=before, **options), 3)
+    other = ALGORITHMS["dqn"].learner(config("dqn", drawn_on=now, **options))
+    other.load_state_dict(learner.state_dict())
+    assert (other.buffer[:] == learner.buffer[:]).all()
+    assert torch.equal(other.buffer.drawing.priority, learner.buffer.drawing.priority)
+    for each in (learner, other):
+        torch.manual_seed(0)
+        each.sample = each.buffer.sample()
+    host, device = (learner.sample, other.sample) if before == "host" else (other.sample, learner.sample)
+    mask = device.get(("collector", "mask"))
+    assert torch.equal(host["index"], device["index"][mask])
+    assert all(math.isfinite(number) for number in other.learn(other.collect()).values())
     other.close()
 
 

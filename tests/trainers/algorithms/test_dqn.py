@@ -103,7 +103,7 @@ def test_the_buffer_is_a_ring_of_whole_rows():
 def test_priorities_are_those_of_the_slices_that_were_drawn():
     dqn = DQN(config(R2D2Config, gradient_steps=1, learning_starts=0))
     dqn.learn(dqn.collect())
-    priorities = dqn.buffer.sampler.state_dict()["priorities"][: len(dqn.buffer)]
+    priorities = dqn.buffer.drawing.state_dict()["priorities"][: len(dqn.buffer)]
     assert 1 < len(priorities.unique()) <= 7
 
 

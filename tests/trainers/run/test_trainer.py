@@ -113,9 +113,10 @@ def final_state(path):
     state = load_checkpoint(latest_checkpoint(RunFolder(path).checkpoints))
     # Trajectory ids are labels, unique within the process.
     collector = state["algorithm"]["collector"]
-    if "worker" in collector:
-        del collector["batch"][TRAJ_IDS]
-        collector = collector["worker"]["collector"]
+    if "workers" in collector:
+        (((part,),), (worker,)) = collector["parts"], collector["workers"]
+        del part["entries"][TRAJ_IDS]
+        collector = worker["collector"]
     del collector["traj_ids"]
     if "buffer" in state["algorithm"]:
         buffer = state["algorithm"]["buffer"]

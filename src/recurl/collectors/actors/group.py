@@ -1,25 +1,38 @@
-"""Driver side of the Ray actors, with replacement of actors that die."""
+"""Transport of a collector's requests to Ray actors, which are replaced when they die."""
 
 from __future__ import annotations
 
+import os
+import pickle
 import time
-from collections.abc import Callable
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from recurl.collectors.actors.remote import CollectorActor, ReadyActor, versions
+import torch
+from torch import nn
+
+from recurl.collectors.actors.arrays import arrays_of, tensors_of
+from recurl.collectors.actors.remote import ActorArguments, CollectorActor, versions
 from recurl.collectors.actors.session import RaySession
+from recurl.collectors.asynchronous import Event, Transport
+from recurl.collectors.weights import matching, tensors_of_policy
 from recurl.core.errors import WorkerError
+from recurl.core.keys import DONE, NEXT, TRAJ_IDS
+from recurl.core.seeding import derive_seed
+from recurl.envs.pickling import pickled
+from recurl.envs.rollout import Policy
 from recurl.envs.workers_child import Failure
+from recurl.sequences.trajectories import TRAJECTORY_IDS
 
-__all__ = ["ActorGroup", "Event", "Replacement"]
+__all__ = ["ActorGroup", "Recipe", "Replacement"]
 
 _START_SECONDS = 120.0
 _TICK_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
 _LONGEST = 300  # maximum number of characters of a cause
-
-Method: TypeAlias = Literal["begin", "collect", "call"]
 
 
 class Replacement(NamedTuple):
@@ -38,15 +51,62 @@ class Replacement(NamedTuple):
     unfinished: tuple[int, ...]
 
 
-class Event(NamedTuple):
-    """Event of an actor: it answered, is ready after a replacement, or died and is being replaced."""
+class Recipe:
+    """Factory of the arguments of each actor.
 
-    actor: int
-    kind: Literal["answer", "ready", "died"]
-    value: Any = None
-    """The answer, or the cause of death as text."""
-    collecting: bool = False
-    """Whether a batch was requested from it."""
+    Args:
+        functions: creates the environment, for each actor.
+        epsilons: probability of random actions, for each actor; None for the policy's own.
+
+    Attributes:
+        rows: number of rows of each environment.
+        seed: seed of the first row of the first actor; None if environments aren't seeded.
+        replaced: number of actors replaced in earlier runs of the program, whose seeds are not reused.
+
+    Raises:
+        ArgumentTypeError: a part of a function can't be pickled; the message names it.
+    """
+
+    def __init__(self, functions: Sequence[Callable[[], Any]], epsilons: Sequence[float] | None) -> None:
+        self._functions = [pickled("create_env_fn", function) for function in functions]
+        self._epsilons = [None] * len(functions) if epsilons is None else list(epsilons)
+        self._root = int(torch.randint(2**62, ()))  # determined by the parent's seed
+        self.rows = 1
+        self.seed: int | None = None
+        self.replaced = 0
+
+    def __call__(self, index: int, generation: int) -> bytes:
+        """Return the pickled :class:`~recurl.collectors.actors.remote.ActorArguments` of an actor.
+
+        Args:
+            index: index of the actor.
+            generation: number of its replacements.
+        """
+        own = ActorArguments(
+            self._functions[index],
+            derive_seed(self._root, "actor", index, self._incarnation(generation)),
+            self.env_seed(index, generation),
+            TRAJECTORY_IDS.reserve(),
+            self._epsilons[index],
+        )
+        return pickle.dumps(own)
+
+    def own_seed(self, seed: int, index: int) -> int:
+        """Set the seed of later actors, and return that of the process of an existing one."""
+        self.seed = self._root = seed
+        return derive_seed(seed, "actor", index, 0)
+
+    def _incarnation(self, generation: int) -> int:
+        return 0 if generation == 0 else self.replaced + generation
+
+    def env_seed(self, index: int, generation: int = 0) -> int | None:
+        """Return the seed of an actor's first row; seeds of successors are far from those of all other rows."""
+        if self.seed is None:
+            return None
+        time = self._incarnation(generation)
+        if time == 0:
+            return self.seed + index * self.rows
+        return derive_seed(self.seed, "successor", index, time) % 2**30
 
 
 @dataclass
@@ -56,26 +116,33 @@ class _Actor:
     where: str
     process: int = 0
     failures: int = 0
+    unfinished: tuple[int, ...] = ()
     request: Any = None
-    method: Method = "begin"
+    name: str = "begin"
     requested_at: float = 0.0
 
+    def send(self, name: str, *arguments: Any) -> None:
+        """Send a request."""
+        self.request = self.handle.call.remote(name, *arguments)
+        self.name, self.requested_at = name, time.monotonic()
 
-class ActorGroup:
+
+class ActorGroup(Transport):
     """Group of actors, each of which handles one request at a time.
 
     Args:
-        session: the connection to Ray.
+        session: the connection to Ray, which is closed with the actors.
+        recipe: factory of the arguments of each actor.
         count: number of actors.
-        shared: a pickled :class:`~recurl.collectors.actors.remote.SharedArguments`.
-        make_arguments: returns the pickled :class:`~recurl.collectors.actors.remote.ActorArguments` of an actor, given
-            its index and the number of its replacements.
+        shared: the pickled registrations, policy, and arguments of the actors' collectors.
+        policy: the policy.
         num_cpus: CPUs that Ray reserves for each actor.
         max_restarts: maximum number of successive replacements of an actor without a delivered batch.
         timeout: maximum seconds per request; None for no limit.
 
     Attributes:
-        greetings: first replies of the actors.
+        actors: the actors.
+        replacements: replacements of actors that died, in order.
 
     Raises:
         WorkerError: an actor did not start.
@@ -85,64 +152,63 @@ class ActorGroup:
     def __init__(
         self,
         session: RaySession,
+        recipe: Recipe,
         count: int,
         shared: bytes,
-        make_arguments: Callable[[int, int], bytes],
+        policy: Policy | None,
         *,
         num_cpus: float,
         max_restarts: int,
         timeout: float | None,
     ) -> None:
-        self._ray = session.ray
-        self._session = session
-        self._make_arguments = make_arguments
-        self._num_cpus = num_cpus
-        self._max_restarts = max_restarts
-        self._timeout = timeout
-        self._shared = self._ray.put(shared)
-        self._class = self._ray.remote(num_cpus=num_cpus, max_restarts=0)(CollectorActor)
-        self._start_seconds = _START_SECONDS + 2 * count
+        self._ray, self._session, self._recipe = session.ray, session, recipe
+        self._num_cpus, self._max_restarts, self._timeout = num_cpus, max_restarts, timeout
         self.actors: list[_Actor] = []
+        self.replacements: list[Replacement] = []
+        self._finalizer = weakref.finalize(self, _end, session, self.actors, os.getpid())
         try:
+            self._like = tensors_of_policy(policy) if isinstance(policy, nn.Module) else {}
+            self._weights: list[Any] = []  # a reference to them
+            self._shared = self._ray.put(shared)
+            self._class = self._ray.remote(num_cpus=num_cpus, max_restarts=0)(CollectorActor)
+            self._start_seconds = _START_SECONDS + 2 * count
             self.actors += [self._new(index, 0) for index in range(count)]
-            self.greetings = self._greetings()
+            found: dict[int, Any] = {}
+            while len(found) < count:
+                event = self.next_event()
+                if event.kind == "ready":
+                    found[event.worker] = event.value
+            self.infos = [found[index] for index in range(count)]
+            recipe.rows = self.infos[0].rows.numel()
+            if isinstance(policy, nn.Module):
+                self.publish(policy)
         except BaseException:
-            self.kill()
+            self._finalizer()
             raise
 
     def _new(self, index: int, generation: int) -> _Actor:
         actor = _Actor(self._class.remote(), generation, f"Collector actor {index}")
-        self._send(actor, "begin", versions(), self._shared, self._make_arguments(index, generation))
+        actor.send("begin", versions(), self._shared, self._recipe(index, generation))
         return actor
-
-    @staticmethod
-    def _send(actor: _Actor, method: Method, *arguments: Any) -> None:
-        actor.request = getattr(actor.handle, method).remote(*arguments)
-        actor.method, actor.requested_at = method, time.monotonic()
-
-    def _greetings(self) -> list[ReadyActor]:
-        found: dict[int, ReadyActor] = {}
-        while len(found) < len(self.actors):
-            event = self.next_event()
-            if event.kind == "ready":
-                found[event.actor] = event.value
-        return [found[index] for index in range(len(self.actors))]
 
     def is_idle(self, index: int) -> bool:
         """Return whether an actor can take a request."""
         return self.actors[index].request is None
 
-    def ask(self, index: int, method: Method, *arguments: Any) -> None:
+    def ask(self, index: int, name: str, *arguments: Any) -> None:
         """Send a request to an idle actor."""
-        self._send(self.actors[index], method, *arguments)
+        self.actors[index].send(name, *([self._weights] if name == "collect" else arguments))
+
+    def publish(self, weights: Any) -> None:
+        """Put the weights of later requests into Ray's object store."""
+        self._weights = [self._ray.put(arrays_of(matching(weights, self._like)))]
+
+    def own_seed(self, seed: int, index: int) -> int:
+        """Return the seed of the global generators of an actor; its successors' seeds also derive from ``seed``."""
+        return self._recipe.own_seed(seed, index)
 
     def next_event(self) -> Event:
-        """Wait for an answer or the death of a busy actor; of several that are ready, the earliest request is first.
-
-        Raises:
-            WorkerError: an actor died too often, could not be replaced, or raised an error.
-            RecurlError: an actor raised this error.
-        """
+        """Wait for the next event of an actor."""
         while True:
             waiting = {
                 actor.request: index
@@ -168,20 +234,23 @@ class ActorGroup:
         if isinstance(value, Failure):
             raise value.error(actor.where)
         actor.request = None
-        if actor.method == "begin":
-            actor.process = value.process
-            actor.where = f"Collector actor {index} (process {value.process})"
-            return Event(index, "ready", value)
-        if actor.method == "collect":
-            actor.failures = 0
-        return Event(index, "answer", value, collecting=actor.method == "collect")
+        if actor.name == "begin":
+            info, actor.process = value
+            actor.where = f"Collector actor {index} (process {actor.process})"
+            return Event(index, "ready", info)
+        if actor.name != "collect":
+            return Event(index, "answer", value)
+        batch = tensors_of(value)
+        ids, done = batch[TRAJ_IDS], batch[(NEXT, DONE)]
+        actor.failures, actor.unfinished = 0, tuple(ids[..., -1][~done[..., -1, 0]].tolist())
+        return Event(index, "batch", batch)
 
     def _timeout_cause(self, actor: _Actor) -> str | None:
         """Return the cause of death if an actor has exceeded its time limit, else None."""
-        limit = self._start_seconds if actor.method == "begin" else self._timeout
+        limit = self._start_seconds if actor.name == "begin" else self._timeout
         if limit is None or time.monotonic() < actor.requested_at + limit:
             return None
-        if actor.method == "begin":
+        if actor.name == "begin":
             raise WorkerError(
                 f"{actor.where} did not start within {limit:g} s: it needs {self._num_cpus:g} CPUs, and the Ray "
                 f"cluster has {self._session.free_cpus():g} free. Add nodes, or use fewer actors."
@@ -198,23 +267,31 @@ class ActorGroup:
             )
         new = self.actors[index] = self._new(index, old.generation + 1)
         new.failures = old.failures + 1
-        return Event(index, "died", cause, collecting=old.method == "collect")
+        lost = self.infos[index].rows.numel() * self.infos[index].steps if old.name == "collect" else 0
+        self.replacements.append(Replacement(index, cause, lost, old.unfinished))
+        text = f"Collector actor {index} died and is replaced; at most {lost} frames are lost: {cause}"
+        warnings.warn(text, stacklevel=2)
+        return Event(index, "lost")
 
     def close(self) -> None:
-        """Let idle actors close their environments, then terminate all actors."""
-        idle = [actor for actor in self.actors if actor.request is None]
+        """Let idle actors close their environments, terminate all actors, and disconnect from Ray."""
+        idle = [actor for actor in self.actors if actor.request is None] if self._finalizer.alive else []
         for actor in idle:
-            self._send(actor, "call", "close")
+            actor.send("close")
         if idle and self._ray.is_initialized():
             self._ray.wait([actor.request for actor in idle], num_returns=len(idle), timeout=_CLOSE_SECONDS)
-        self.kill()
+        self._finalizer()
 
-    def kill(self) -> None:
-        """Terminate all actors immediately."""
-        if self._ray.is_initialized():
-            for actor in self.actors:
-                self._ray.kill(actor.handle, no_restart=True)
-        self.actors.clear()
+
+def _end(session: RaySession, actors: list[_Actor], owner: int) -> None:
+    """Terminate all actors immediately, and disconnect from Ray."""
+    if os.getpid() != owner:  # in a fork, which must not terminate the actors
+        return
+    if session.ray.is_initialized():
+        for actor in actors:
+            session.ray.kill(actor.handle, no_restart=True)
+    actors.clear()
+    session.close()
 
 
 def _shortened(text: str) -> str:

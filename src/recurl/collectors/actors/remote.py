@@ -5,18 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import cloudpickle
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recurl._version import __version__
-from recurl.collectors.actors.arrays import Array, arrays_of, tensors_of
-from recurl.collectors.collector import Collector
-from recurl.collectors.worker import CollectorInfo
+from recurl.collectors.actors.arrays import arrays_of, tensors_of
+from recurl.collectors.worker import CollectorInfo, WorkerCollector
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey
 from recurl.core.seeding import seed_everything
@@ -26,22 +23,12 @@ from recurl.envs.workers_env import make_env
 from recurl.modules import EGreedyModule
 from recurl.sequences.trajectories import TRAJECTORY_IDS
 
-__all__ = ["ActorArguments", "CollectorActor", "ReadyActor", "SharedArguments", "versions"]
+__all__ = ["ActorArguments", "CollectorActor", "versions"]
 
 
 def versions() -> dict[str, str]:
     """Return the versions that must be the same in all processes of a run."""
     return {"recurl": __version__, "torch": torch.__version__}
-
-
-class SharedArguments(NamedTuple):
-    """Arguments shared by all actors of a collector."""
-
-    registered: list[Any]
-    policy: bytes
-    """The pickled policy."""
-    options: dict[str, Any]
-    """Arguments of :class:`~recurl.collectors.Collector`."""
 
 
 class ActorArguments(NamedTuple):
@@ -58,38 +45,33 @@ class ActorArguments(NamedTuple):
     """Probability of random actions; None for the policy's own."""
 
 
-class ReadyActor(NamedTuple):
-    """Reply of an actor that is ready."""
-
-    info: CollectorInfo
-    process: int
-
-
 class CollectorActor:
-    """Ray actor that runs a collector; the class name is the name of the process.
-
-    Every request returns its result, or a :class:`~recurl.envs.workers_child.Failure` if it raised.
-    """
+    """Ray actor that runs a collector; the class name is the name of the process."""
 
     def __init__(self) -> None:
-        self._collector: Collector | None = None
-        self._epsilon: float | None = None
         self._loaded: str | None = None
 
-    def begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> ReadyActor | Failure:
-        """Create the environment and the collector.
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Return the answer to a request, or a :class:`~recurl.envs.workers_child.Failure` if it raised.
 
         Args:
-            expected: the driver's :func:`versions`.
-            shared: a pickled :class:`SharedArguments`.
-            own: a pickled :class:`ActorArguments`.
+            name: ``begin``, ``collect``, or a request of :meth:`~recurl.collectors.worker.WorkerCollector.answer`.
+            *arguments: arguments of the request.
         """
         try:
-            return self._begin(expected, shared, own)
+            own = {"begin": self._begin, "collect": self._collect}
+            return own[name](*arguments) if name in own else self._collector.answer(name, *arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
             return Failure.of(error)
 
-    def _begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> ReadyActor:
+    def _begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> tuple[CollectorInfo, int]:
+        """Create the environment and the collector, and return its properties and the process id.
+
+        Args:
+            expected: the driver's :func:`versions`.
+            shared: the pickled registrations, policy, and arguments of :class:`~recurl.collectors.Collector`.
+            own: a pickled :class:`ActorArguments`.
+        """
         found = versions()
         if found != expected:
             differ = [
@@ -100,7 +82,7 @@ class CollectorActor:
                 f"{' and '.join(differ)}: install the same versions there."
             )
         torch.set_num_threads(1)
-        registered, policy, options = cast(SharedArguments, cloudpickle.loads(shared))
+        registered, policy, options = cloudpickle.loads(shared)
         register_all(registered)
         mine = cast(ActorArguments, cloudpickle.loads(own))
         seed_everything(mine.seed)
@@ -108,74 +90,23 @@ class CollectorActor:
         if mine.env_seed is not None:
             env.set_seed(mine.env_seed)
         TRAJECTORY_IDS.start_at(mine.first_id)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "frames_per_batch=")  # the driver has already warned
-            self._collector = Collector(env, cloudpickle.loads(policy), **options)
+        self._collector = WorkerCollector(env, cloudpickle.loads(policy), **options)
         self._epsilon = mine.epsilon
-        info = CollectorInfo(self._collector.env.batch_size, self._collector.steps_per_batch)
-        return ReadyActor(info, os.getpid())
+        return self._collector.info, os.getpid()
 
-    def collect(self, weights: list[Any]) -> dict[NestedKey, Array] | Failure:
+    def _collect(self, weights: list[Any]) -> dict[NestedKey, Any]:
         """Return the next batch.
 
         Args:
             weights: reference to the acting weights in Ray's object store, which are loaded if they are new; empty
                 without weights.
         """
-        try:
-            assert self._collector is not None
-            if weights and weights[0].hex() != self._loaded:
-                self._load_weights(weights[0])
-            return arrays_of(cast("dict[NestedKey, Tensor]", dict(self._collector.collect().items(True, True))))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
-            return Failure.of(error)
-
-    def _load_weights(self, reference: Any) -> None:
-        assert self._collector is not None
-        policy = self._collector.policy
-        assert isinstance(policy, nn.Module)
-        stored: Mapping[str, Array] = cast(Any, importlib.import_module("ray")).get(reference)
-        policy.load_state_dict(tensors_of(stored))
-        if self._epsilon is not None:
+        if weights and weights[0].hex() != self._loaded:
+            policy = self._collector.policy
+            assert isinstance(policy, nn.Module)
+            policy.load_state_dict(tensors_of(cast(Any, importlib.import_module("ray")).get(weights[0])))
             for module in policy.modules():
-                if isinstance(module, EGreedyModule):
+                if self._epsilon is not None and isinstance(module, EGreedyModule):
                     module.eps.fill_(self._epsilon)
-        self._loaded = reference.hex()
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """Handle another request: ``seed``, ``save``, ``load``, ``reset_rows`` or ``close``."""
-        requests = {
-            "seed": self._seed,
-            "save": self._save,
-            "load": self._load,
-            "reset_rows": self._reset_rows,
-            "close": self._close,
-        }
-        try:
-            assert self._collector is not None
-            return requests[name](self._collector, *arguments)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
-            return Failure.of(error)
-
-    @staticmethod
-    def _seed(collector: Collector, seed: int, own_seed: int) -> None:
-        seed_everything(own_seed)
-        collector.set_seed(seed)
-
-    @staticmethod
-    def _save(collector: Collector) -> dict[str, Any]:
-        return {"collector": collector.state_dict(), "rng": torch.get_rng_state()}
-
-    @staticmethod
-    def _load(collector: Collector, state: dict[str, Any], first_id: int) -> bool:
-        TRAJECTORY_IDS.start_at(first_id)
-        torch.set_rng_state(state["rng"])
-        return collector.load_state_dict(state["collector"])
-
-    @staticmethod
-    def _reset_rows(collector: Collector, rows: Array) -> None:
-        collector.reset_rows(rows.tensor(rows.values.copy()))
-
-    @staticmethod
-    def _close(collector: Collector) -> None:
-        collector.shutdown()
+            self._loaded = weights[0].hex()
+        return arrays_of(self._collector.entries())

@@ -17,6 +17,8 @@ from recurl.core.keys import MASK, NestedKey, next_key
 from recurl.data.replay_buffers.folders import fresh_folder, readable
 from recurl.data.replay_buffers.prefetch import Prefetcher
 from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler
+from recurl.data.replay_buffers.samplers.slices import SliceSampler
+from recurl.data.replay_buffers.saved import FORMAT, converted, loaded_index
 from recurl.data.replay_buffers.storages import ListStorage, Storage
 from recurl.data.replay_buffers.trajectories import TrajectoryIndex
 from recurl.sequences.continuity import check_order
@@ -31,10 +33,9 @@ from recurl.sequences.sample_marks import (
 )
 from recurl.sequences.start_states import refuse
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["ReplayBuffer", "write_states"]
 
 Transform: TypeAlias = Callable[[Any], Any]
-_FORMATS = (1, 2)  # format 2 saves only filled positions
 _STATE = "buffer.pt"
 
 
@@ -116,7 +117,7 @@ class ReplayBuffer:
     @property
     def write_count(self) -> int:
         """Total number of steps ever added."""
-        return 0 if self._index is None else self._index.written * self._index.lanes
+        return 0 if self._index is None else int(self._index.written) * self._index.lanes
 
     def append_transform(self, transform: Transform) -> None:
         """Append a function that is applied to each sample after the existing ones."""
@@ -147,19 +148,20 @@ class ReplayBuffer:
                 data, marks = restore(data, self.storage.keys)
                 stored = without_unstored_steps(data, self.storage.keys)
             self.storage.prepare(stored)
-            index = self._index or TrajectoryIndex(self.storage.lanes, self.storage.capacity)
+            index = self._index
+            if index is None:
+                index = TrajectoryIndex(self.storage.lanes, self.storage.capacity)
             ndim, batch = self.storage.ndim, self.storage.batch_shape(data)
             shape, items = batch[:ndim], batch[ndim:].numel()
             index.check_room(shape[-1])
             starts = self.sampler.keys.starts(data, (index.lanes, shape[-1]), items, marks)
             if isinstance(data, TensorDictBase) and items == 1:
-                check_order(data, torch.from_numpy(starts).reshape(data.batch_size))
+                check_order(data, starts.reshape(data.batch_size))
             self._index = index
-            change = index.append(starts)
-            positions = torch.from_numpy(change.positions).reshape(shape)
+            positions = index.append(starts)
             self.storage.set(positions.reshape(-1), stored)
-            self.sampler.appended(index, change)
-            return positions
+            self.sampler.appended(index, positions)
+            return positions.reshape(shape)
 
     def add(self, data: Any) -> Tensor:
         """Add one step ``[...]``, or one per lane ``[*B, ...]``, and return positions ``[*B]``; see :meth:`extend`."""
@@ -173,7 +175,7 @@ class ReplayBuffer:
         with self._lock:
             if isinstance(index, Tensor):
                 return self.storage.get(self._checked(index))
-            positions = torch.from_numpy(self._filled().all_positions())[index]
+            positions = self._filled().all_positions()[index]
             return self.storage.get(positions) if positions.ndim else self.storage.get(positions.unsqueeze(0))[0]
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
@@ -224,12 +226,10 @@ class ReplayBuffer:
         with self._lock:
             index = self._filled()
             draw = self.sampler.draw(index, size, self._generator)
-            data = self.storage.get(torch.from_numpy(draw.positions))
-            starts = ~index.continues(draw.positions)
-            write_step = torch.from_numpy(index.steps(draw.positions))
-        if draw.starts is not None:
-            starts |= draw.starts
-        info = draw.info(torch.from_numpy(starts), write_step)
+            data = self.storage.get(draw.positions)
+            starts = ~index.continues(draw.positions) if draw.starts is None else draw.starts
+            write_step = index.steps(draw.positions)
+        info = draw.info(starts, write_step)
         if isinstance(data, TensorDictBase):
             self._mark(data, info)
         if self.pin_memory:
@@ -271,8 +271,7 @@ class ReplayBuffer:
         positions = self._checked(index)
         if write_step is None:
             return positions, torch.ones_like(positions, dtype=torch.bool)
-        steps = torch.from_numpy(self._filled().steps(positions.numpy()))
-        return positions, steps == write_step.cpu()
+        return positions, self._filled().steps(positions) == write_step.cpu()
 
     def update_priority(self, index: Tensor, priority: Tensor, write_step: Tensor | None = None) -> None:
         """Set the priorities of steps.
@@ -293,7 +292,7 @@ class ReplayBuffer:
         values = priority.detach().reshape(-1).double().cpu()
         with self._lock:
             positions, current = self._current(index, write_step)
-            self.sampler.update_priority(self._filled(), positions[current].numpy(), values[current].numpy())
+            self.sampler.update_priority(self._filled(), positions[current], values[current])
 
     def update_states_(self, sample: TensorDictBase, states: dict[NestedKey, Tensor]) -> None:
         """Write the recurrent states after each step of a sample back to the storage.
@@ -321,12 +320,7 @@ class ReplayBuffer:
                 current &= mask.cpu()
             fresh = {key: state.detach()[current.to(state.device)] for key, state in states.items()}
             positions = positions[current]
-            successors, exists = map(torch.from_numpy, self._filled().successors(positions.numpy()))
-            after: dict[NestedKey, Tensor] = {next_key(key): state for key, state in fresh.items()}
-            after = {key: state for key, state in after.items() if key in self.storage.keys}
-            self.storage.write(positions, after)
-            before = {key: state[exists.to(state.device)] for key, state in fresh.items()}
-            self.storage.write(successors[exists], before)
+            write_states(self.storage, self._filled(), positions, fresh)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state, as tensors and plain Python values.
@@ -334,7 +328,7 @@ class ReplayBuffer:
         Prefetched batches and the state of torch's default generator are not included.
         """
         with self._lock:
-            filled = 0 if self._index is None else self._index.filled
+            filled = 0 if self._index is None else int(self._index.filled)
             return self._metadata() | {"storage": self.storage.state_dict(filled) if filled else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -345,7 +339,7 @@ class ReplayBuffer:
         """
         self._discard()
         with self._lock, readable("The saved buffer"):
-            index = self._read_index(state)
+            state, index = self._converted(state)
             if state["storage"] is not None:
                 self.storage.load_state_dict(state["storage"])
             self._restore_metadata(state, index)
@@ -362,7 +356,7 @@ class ReplayBuffer:
         if path.exists() and any(path.iterdir()) and not (path / _STATE).exists():
             raise UsageError(f"The folder {path} must be empty or hold a saved buffer, but contains other files.")
         with self._lock, fresh_folder(path) as fresh:
-            self.storage.dumps(fresh / "storage", self._filled().filled)
+            self.storage.dumps(fresh / "storage", int(self._filled().filled))
             save_archive(self._metadata(), fresh / _STATE)
 
     def loads(self, path: str | Path) -> None:
@@ -374,13 +368,13 @@ class ReplayBuffer:
         self._discard()
         state = load_archive(Path(path) / _STATE)
         with self._lock, readable(f"The saved buffer {path}"):
-            index = self._read_index(state)
+            state, index = self._converted(state)
             self.storage.loads(Path(path) / "storage")
             self._restore_metadata(state, index)
 
     def _metadata(self) -> dict[str, Any]:
         return {
-            "format": _FORMATS[-1],
+            "format": FORMAT,
             "max_size": self.storage.max_size,
             "ndim": self.storage.ndim,
             "index": None if self._index is None else self._index.state_dict(),
@@ -389,15 +383,10 @@ class ReplayBuffer:
             "generator": None if self._generator is None else self._generator.get_state(),
         }
 
-    def _read_index(self, state: dict[str, Any]) -> TrajectoryIndex | None:
-        """Return the index in ``state``, which must be from a buffer of the same size."""
-        expected = {"max_size": self.storage.max_size, "ndim": self.storage.ndim}
-        got = {name: state[name] for name in expected}
-        if got != expected:
-            raise ArgumentError(f"The saved buffer must have {expected}, but has {got}.")
-        if state["format"] not in _FORMATS:
-            raise ArgumentError(f"The saved buffer must have a format of {_FORMATS}, but has {state['format']!r}.")
-        return None if state["index"] is None else TrajectoryIndex.from_state_dict(state["index"])
+    def _converted(self, state: dict[str, Any]) -> tuple[dict[str, Any], TrajectoryIndex | None]:
+        """Return a saved state in the current format, and its index."""
+        state = converted(state, self.storage, order_has_runs=isinstance(self.sampler, SliceSampler))
+        return state, loaded_index(state)
 
     def _restore_metadata(self, state: dict[str, Any], index: TrajectoryIndex | None) -> None:
         if index is not None and (index.lanes, index.capacity) != (self.storage.lanes, self.storage.capacity):
@@ -407,3 +396,11 @@ class ReplayBuffer:
         self.sampler.load_state_dict(state["sampler"])
         if self._generator is not None and state["generator"] is not None:
             self._generator.set_state(state["generator"])
+
+
+def write_states(storage: Storage, index: TrajectoryIndex, positions: Tensor, states: dict[NestedKey, Tensor]) -> None:
+    """Write the states after the steps at ``positions``, by root key, to these steps and to the next ones."""
+    after: dict[NestedKey, Tensor] = {next_key(key): state for key, state in states.items()}
+    storage.write(positions, {key: state for key, state in after.items() if key in storage.keys})
+    successors, exists = index.successors(positions)
+    storage.write(successors[exists], {key: state[exists.to(state.device)] for key, state in states.items()})

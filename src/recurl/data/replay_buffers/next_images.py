@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from recurl.core.keys import NestedKey, next_key
+from recurl.core.keys import NestedKey, next_key, path_of
 
-__all__ = ["NextImages", "next_images_of"]
+__all__ = ["NextImages", "next_images_of", "root_key"]
 
 _UNUSED, _SHARED = -2, -1
 
@@ -31,6 +31,12 @@ def next_images_of(items: Mapping[NestedKey, Tensor]) -> dict[NestedKey, NestedK
         for after, key in pairs.items()
         if after in items and (items[after].shape, items[after].dtype) == (items[key].shape, items[key].dtype)
     }
+
+
+def root_key(key: NestedKey) -> NestedKey:
+    """Return the key of the image of a step, given that of the image of the next step."""
+    path = path_of(key)
+    return path[1:] if len(path) > 2 else path[-1]
 
 
 class NextImages:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -10,18 +10,29 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, UsageError
-from recurl.core.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
-from recurl.data.replay_buffers.buffers import ReplayBuffer
+from recurl.core.keys import IS_INIT, MASK, STORED, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
 from recurl.execution.lowering import Network, inputs_of, modules_leading_to
 from recurl.recurrence import record_backends
 from recurl.sequences.boundaries import Boundaries
 from recurl.sequences.continuity import boundaries_in
-from recurl.sequences.entries import Step, StepT
+from recurl.sequences.entries import Entries, Step, StepT, leaves
 from recurl.sequences.mode import set_recurrent_mode
 from recurl.sequences.sample_marks import mark_starts
 
-__all__ = ["BurnIn", "MidEpisodeBurnIn", "ZeroStart", "refresh_states", "slice_priorities"]
-_COLLECTED = ("collector", "stored", IS_INIT)
+if TYPE_CHECKING:
+    from recurl.data.replay_buffers.buffers import ReplayBuffer
+    from recurl.data.replay_buffers.device.buffer import DeviceSliceBuffer
+
+__all__ = [
+    "BurnIn",
+    "MidEpisodeBurnIn",
+    "RowBurnIn",
+    "ZeroStart",
+    "refresh_states",
+    "row_priorities",
+    "slice_priorities",
+]
+_COLLECTED: NestedKey = (*STORED, IS_INIT)
 
 
 class StateNetwork:
@@ -130,11 +141,69 @@ class MidEpisodeBurnIn(BurnIn):
         [True, False, False, False, False, True, False]
     """
 
+    def __call__(self, sample: StepT) -> StepT:
+        """Return the steps after the prefixes; of a padded sample, see :class:`RowBurnIn`, all steps with a mask."""
+        if isinstance(sample, Entries):
+            return RowBurnIn(self.policy, self.steps)(sample)
+        return super().__call__(sample)  # pyright: ignore[reportReturnType, reportArgumentType] - a TensorDict
+
     def prefix(self, sample: TensorDictBase) -> Tensor:
         """Return the mask of the burn-in steps of a sample ``[N]``, bool ``[N]``."""
         starts = boundaries_in(sample).start_index
         begins_episode = torch.as_tensor(sample.get(_COLLECTED)).reshape(-1)[starts]
         return super().prefix(sample) & ~begins_episode
+
+
+class RowBurnIn:
+    """Shape-preserving variant of :class:`~recurl.data.MidEpisodeBurnIn` for slices of one length.
+
+    When called with a sample ``[S, L]`` of a :class:`DeviceSliceBuffer`, it returns a sample of the same shape. The
+    first steps of slices that begin within an episode are masked, and the step after them begins a sequence from the
+    state that ``policy`` reaches there, computed without gradients. The sample is not modified.
+
+    Args:
+        policy: module that contains recurrent modules; only the modules that their states depend on are run.
+        steps: length of the prefix, positive; a shorter slice keeps its last step.
+
+    Raises:
+        ArgumentError: ``steps`` is not positive, or the policy has no recurrent module.
+    """
+
+    def __init__(self, policy: TensorDictModuleBase, steps: int) -> None:
+        if steps < 1:
+            raise ArgumentError(f"The number of burn-in steps must be positive, got {steps}.")
+        self.policy = policy
+        self.steps = steps
+        StateNetwork(policy)
+
+    def __call__(self, sample: Entries) -> Entries:
+        """Return the sample with the prefixes masked."""
+        mask = sample.get(MASK)
+        slices, length = mask.shape
+        begins = sample.get(_COLLECTED).reshape(mask.shape)[:, 0]
+        count = (mask.sum(-1) - 1).clamp_max(self.steps).masked_fill(begins, 0).unsqueeze(-1)  # burn-in steps, [S, 1]
+        offset = torch.arange(length, device=mask.device)
+        begin = (offset == count) & (count > 0)
+        rest = sample.copy()
+        for key, states in StateNetwork(self.policy).run(_first(sample, self.steps)).items():
+            inner = (1,) * (states.ndim - 2)
+            last = (count - 1).clamp_min(0).reshape(slices, 1, *inner).expand(-1, -1, *states.shape[2:])
+            after = states.gather(1, last)
+            stored = rest.get(key, None)
+            kept = 0.0 if stored is None else stored
+            rest.set(key, torch.where(begin.reshape(slices, length, *inner), after, kept))
+        mark_starts(rest, begin)
+        rest.set(MASK, mask & (offset >= count))
+        return rest
+
+
+def _first(sample: Entries, steps: int) -> Entries:
+    """Return the first steps of all rows."""
+    slices, length = sample.batch_size
+    first = Entries({}, torch.Size([slices, min(steps, length)]), sample.device)
+    for key, value in leaves(sample):
+        first.set(key, value[:, :steps])
+    return first
 
 
 class ZeroStart:
@@ -166,7 +235,9 @@ class ZeroStart:
         return result
 
 
-def refresh_states(buffer: ReplayBuffer, sample: TensorDictBase, policy: TensorDictModuleBase) -> None:
+def refresh_states(
+    buffer: ReplayBuffer | DeviceSliceBuffer, sample: TensorDictBase, policy: TensorDictModuleBase
+) -> None:
     """Run ``policy`` over a sample and write its current states after every step back to ``buffer``.
 
     Each slice starts from its stored state. Steps that were overwritten since they were sampled are skipped.
@@ -194,14 +265,17 @@ def refresh_states(buffer: ReplayBuffer, sample: TensorDictBase, policy: TensorD
 
 
 def slice_priorities(
-    sample: TensorDictBase, td_error: Tensor, trained: TensorDictBase | None = None, eta: float = 0.9
+    sample: TensorDictBase | Entries,
+    td_error: Tensor,
+    trained: TensorDictBase | Entries | None = None,
+    eta: float = 0.9,
 ) -> Tensor:
     """Return the priorities of slices, ``eta * max |td_error| + (1 - eta) * mean |td_error|`` over each slice.
 
     Source: Kapturowski et al. (R2D2, 2019), section 2.3.
 
     Args:
-        sample: the sample, ``[N]``.
+        sample: the sample, ``[N]``; or a padded one, see :func:`row_priorities`.
         td_error: ``[M]`` or ``[M, 1]``, one per step of ``trained``.
         trained: the sample after :class:`BurnIn`, ``[M]``; the sample itself when None.
         eta: weight of the maximum, from 0 to 1.
@@ -220,6 +294,8 @@ def slice_priorities(
         tensor([2.5000, 2.5000, 1.5000, 1.5000])
     """
     trained = sample if trained is None else trained
+    if isinstance(sample, Entries) or isinstance(trained, Entries):
+        return row_priorities(Entries.of(trained), td_error, eta)
     check_eta(eta)
     if td_error.numel() != trained.numel():
         raise ArgumentError(f"There must be one error per step, {trained.numel()}, got shape {tuple(td_error.shape)}.")
@@ -229,6 +305,32 @@ def slice_priorities(
     largest = zero.scatter_reduce(0, ids, error, "amax")
     mean = zero.scatter_reduce(0, ids, error, "mean", include_self=False)
     return (eta * largest + (1 - eta) * mean)[_segments(sample).segment_ids]
+
+
+def row_priorities(trained: Entries, td_error: Tensor, eta: float = 0.9) -> Tensor:
+    """Return the priorities of slices of one length; see :func:`~recurl.data.slice_priorities`.
+
+    Args:
+        trained: the sample, ``[S, L]``, after :class:`RowBurnIn` if it is used.
+        td_error: ``[S, L]`` or ``[S, L, 1]``.
+        eta: weight of the maximum, from 0 to 1.
+
+    Returns:
+        ``[S]``.
+
+    Raises:
+        ArgumentError: ``eta`` is out of range.
+
+    Example:
+        >>> mask = torch.tensor([[True, True], [True, False]])
+        >>> sample = Entries({"collector": Entries({"mask": mask}, mask.shape)}, mask.shape)
+        >>> row_priorities(sample, torch.tensor([[1.0, -3.0], [2.0, 9.0]]), eta=0.5)
+        tensor([2.5000, 2.0000])
+    """
+    check_eta(eta)
+    mask = trained.get(MASK)
+    error = td_error.detach().abs().reshape(mask.shape).masked_fill(~mask, 0.0)
+    return eta * error.amax(-1) + (1 - eta) * error.sum(-1) / mask.sum(-1)
 
 
 def check_eta(eta: float) -> None:

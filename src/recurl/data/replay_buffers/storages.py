@@ -19,7 +19,7 @@ from recurl.core.keys import NestedKey
 from recurl.core.lazy import lazy_names
 from recurl.core.untrusted import open_regular
 from recurl.data.replay_buffers.folders import flat_tensordict, load_folder, map_tensors, seal_folder, tensor_leaves
-from recurl.data.replay_buffers.next_images import NextImages, next_images_of
+from recurl.data.replay_buffers.next_images import NextImages, next_images_of, root_key
 from recurl.data.replay_buffers.storage import Storage
 
 lazy_names(__name__)
@@ -141,7 +141,7 @@ class LazyTensorStorage(Storage):
 
     def _set(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
         for key, images in self._next.items():
-            images.set(index, entries[self._pairs[key]], entries[key])
+            images.set(index.cpu(), entries[self._pairs[key]], entries[key])
         self._write(index, {key: value for key, value in entries.items() if key not in self._next})
 
     def write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
@@ -153,9 +153,9 @@ class LazyTensorStorage(Storage):
         self._check(entries, 1)
         for key, images in self._next.items():
             if self._pairs[key] in entries:
-                images.write_root(index, entries[self._pairs[key]])
+                images.write_root(index.cpu(), entries[self._pairs[key]])
             if key in entries:
-                images.write(index, entries[key])
+                images.write(index.cpu(), entries[key])
         self._write(index, {key: value for key, value in entries.items() if key not in self._next})
 
     def _write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
@@ -165,18 +165,16 @@ class LazyTensorStorage(Storage):
 
     def get(self, index: Tensor) -> Any:
         """Return a copy of the items at ``index``."""
-        there = index.to(self.device, non_blocking=True)
-        batch = [index.shape[0], *self._data.batch_size[1:]]
-        if self._leaves.keys() == {_PLAIN}:
-            return self._leaves[_PLAIN].index_select(0, there)
-        data: Any = self._data.apply(lambda leaf: leaf.index_select(0, there), batch_size=batch)
-        for key, images in self._next.items():
-            data.set(key, images.get(index))
-        return data
+        entries = self.entries(index)
+        if entries.keys() == {_PLAIN}:
+            return entries[_PLAIN]
+        return flat_tensordict(entries, torch.Size([index.shape[0], *self._data.batch_size[1:]]))
 
     def entries(self, index: Tensor) -> dict[NestedKey, Tensor]:
-        """Return copies of the entries, ``[N, ...]`` each, at ``index``, int64 ``[N]`` on the device of the storage."""
-        return {key: leaf.index_select(0, index) for key, leaf in self._leaves.items()}
+        """Return copies of the entries, ``[N, ...]`` each, at ``index``, int64 ``[N]``."""
+        there = index.to(self.device, non_blocking=True)
+        entries = {key: leaf.index_select(0, there) for key, leaf in self._leaves.items()}
+        return {**entries, **{key: images.get(index.cpu()) for key, images in self._next.items()}}
 
     def _filled(self, leaf: Tensor, steps: int) -> Tensor:
         """Return the first ``steps`` items of each lane, ``[lanes, steps, ...]``; shares memory."""
@@ -251,6 +249,10 @@ class LazyTensorStorage(Storage):
                 f"{self.lanes} lanes of {sorted(map(str, self.keys))}. Load into a new storage."
             )
         self._check({**entries, **{key: images for key, (_, images) in next_images.items()}}, 1)
+        for key in next_images.keys() & self._leaves.keys():  # saved once, and stored in full here
+            images = entries[root_key(key)].unflatten(0, (lanes, -1)).roll(-1, 1).flatten(0, 1)
+            own, values = next_images[key]
+            entries = {**entries, key: images.index_copy_(0, own.to(images.device), values.to(images.device))}
         positions = self._positions(next(iter(entries.values())).shape[0] // lanes) if self._next else torch.empty(0)
         for key, images in self._next.items():
             if key in next_images:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -43,75 +41,82 @@ class TrajectoryKeys:
         self._end_keys = (_NEXT_DONE,) if end_key is None else (normalize_key(end_key),)
         self.chosen: NestedKey | None = None
         """The key in use; None before the first data is added, and for unrelated items."""
-        self._last: dict[NestedKey, NDArray[Any]] = {}
+        self._last: dict[NestedKey, Tensor] = {}
         self._cut = True
 
     def starts(
-        self, data: object, shape: tuple[int, int], items: int = 1, marks: Tensor | None = None
-    ) -> NDArray[np.bool_]:
-        """Return the mask of the new steps that begin a trajectory, bool ``[lanes, n]``.
+        self,
+        data: object,
+        shape: tuple[int, int],
+        items: int = 1,
+        marks: Tensor | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Return the mask of the new steps that begin a trajectory, bool ``[lanes, n]`` on ``device``.
 
-        The first step of each row is compared with the last one of the previous call.
+        The first step of each row is compared with the last one of the previous call. The last values are always kept
+        in the same memory.
 
         Args:
             data: the new steps, in row-major order.
             shape: number of lanes, and number of steps per lane.
             items: number of steps in each item.
             marks: bool, one per step: additional trajectory starts. Passed for samples, which later data never
+                continues.
+            device: device of the result, and of the values that are kept.
 
         Raises:
             MissingKeyError: ``traj_key`` or ``end_key`` was given and is not in the data.
             ArgumentError: an entry does not have one value per step.
         """
-        unrelated = np.ones(shape, np.bool_)
+        unrelated = torch.ones(shape, dtype=torch.bool, device=device)
         if not isinstance(data, TensorDictBase) or items > 1:
             return unrelated
         chosen = self._requested or next((key for key in (TRAJ_IDS, _EPISODE, _NEXT_DONE) if key in data), None)
         if chosen is None:
             return unrelated
-        starts, last = np.zeros(shape, np.bool_), {}
-        for key in dict.fromkeys((chosen, TRAJ_IDS)):
-            if key == chosen or key in data:
-                values = _per_step(data, key, shape)
-                starts |= self._after_ends(key, values) if key in self._end_keys else self._changes(key, values)
-                last[key] = values[:, -1:].copy()
-        if TRAJ_STEPS in data:
-            numbers = _per_step(data, TRAJ_STEPS, shape)
-            starts |= self._skips(numbers)
-            last[TRAJ_STEPS] = numbers[:, -1:].copy()
+        starts, last = torch.zeros_like(unrelated), dict[NestedKey, Tensor]()
+        for key in dict.fromkeys((chosen, TRAJ_IDS, TRAJ_STEPS)):
+            if key != chosen and key not in data:
+                continue
+            values = _per_step(data, key, shape).to(device)
+            if key in self._end_keys:
+                starts |= _shifted(values.bool(), self._last.get(key, torch.zeros_like(values[:, :1])).bool())
+            else:
+                growth = int(key == TRAJ_STEPS)
+                starts |= values != _shifted(values, self._last.get(key, values[:, :1] - growth)) + growth
+            last[key] = values[:, -1:]
         if IS_INIT in data:
-            starts |= _per_step(data, IS_INIT, shape).astype(np.bool_)
+            starts |= _per_step(data, IS_INIT, shape).to(device).bool()
         if marks is not None:
-            starts |= marks.cpu().numpy().reshape(shape)
+            starts |= marks.to(device).reshape(shape)
         if self._cut:
             starts[:, :1] = True
-        self.chosen, self._last, self._cut = chosen, last, marks is not None
+        self.chosen, self._cut = chosen, marks is not None
+        self._last = {key: self._kept(key, value) for key, value in last.items()}
         return starts
 
-    def _changes(self, key: NestedKey, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        before = np.concatenate([self._last.get(key, ids[:, :1]), ids], 1)[:, : ids.shape[1]]
-        return ids != before
-
-    def _skips(self, numbers: NDArray[Any]) -> NDArray[np.bool_]:
-        before = np.concatenate([self._last.get(TRAJ_STEPS, numbers[:, :1] - 1), numbers], 1)[:, : numbers.shape[1]]
-        return numbers != before + 1
-
-    def _after_ends(self, key: NestedKey, ends: NDArray[Any]) -> NDArray[np.bool_]:
-        ends = ends.astype(np.bool_)
-        return np.concatenate([self._last.get(key, np.zeros_like(ends[:, :1])), ends], 1)[:, : ends.shape[1]]
+    def _kept(self, key: NestedKey, value: Tensor) -> Tensor:
+        memory = self._last.get(key)
+        return value.clone() if memory is None or memory.shape != value.shape else memory.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the key in use and the last values, which the next data is compared with."""
-        last = {key: torch.from_numpy(value) for key, value in self._last.items()}
+        last = {key: value.clone() for key, value in self._last.items()}
         return {"chosen": self.chosen, "last": last, "cut": self._cut}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a :meth:`state_dict`."""
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
+        """Restore a :meth:`state_dict`, in place if values are already kept."""
         self.chosen, self._cut = state["chosen"], state["cut"]
-        self._last = {key: value.numpy() for key, value in state["last"].items()}
+        self._last = {key: self._kept(key, value.to(device)) for key, value in state["last"].items()}
 
 
-def _per_step(data: TensorDictBase, key: NestedKey, shape: tuple[int, int]) -> NDArray[Any]:
+def _shifted(values: Tensor, last: Tensor) -> Tensor:
+    """Return the values of the previous steps: those ``[lanes, n]`` after the ``last`` one of each lane."""
+    return torch.cat([last, values], 1)[:, : values.shape[1]]
+
+
+def _per_step(data: TensorDictBase, key: NestedKey, shape: tuple[int, int]) -> Tensor:
     value = cast(Tensor | None, data.get(key, None))
     if value is None:
         raise MissingKeyError(
@@ -123,4 +128,4 @@ def _per_step(data: TensorDictBase, key: NestedKey, shape: tuple[int, int]) -> N
             f"The entry {key!r} must have one value per step, {shape[0] * shape[1]} in all, got shape "
             f"{tuple(value.shape)} for a batch of shape {tuple(data.batch_size)}."
         )
-    return value.detach().cpu().reshape(shape).numpy()
+    return value.detach().reshape(shape)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from recurl.execution.compiled.network import CompiledNetwork
     from recurl.execution.compiled.passes import CompiledPass, check_passes
     from recurl.execution.compiled.program_file import Recorder, read_function, write_function
+    from recurl.execution.compiled.translations import register_density, register_translation
     from recurl.execution.explain import NotCompiled
 
 lazy_names(
@@ -24,6 +25,7 @@ lazy_names(
         ".network": "CompiledNetwork",
         ".passes": "CompiledPass check_passes can_pass=check_passes",
         ".program_file": "Recorder read_function write_function",
+        ".translations": "register_density register_translation",
         "recurl.execution.explain": "NotCompiled",
     },
 )
@@ -45,5 +47,7 @@ __all__ = [
     "check_passes",
     "function_of",
     "read_function",
+    "register_density",
+    "register_translation",
     "write_function",
 ]

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from recurl.core.errors import UnsupportedError
 from recurl.core.keys import NestedKey
-from recurl.core.torch_compat import has_hooks
+from recurl.core.torch_compat import has_hooks, tensors_of
+from recurl.execution.compiled.translations import TRANSLATIONS
 from recurl.execution.explain import NotCompiled
 from recurl.recurrence.cpu.program import SOURCES, Program, ProgramBuilder, Value
 from recurl.sequences.entries import Entries
 
 __all__ = [
-    "Compilable",
-    "CompilableNetwork",
     "Compilation",
     "Density",
     "ExternalTensor",
     "NotCompiled",
     "Signal",
-    "defines_both",
+    "unsupported",
+    "weight_of",
 ]
 
 Noise: TypeAlias = Callable[[Tensor], Tensor]
@@ -71,30 +71,6 @@ class Density(NamedTuple):
     high: Any = 1.0
 
 
-class Compilable(Protocol):
-    """A TensorDict module that can be translated to a program."""
-
-    def compile_entries(self, program: Compilation) -> None:
-        """Add the step of ``forward`` to the program, from :meth:`Compilation.read` to :meth:`Compilation.write`.
-
-        Raises:
-            NotCompiled: it can't be part of a program.
-        """
-        ...
-
-
-class CompilableNetwork(Protocol):
-    """A module on tensors that can be translated to a program."""
-
-    def compile_tensors(self, program: Compilation, *inputs: Signal) -> Signal | tuple[Signal, ...]:
-        """Add the computation of ``forward`` on ``inputs`` to the program.
-
-        Raises:
-            NotCompiled: it can't be part of a program.
-        """
-        ...
-
-
 class ExternalTensor(NamedTuple):
     """An entry, or a tensor of noise, that a program reads or writes.
 
@@ -120,7 +96,6 @@ class Compilation:
         example: entries as in later calls; only shapes, dtypes and devices matter.
         dtype: dtype of the numbers inside the program.
         wanted: keys of the outputs.
-        layers: translations of torch.nn modules, by class.
         recorder: called with the dtype for an object that replaces the :class:`ProgramBuilder` and records its calls;
             None for the builder itself.
         sequences: whether recurrent modules process sequences, as in recurrent mode, instead of steps.
@@ -138,7 +113,6 @@ class Compilation:
         example: Entries,
         dtype: torch.dtype,
         wanted: Container[NestedKey | None],
-        layers: Mapping[type, Callable[..., Any]],
         recorder: Callable[[torch.dtype], Any] | None = None,
         *,
         sequences: bool = False,
@@ -151,7 +125,6 @@ class Compilation:
         self.writes: list[ExternalTensor] = []
         self._example = example
         self._wanted = wanted
-        self._layers = layers
         self._written: dict[NestedKey, Signal] = {}
         self._read: dict[NestedKey, Signal] = {}
 
@@ -242,15 +215,23 @@ class Compilation:
 
     def apply(self, module: object, *inputs: Signal) -> tuple[Signal, ...]:
         """Add the computation of ``module`` on ``inputs`` to the program."""
+        name = type(module).__name__
         if not isinstance(module, nn.Module) or has_hooks(module) or "forward" in vars(module):
-            name = type(module).__name__
             raise NotCompiled(f"{name} is not a plain module: it is a function, or has hooks or its own forward")
-        write = self._layers.get(type(module))
-        if write is None and not defines_both(type(module), "compile_tensors"):
+        translate = None if isinstance(module, TensorDictModuleBase) else TRANSLATIONS.find(module)
+        if translate is None:
+            raise NotCompiled(f"{name} has no C++ implementation")
+        with unsupported():
+            found: Any = translate(self, module, *inputs)
+        return found if type(found) is tuple else (found,)
+
+    def add(self, module: TensorDictModuleBase) -> None:
+        """Add the step of a TensorDict module, or in recurrent mode its sequences, to the program."""
+        translate = TRANSLATIONS.find(module)
+        if translate is None:
             raise NotCompiled(f"{type(module).__name__} has no C++ implementation")
         with unsupported():
-            found: Any = write(self, module, *inputs) if write else module.compile_tensors(self, *inputs)  # pyright: ignore[reportCallIssue, reportUnknownVariableType] - a method by that name
-        return found if type(found) is tuple else (found,)
+            translate(self, module)
 
     def finish(self) -> Program:
         """Return the finished program."""
@@ -266,8 +247,9 @@ def unsupported() -> Generator[None]:
         raise NotCompiled(str(error)) from error
 
 
-@cache
-def defines_both(cls: type, method: str, forward: str = "forward") -> bool:
-    """Return whether the class that defines ``forward`` also defines ``method``; overriding only one disables it."""
-    owners = [next((owner for owner in cls.__mro__ if name in vars(owner)), None) for name in (method, forward)]
-    return owners[0] is not None and owners[0] is owners[1]
+def weight_of(module: nn.Module, name: str) -> Tensor | None:
+    """Return a tensor that ``module`` holds; programs read it in place."""
+    for held in (*tensors_of(module), vars(module)):
+        if name in held:
+            return held[name]
+    raise NotCompiled(f"the {name} of {type(module).__name__} is computed from other tensors, is not a parameter")

@@ -1,4 +1,4 @@
-"""Translation of layers of torch.nn and tensordict to operations of the C++ library, by exact type."""
+"""C++ forms of modules of torch.nn and tensordict."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict.nn import NormalParamExtractor
+from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 
+from recurl.core.keys import normalize_key
 from recurl.core.torch_compat import DROPOUTS
-from recurl.execution.compiled.compilation import Compilation, Signal
+from recurl.execution.compiled.compilation import Compilation, Signal, weight_of
+from recurl.execution.compiled.translations import register_translation
 from recurl.execution.explain import NotCompiled
 from recurl.sequences.tensordict_compat import is_biased_softplus
-
-__all__ = ["LAYERS"]
 
 _Writer = Callable[..., Signal | tuple[Signal, ...]]
 
 
 def _linear(program: Compilation, layer: nn.Linear, x: Signal) -> Signal:
     out = program.inside(layer.out_features)
-    program.program.linear(program.numbers(x, layer.in_features).value, layer.weight, layer.bias, out.value)
+    weight: Any = weight_of(layer, "weight")
+    program.program.linear(program.numbers(x, layer.in_features).value, weight, weight_of(layer, "bias"), out.value)
     return out
 
 
@@ -56,9 +57,9 @@ def _norm(program: Compilation, layer: Any, x: Signal, *, centered: bool) -> Sig
         raise NotCompiled(f"{type(layer).__name__} over several dimensions")
     out = program.inside(size)
     eps = torch.finfo(x.dtype).eps if layer.eps is None else layer.eps
-    bias = layer.bias if centered else None
+    bias = weight_of(layer, "bias") if centered else None
     value = program.numbers(x, size).value
-    program.program.layer_norm(value, layer.weight, bias, eps, out.value, centered=centered)
+    program.program.layer_norm(value, weight_of(layer, "weight"), bias, eps, out.value, centered=centered)
     return out
 
 
@@ -76,9 +77,16 @@ def _normal_parameters(program: Compilation, layer: NormalParamExtractor, x: Sig
     return x.part(0, half), scale
 
 
-LAYERS: dict[type, _Writer] = {
+def _network(program: Compilation, module: TensorDictModule) -> None:
+    outputs = program.apply(module.module, *(program.read(normalize_key(key)) for key in module.in_keys))
+    if len(outputs) != len(module.out_keys):
+        raise NotCompiled(f"a network returns {len(outputs)} tensors for {len(module.out_keys)} keys")
+    for key, signal in zip(module.out_keys, outputs, strict=True):
+        program.write(normalize_key(key), signal)
+
+
+_FORMS: dict[type, _Writer] = {
     nn.Linear: _linear,
-    nn.Sequential: _sequence,
     nn.Identity: _same,
     nn.Dropout: _same,
     nn.Tanh: _activation("tanh"),
@@ -93,3 +101,7 @@ LAYERS: dict[type, _Writer] = {
     nn.RMSNorm: partial(_norm, centered=False),
     NormalParamExtractor: _normal_parameters,
 }
+for _class, _form in _FORMS.items():
+    register_translation(_class, _form)
+register_translation(nn.Sequential, _sequence, depends=("forward", "__iter__"))
+register_translation(TensorDictModule, _network)

@@ -7,14 +7,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import torch
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey, normalize_key
-from recurl.execution.compiled.compilation import Compilable, Compilation, defines_both, unsupported
+from recurl.execution.compiled.compilation import Compilation
 from recurl.execution.compiled.in_memory import StepsInMemory
-from recurl.execution.compiled.layers import LAYERS
 from recurl.execution.explain import Explanation, NotCompiled
 from recurl.execution.lowering import Link, Network, children_in_order, link, modules_in_order
 from recurl.recurrence.cpu.library import missing
@@ -23,7 +22,7 @@ from recurl.sequences.entries import Entries
 from recurl.sequences.mode import set_recurrent_mode
 from recurl.sequences.tensordict_compat import returns_other_entries
 
-__all__ = ["CompiledNetwork", "add_module", "write_all"]
+__all__ = ["CompiledNetwork", "write_all"]
 
 
 _BATCH_SIZES = 8
@@ -45,6 +44,7 @@ class CompiledNetwork:
         UsageError: it can't be lowered.
 
     Example:
+        >>> from tensordict.nn import TensorDictModule
         >>> from torch import nn
         >>> net = TensorDictModule(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), ["observation"], ["features"])
         >>> network = CompiledNetwork(Network([net]))
@@ -153,9 +153,9 @@ class CompiledNetwork:
         compilation: Compilation | None = None
         reason = None
         try:
-            compilation = Compilation(entries, self._dtype, wanted, LAYERS)
+            compilation = Compilation(entries, self._dtype, wanted)
             for module in modules:
-                add_module(compilation, module)
+                compilation.add(module)
                 done.append(module)
         except NotCompiled as why:
             reason = str(why)
@@ -177,9 +177,9 @@ def write_all(network: Network, example: Entries, wanted: Container[NestedKey | 
     if network.obstacle is not None:
         raise NotCompiled(network.obstacle)
     with set_recurrent_mode(False):
-        compilation = Compilation(example, _dtype_of(network), wanted, LAYERS, recorder)
+        compilation = Compilation(example, _dtype_of(network), wanted, recorder)
         for module in _flattened(network.modules)[0]:
-            add_module(compilation, module)
+            compilation.add(module)
     return compilation
 
 
@@ -216,21 +216,6 @@ def _flattened(modules: Sequence[TensorDictModuleBase]) -> tuple[list[TensorDict
 
 def _read_by(modules: Sequence[TensorDictModuleBase]) -> set[NestedKey]:
     return {normalize_key(key) for module in modules for key in module.in_keys}
-
-
-def add_module(compilation: Compilation, module: TensorDictModuleBase) -> None:
-    """Add the step of a module to a program."""
-    if defines_both(type(module), "compile_entries", "link_entries" if hasattr(module, "link_entries") else "forward"):
-        with unsupported():
-            cast(Compilable, module).compile_entries(compilation)
-    elif isinstance(module, TensorDictModule):
-        outputs = compilation.apply(module.module, *(compilation.read(normalize_key(key)) for key in module.in_keys))
-        if len(outputs) != len(module.out_keys):
-            raise NotCompiled(f"a network returns {len(outputs)} tensors for {len(module.out_keys)} keys")
-        for key, signal in zip(module.out_keys, outputs, strict=True):
-            compilation.write(normalize_key(key), signal)
-    else:
-        raise NotCompiled(f"{type(module).__name__} has no C++ implementation")
 
 
 class _CompiledModules:

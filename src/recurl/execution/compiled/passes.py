@@ -14,8 +14,6 @@ from recurl.core.autograd import custom_backward_allowed
 from recurl.core.keys import NestedKey
 from recurl.core.torch_compat import are_modes_active, has_tensor_hooks
 from recurl.execution.compiled.compilation import Compilation
-from recurl.execution.compiled.layers import LAYERS
-from recurl.execution.compiled.network import add_module
 from recurl.execution.explain import NotCompiled
 from recurl.recurrence.backend import record_run
 from recurl.recurrence.cpu.library import missing
@@ -79,13 +77,13 @@ class CompiledPass:
         parameters = {p.data_ptr(): p for module in modules for p in module.parameters()}
         dtype = next((p.dtype for p in parameters.values()), torch.float32)
         with set_recurrent_mode(True):
-            compilation = Compilation(example, dtype, wanted, LAYERS, sequences=True)
+            compilation = Compilation(example, dtype, wanted, sequences=True)
             for module in trunk:
-                add_module(compilation, module)
+                compilation.add(module)
             for branch in after:
                 with compilation.scope():
                     for module in branch:
-                        add_module(compilation, module)
+                        compilation.add(module)
         self._check(compilation, wanted, parameters)
         builder = compilation.program
         used = {weight.data_ptr() for weight in builder.weights if weight.requires_grad}

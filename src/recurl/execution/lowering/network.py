@@ -15,6 +15,7 @@ from recurl.core.keys import NestedKey, normalize_key
 from recurl.core.torch_compat import has_hooks
 from recurl.execution.explain import Explanation, NotCompiled, reason_of
 from recurl.execution.lowering.module import Links, children_in_order, hooked
+from recurl.sequences.boundaries import pass_on
 from recurl.sequences.entries import Entries, Step, unmarked
 from recurl.sequences.tensordict_compat import returns_other_entries
 
@@ -90,9 +91,12 @@ def inputs_of(batch: Step, keys: Iterable[NestedKey], networks: Iterable[Network
     """Return the entries ``keys`` of ``batch`` as ``Entries`` if all ``networks`` can be lowered, else as a TensorDict.
 
     Missing keys are skipped. Tensors are shared with ``batch``, but new entries, nested ones included, don't reach it.
+    An attached sequence index is passed on.
     """
     entries = {key: value for key in keys if (value := batch.get(key, None)) is not None}
-    return inputs_from(entries, batch.batch_size, batch.device, networks)
+    run = inputs_from(entries, batch.batch_size, batch.device, networks)
+    pass_on(batch, run)
+    return run
 
 
 def inputs_from(

@@ -142,7 +142,7 @@ class VTrace(ValueEstimator):
 
     def _values(self, batch: Step, sequences: Sequences) -> Values:
         plan, unroll = self._plan(), self._unroll()
-        check_starts(batch, plan.states, sequences.starts)
+        check_starts(batch, plan.states, sequences.segments.starts)
         if unroll is not None:
             unroll.check(batch, sequences)
         with set_recurrent_mode(True):

@@ -1,5 +1,8 @@
 """Recurrent cells: the base class, the built-in cells, and loading of cells by name."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from recurl.recurrence.cells.by_hand import Derivatives, LoopKernel, States
 from recurl.recurrence.cells.cell import (
     Cell,
@@ -12,16 +15,28 @@ from recurl.recurrence.cells.cell import (
     remember,
     states_of,
 )
-from recurl.recurrence.cells.ffm import FFMCell
 from recurl.recurrence.cells.gated import GatedCell, LayerWeights
 from recurl.recurrence.cells.gru import GRU
 from recurl.recurrence.cells.load import CELLS, load_cell
-from recurl.recurrence.cells.lru import LRUCell
 from recurl.recurrence.cells.lstm import LSTM
-from recurl.recurrence.cells.minimal import MinGRUCell, MinLSTMCell
-from recurl.recurrence.cells.rglru import RGLRUCell
-from recurl.recurrence.cells.s5 import S5Cell
 from recurl.recurrence.cells.time import ONE_STEP, OneStep, Time
+
+if TYPE_CHECKING:
+    from recurl.recurrence.cells.ffm import FFMCell
+    from recurl.recurrence.cells.lru import LRUCell
+    from recurl.recurrence.cells.minimal import MinGRUCell, MinLSTMCell
+    from recurl.recurrence.cells.rglru import RGLRUCell
+    from recurl.recurrence.cells.s5 import S5Cell
+
+_LAZY = {
+    "FFMCell": "ffm",
+    "LRUCell": "lru",
+    "MinGRUCell": "minimal",
+    "MinLSTMCell": "minimal",
+    "RGLRUCell": "rglru",
+    "S5Cell": "s5",
+}
+"""Modules of the names that are imported on first use."""
 
 __all__ = [
     "CELLS",
@@ -52,3 +67,10 @@ __all__ = [
     "remember",
     "states_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return value

@@ -99,6 +99,8 @@ class Cell(ABC):
     def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         path = f"{cls.__module__}:{cls.__qualname__}"
+        if name is not None and not path.startswith("recurl."):
+            _built_in(name)
         known = None if name is None else _classes.get(name)
         if known is not None and path != f"{known.__module__}:{known.__qualname__}":
             raise ArgumentError(
@@ -286,6 +288,13 @@ def remember(cell: Cell) -> None:
         _with_options[cell.name] = cell
 
 
+def _built_in(name: str) -> Cell | None:
+    """Return the built-in cell of this name, after importing it, or None."""
+    from recurl.recurrence.cells.load import CELLS  # noqa: PLC0415 - it imports this module
+
+    return CELLS.get(name)
+
+
 def cell_named(name: str) -> Cell:
     """Return the cell with this ``name``, by which operators refer to it.
 
@@ -294,7 +303,7 @@ def cell_named(name: str) -> Cell:
     """
     if name in _with_options:
         return _with_options[name]
-    if name not in _classes:
+    if name not in _classes and _built_in(name) is None:
         raise ArgumentError(
             f"The cell {name!r} isn't known in this process: before running a program that contains it, import its "
             "module, and if the cell was created with arguments, create the module that uses it."

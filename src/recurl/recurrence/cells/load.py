@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections import UserDict
 from typing import Any
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
@@ -11,15 +12,30 @@ from recurl.core.importing import with_arguments
 from recurl.core.messages import nearest
 from recurl.core.ranges import shown
 from recurl.recurrence.cells.cell import Cell, cell_of
-from recurl.recurrence.cells.ffm import FFM
 from recurl.recurrence.cells.gru import GRU
-from recurl.recurrence.cells.lru import LRU
 from recurl.recurrence.cells.lstm import LSTM
-from recurl.recurrence.cells.minimal import MINGRU, MINLSTM
-from recurl.recurrence.cells.rglru import RGLRU
-from recurl.recurrence.cells.s5 import S5
 
-CELLS: dict[str, Cell] = {cell.name: cell for cell in (LSTM, GRU, MINGRU, MINLSTM, LRU, S5, RGLRU, FFM)}
+
+class _Cells(UserDict[str, Cell]):
+    """Cells by name; one given as ``module:name`` of this package is imported on first use."""
+
+    def __getitem__(self, name: str) -> Cell:
+        value: Any = self.data[name]
+        if isinstance(value, str):
+            module, _, variable = value.partition(":")
+            value = self.data[name] = getattr(importlib.import_module(f"recurl.recurrence.cells.{module}"), variable)
+        return value
+
+
+_LAZY: Any = {
+    "mingru": "minimal:MINGRU",
+    "minlstm": "minimal:MINLSTM",
+    "lru": "lru:LRU",
+    "s5": "s5:S5",
+    "rglru": "rglru:RGLRU",
+    "ffm": "ffm:FFM",
+}
+CELLS = _Cells({"lstm": LSTM, "gru": GRU} | _LAZY)
 """Built-in cells by name, used by configurations, benchmarks and the doctor."""
 
 

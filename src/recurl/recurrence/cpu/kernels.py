@@ -17,7 +17,7 @@ from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, LayerStruct, StructArguments, instruction_sets, missing
-from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels, inputs_of
 
 _V = TypeVar("_V")
 _CELLS = {"lstm": 0, "gru": 1}
@@ -29,7 +29,7 @@ _COMPUTED_IN = {
 }
 
 
-class CpuKernels:
+class CpuKernels(Kernels):
     """CPU kernels in float32 and float64; bfloat16 and float16 are computed in float32.
 
     Attributes:
@@ -100,10 +100,6 @@ class CpuKernels:
         hidden = call.weights.hidden_size
         gates = _empty(call, 4 * hidden)  # a GRU saves W_hn h + b_hn in addition to its three gates
         return (gates,) if call.weights.w_hr is None else (gates, _empty(call, hidden))
-
-    def differentiable(self, call: LayerCall) -> States | None:
-        """Return None, since there are no second derivatives."""
-        return None
 
     def _arguments(self, call: LayerCall) -> StructArguments:
         """Build the arguments shared by the forward and backward passes."""

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Linear, StructArguments, instruction_sets, missing
-from recurl.recurrence.linear.derivatives import Gradients, Needs
-from recurl.recurrence.linear.kernels import LinearInputs
+from recurl.recurrence.linear.kernels import Gradients, LinearInputs, Needs
 
 _COMPUTED_IN = {
     torch.float32: torch.float32,

@@ -1,7 +1,7 @@
 """Linear recurrences: :func:`linear_recurrence` over segments and the reverse recurrence of discounted sums."""
 
+from recurl.recurrence.backend import LINEAR
 from recurl.recurrence.linear.operator import linear_recurrence
-from recurl.recurrence.linear.registry import LINEAR
 from recurl.sequences.reverse import reverse_linear_recurrence
 
 __all__ = ["LINEAR", "linear_recurrence", "reverse_linear_recurrence"]

@@ -1,14 +1,18 @@
-"""Kernel protocol, registry, and kernel selection for linear recurrences."""
+"""Kernel protocol of linear recurrences, and their derivatives as linear recurrences that torch differentiates again.
+
+Let c[n] = conj(a[n]) * (grad[n] + c[n + 1]), restarted at the last token of each segment. The gradient of b[n] is
+grad[n] + c[n + 1], the gradient of a[n] is its product with the conjugate of the state before n, and c[n] is the
+gradient that reaches the state before n.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.torch_compat import is_compiling, is_exporting
 from recurl.sequences.boundaries import Boundaries
 
 ACCUMULATED = {
@@ -42,32 +46,36 @@ class LinearInputs(NamedTuple):
     boundaries: Boundaries
 
 
+Run = Callable[[LinearInputs], Tensor]
+Needs = tuple[bool, bool, bool]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
 class LinearKernels(Protocol):
     """Kernels for ``h[n] = a[n] * h[n - 1] + b[n]``, or ``a[n] * states[n] + b[n]`` where a segment starts.
 
-    Both passes are pure functions without autograd, for N > 0 tokens and D > 0 channels.
+    Both passes are pure functions without autograd, for N > 0 tokens and D > 0 channels. A subclass that defines only
+    the forward pass derives the backward pass from it.
+
+    Attributes:
+        name: name for ``recurrent_backend``.
     """
 
-    @property
-    def name(self) -> str:
-        """Name for ``recurrent_backend``."""
-        ...
+    name: str
 
     def missing(self) -> str | None:
         """Return what must be installed before these kernels can run, or None."""
-        ...
+        return None
 
     def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return why these kernels can't serve tensors of ``dtype`` on ``device``, or None."""
-        ...
+        return None
 
     def forward(self, inputs: LinearInputs) -> Tensor:
         """Return h, ``[N, D]``."""
         ...
 
-    def backward(
-        self, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: tuple[bool, bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(self, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
         """Return the gradients of a, b and states, None where ``needs`` is false; ``inputs.b`` is not read.
 
         Args:
@@ -77,45 +85,59 @@ class LinearKernels(Protocol):
             needs: which gradients to compute. The gradient of the states is zero except at the first token of each
                 segment.
         """
-        ...
+        return gradients(self.forward, inputs, h, grad, needs)
 
 
-class LinearRegistry:
-    """Registry of kernels by name, with the rules for ``"auto"`` and ``"fastest"``."""
+def states_before(inputs: LinearInputs, h: Tensor) -> Tensor:
+    """Return the state before every token."""
+    return torch.where(inputs.boundaries.starts.unsqueeze(-1), inputs.states, h.roll(1, 0))
 
-    def __init__(self, kernels: tuple[LinearKernels, ...], fast: tuple[str, ...]) -> None:
-        self._kernels = {one.name: one for one in kernels}
-        self._fast = fast
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names accepted by :meth:`choose`."""
-        return ("auto", "fastest", *self._kernels)
+def gradients(run: Run, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+    """Compute the gradients of a, b and states as in :meth:`LinearKernels.backward` from a forward pass.
 
-    def named(self, name: str) -> LinearKernels:
-        """Return the kernels called ``name``, whether or not they can run."""
-        return self._kernels[name]
+    Args:
+        run: the forward pass; the gradients are differentiable if it is.
+        inputs: its inputs.
+        h: its result.
+        grad: gradient of the result.
+        needs: which gradients to compute.
+    """
+    boundaries, narrow = inputs.boundaries, h.dtype
+    starts, ends = boundaries.starts.unsqueeze(-1), boundaries.ends.unsqueeze(-1)
+    wide = ACCUMULATED[narrow]
+    a, grad = _conjugate(inputs.a.to(wide)), grad.to(wide)
+    reverse = a if a.ndim == 1 else a.flip(0)
+    zeros = grad.new_zeros(()).expand_as(grad)
+    carried = run(LinearInputs(reverse, (a * grad).flip(0), zeros, boundaries.flipped)).flip(0)
+    grad_b = grad + torch.where(ends, 0, carried.roll(-1, 0))
+    grad_a = grad_b * _conjugate(states_before(inputs, h).to(wide)) if needs[0] else None
+    if grad_a is not None and inputs.a.ndim == 1:
+        grad_a = grad_a.sum(0)
+    grad_states = torch.where(starts, carried, 0) if needs[2] else None
+    found = (grad_a, grad_b if needs[1] else None, grad_states)
+    return _narrowed(found, narrow)
 
-    def choose(self, name: str, device: torch.device, dtype: torch.dtype) -> LinearKernels:
-        """Select the kernels for ``name``. Kernels requested by name never fall back to others.
 
-        Raises:
-            ArgumentError: there is no such name.
-            UnsupportedError: the kernels can't serve the call; the message states the reason.
-        """
-        if name not in self.names:
-            raise ArgumentError(
-                f"The backend of a linear recurrence must be one of {', '.join(self.names)}; got {name!r}."
-            )
-        if name == "auto":
-            name = "scan" if is_compiling() and not is_exporting() else "loop"
-        elif name == "fastest":
-            name = next((one for one in self._fast if self._refusal(one, device, dtype) is None), "loop")
-        reason = self._refusal(name, device, dtype)
-        if reason is not None:
-            raise UnsupportedError(f"The backend {name!r} can't run this linear recurrence: {reason}.")
-        return self._kernels[name]
+def _narrowed(found: Gradients, dtype: torch.dtype) -> Gradients:
+    a, b, states = (None if one is None else one.to(dtype) for one in found)
+    return a, b, states
 
-    def _refusal(self, name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-        kernels = self._kernels[name]
-        return kernels.missing() or kernels.unsupported(device, dtype)
+
+def tangent(
+    run: Run, inputs: LinearInputs, h: Tensor, tangents: tuple[Tensor | None, Tensor | None, Tensor | None]
+) -> Tensor:
+    """Return the directional derivative of the result for ``tangents`` of a, b and states; None means zero."""
+    wide = ACCUMULATED[h.dtype]
+    of_a, of_b, of_states = (None if one is None else one.to(wide) for one in tangents)
+    zero = h.new_zeros((), dtype=wide).expand_as(h)
+    drive = zero if of_b is None else of_b
+    if of_a is not None:
+        drive = drive + of_a * states_before(inputs, h).to(wide)
+    states = zero if of_states is None else of_states
+    return run(LinearInputs(inputs.a.to(wide), drive, states, inputs.boundaries)).to(h.dtype)
+
+
+def _conjugate(x: Tensor) -> Tensor:
+    """Return the conjugate, computed with operations that have vmap rules."""
+    return torch.complex(x.real, -x.imag) if x.is_complex() else x

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recurl.recurrence.linear.derivatives import ForwardOnly
-from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs
+from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels
 
 
-class LoopLinear(ForwardOnly):
+class LoopLinear(LinearKernels):
     """Step loop over all segments at once, longest first. Segment lengths are fetched once per batch."""
 
     name = "loop"
@@ -27,7 +26,7 @@ class LoopLinear(ForwardOnly):
         return torch.empty_like(b, memory_format=torch.contiguous_format).index_copy_(0, plan.order, packed.to(b.dtype))
 
 
-class ReferenceLinear(ForwardOnly):
+class ReferenceLinear(LinearKernels):
     """Reference kernels: one token after another, with derivatives of any order by autograd."""
 
     name = "reference"

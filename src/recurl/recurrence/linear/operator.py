@@ -1,22 +1,22 @@
-"""``linear_recurrence`` with its derivatives: an autograd.Function in eager mode, operators while tracing."""
+"""``linear_recurrence``, and the operation "linear" with its derivatives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recurl.core.autograd import needs_double_backward
 from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.torch_compat import is_compiling, is_functorch_active
-from recurl.recurrence.linear.derivatives import Gradients, gradients, tangent
-from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels
-from recurl.recurrence.linear.loop import ReferenceLinear
-from recurl.recurrence.linear.ops import forward, map_folded, run_operator
-from recurl.recurrence.linear.registry import LINEAR
-from recurl.recurrence.linear.scan import ScanLinear, TracedScan
-from recurl.recurrence.ops import refuse_forward_mode
+from recurl.core.torch_compat import is_compiling
+from recurl.recurrence.backend import LINEAR, LayerCall, LinearSupport, record_run
+from recurl.recurrence.built_in import LINEAR_OPERATIONS
+from recurl.recurrence.cells import Cell, Shape, Sizes, States
+from recurl.recurrence.kernels import Gradients, Inputs
+from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels, gradients, tangent
+from recurl.recurrence.linear.scan import TracedScan
+from recurl.recurrence.operation import Run, refuse_forward_mode, run_operation
 from recurl.sequences.boundaries import Boundaries
 
 __all__ = ["linear_recurrence"]
@@ -58,7 +58,7 @@ def linear_recurrence(
         [5.0, 3.5, 2.0, 2.0]
     """
     _check(a, b, states, boundaries)
-    kernels = LINEAR.choose(recurrent_backend, b.device, b.dtype)
+    kernels = LINEAR.choose(recurrent_backend, LinearSupport(b.device, b.dtype, is_compiling()))
     if b.numel() == 0:
         return b.clone()
     flat = (a.reshape(*a.shape[: a.ndim - b.ndim + 1], -1), b.flatten(1), states.flatten(1))
@@ -90,79 +90,87 @@ def _check(a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries) -> None
 
 
 def _run(kernels: LinearKernels, a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries) -> Tensor:
-    if isinstance(kernels, ReferenceLinear):
+    if kernels.name == "reference":
         if is_compiling():
             raise UnsupportedError("The backend 'reference' loops over tokens on the host; under tracing use 'auto'.")
-        return forward(kernels, LinearInputs(a, b, states, boundaries))
-    if not is_compiling():
-        return _Recurrence.apply(kernels, boundaries, boundaries.starts, a, b, states)
-    refuse_forward_mode(kernels.name)
-    length = boundaries.batch_shape[-1]
-    if isinstance(kernels, ScanLinear):
-        wanted = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or states.requires_grad)
-        if wanted:
-            return TracedScan.apply(a, b, states, boundaries.starts, length)
+        record_run(kernels.name)
         return kernels.forward(LinearInputs(a, b, states, boundaries))
-    return run_operator(a, b, states, boundaries.starts, length, kernels.name)
+    if kernels.name == "scan" and is_compiling():
+        refuse_forward_mode(kernels.name)
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or states.requires_grad):
+            return TracedScan.apply(a, b, states, boundaries.starts, boundaries.batch_shape[-1])
+        return kernels.forward(LinearInputs(a, b, states, boundaries))
+    return run_operation(LINEAR_OPERATIONS[kernels.name], layer_call(LinearInputs(a, b, states, boundaries)))[0]
 
 
-class _Recurrence(torch.autograd.Function):
-    """Autograd function for eager mode: (kernels, boundaries, their starts, a, b, states) -> h.
+class _Linear(Cell, name="linear recurrence"):
+    """The recurrence as a cell: a constant ``a`` is a weight, any other is per token and follows the states."""
 
-    The starts are a separate argument, so that torch.func can transform them.
+    features_are_first_state = True
+
+    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
+        raise NotImplementedError
+
+    def step(self, x: Tensor, states: States, a: Tensor | None = None) -> tuple[Tensor, States]:
+        raise NotImplementedError
+
+
+_CELL = _Linear()
+
+
+def layer_call(inputs: LinearInputs) -> LayerCall:
+    """Return the inputs as a call of :class:`LayerKernels`."""
+    parts = _arranged(inputs[:3], constant=inputs.a.ndim == 1)
+    return LayerCall(_CELL, parts.weights, parts.x, parts.states, inputs.boundaries)
+
+
+def _arranged(values: tuple[Any, Any, Any], constant: bool) -> Inputs[Any]:
+    """Arrange values for a, b and the states as those for the inputs of the cell."""
+    a, b, states = values
+    return Inputs(b, (a,), (states,)) if constant else Inputs(b, (None,), (states, a))
+
+
+def _inputs_of(call: LayerCall) -> LinearInputs:
+    return LinearInputs(*_separated(call), call.boundaries)
+
+
+def _separated(inputs: Inputs[Any] | LayerCall) -> tuple[Any, Any, Any]:
+    """Return the values for a, b and the states."""
+    return (*inputs.states, *inputs.weights)[1], inputs.x, inputs.states[0]
+
+
+class LayerKernels:
+    """Kernels of linear recurrences in the form of an :class:`Operation`.
+
+    Args:
+        name: their name.
     """
 
-    @staticmethod
-    def forward(
-        kernels: LinearKernels, boundaries: Boundaries, starts: Tensor, a: Tensor, b: Tensor, states: Tensor
-    ) -> Tensor:
-        if boundaries.starts is not starts:
-            boundaries = Boundaries(starts, boundaries.batch_shape[-1:])
-        return forward(kernels, LinearInputs(a, b, states, boundaries))
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.kernels, ctx.boundaries, *tensors = inputs
-        starts, a, _, states = tensors
-        ctx.save_for_backward(starts, a, states, output)
-        ctx.save_for_forward(starts, a, states, output)
+    def forward(self, call: LayerCall, keep: bool) -> tuple[States, States]:
+        """Return h."""
+        return (LINEAR.named(self.name).forward(_inputs_of(call)),), ()
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, h = _restore(ctx)
-        needs: tuple[bool, bool, bool] = ctx.needs_input_grad[3:]
-        if is_functorch_active() or needs_double_backward(grads):
-            found = gradients(lambda reverse: _run_differentiably(ctx.kernels, reverse), inputs, h, grads[0], needs)
-        else:
-            found: Gradients = ctx.kernels.backward(inputs, h, grads[0], needs)
-        return None, None, None, *found
+    def backward(self, call: LayerCall, after: States, saved: States, grads: States, needs: Inputs[bool]) -> Gradients:
+        """Return the gradients."""
+        found = LINEAR.named(self.name).backward(_inputs_of(call), after[0], grads[0], _separated(needs))
+        return _arranged(found, constant=len(call.states) == 1)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        inputs, h = _restore(ctx)
-        a, b, states = tangents[3:]
-        return tangent(lambda other: _run_differentiably(ctx.kernels, other), inputs, h, (a, b, states))
+    def saved_like(self, call: LayerCall) -> States:
+        """Return nothing."""
+        return ()
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        kernels, boundaries, starts, a, b, states = args
+    def gradients(self, run: Run, call: LayerCall, after: States, grads: States, needs: Inputs[bool]) -> Gradients:
+        """Return the gradients as runs of other calls."""
+        found = gradients(_runner(run), _inputs_of(call), after[0], grads[0], _separated(needs))
+        return _arranged(found, constant=len(call.states) == 1)
 
-        def run(a: Tensor, b: Tensor, states: Tensor, starts: Tensor) -> Tensor:
-            return _Recurrence.apply(kernels, boundaries, starts, a, b, states)
-
-        of_starts, *dims = in_dims[2:]
-        return map_folded(run, info.batch_size, (*dims, of_starts), (a, b, states, starts))
+    def tangent(self, run: Run, call: LayerCall, after: States, tangents: Inputs[Tensor | None]) -> States:
+        """Return the tangent of h as a run of another call."""
+        return (tangent(_runner(run), _inputs_of(call), after[0], _separated(tangents)),)
 
 
-def _run_differentiably(kernels: LinearKernels, inputs: LinearInputs) -> Tensor:
-    """Run the recurrence on other inputs, differentiably."""
-    return _Recurrence.apply(kernels, inputs.boundaries, inputs.boundaries.starts, inputs.a, inputs.b, inputs.states)
-
-
-def _restore(ctx: Any) -> tuple[LinearInputs, Tensor]:
-    """Return the saved inputs, with h in place of b, and h."""
-    starts, a, states, h = ctx.saved_tensors
-    boundaries: Boundaries = ctx.boundaries
-    if boundaries.starts is not starts:
-        boundaries = Boundaries(starts, boundaries.batch_shape[-1:])
-    return LinearInputs(a, h, states, boundaries), h
+def _runner(run: Run) -> Callable[[LinearInputs], Tensor]:
+    return lambda inputs: run(layer_call(inputs))[0]

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.recurrence.linear.derivatives import ForwardOnly, Gradients, gradients
-from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs
+from recurl.recurrence.linear.kernels import ACCUMULATED, Gradients, LinearInputs, LinearKernels, gradients
 from recurl.sequences.boundaries import Boundaries
 
 
-class ScanLinear(ForwardOnly):
+class ScanLinear(LinearKernels):
     """Parallel scan: ``log2 T`` passes of elementwise operations for rows of T tokens."""
 
     name = "scan"

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
-from recurl.recurrence.kernels import Gradients, Inputs
-from recurl.recurrence.ops import known_rows
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels, known_rows
 from recurl.recurrence.triton.config import CLUSTERS, GLUON_CAPABILITY, Tile, tile_for
 from recurl.recurrence.triton.form import form_for
 from recurl.recurrence.triton.layer import TritonLayer, lazy_import
@@ -25,7 +24,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _GATES = {"lstm": 4, "gru": 3}
 
 
-class TritonKernels:
+class TritonKernels(Kernels):
     """Forward and backward pass over segments on the GPU, with resident weights and large products in ATen."""
 
     name = "triton"
@@ -88,10 +87,6 @@ class TritonKernels:
         if call.weights.w_hr is None:
             return gates, weight
         return gates, weight, call.x.new_empty(tokens, layout.hidden, dtype=torch.float32)
-
-    def differentiable(self, call: LayerCall) -> States | None:
-        """Return None: second derivatives are not supported."""
-        return None
 
     def _layer(self, call: LayerCall) -> TritonLayer:
         hidden = int(call.weights.hidden_size)  # a symbol where torch.compile has seen several sizes

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.recurrence.linear.derivatives import Gradients, Needs
-from recurl.recurrence.linear.kernels import LinearInputs
+from recurl.recurrence.linear.kernels import Gradients, LinearInputs, Needs
 from recurl.recurrence.triton.backend import missing_package, refused_device
 from recurl.recurrence.triton.linear_config import Chunk, chunk_for
 

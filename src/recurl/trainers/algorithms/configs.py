@@ -353,8 +353,8 @@ class ReplayConfig(ExecutionConfig):
     uniformly and a slice within it (with priorities, a slice by its first step), so that the ends of long episodes are
     rare."""
     drawn_on: Literal["auto", "host", "device"] = "auto"
-    """Where slices are sampled and priorities are kept: on the host, or on --device, which then never waits for the
-    host but pads shorter slices. auto picks device with --cuda-graph or --compile."""
+    """How slices of short trajectories are combined. host: one after another, which saves computing, but waits for a
+    GPU. device: padded to one length, which never waits. auto picks device with --cuda-graph or --compile."""
     start_state: Literal["stored", "zero"] = "stored"
     """Hidden state at the start of a slice: the state stored during collection, or zeros."""
     burn_in: NonNegativeInt | None = 0
@@ -394,7 +394,7 @@ class ReplayConfig(ExecutionConfig):
 
     @property
     def draws_on_device(self) -> bool:
-        """Whether slices are sampled on the device of the run."""
+        """Whether slices are padded to one length, so that sampling never waits for the device."""
         return self.drawn_on == "device" or (self.drawn_on == "auto" and (self.cuda_graph or self.compile))
 
     def check(self) -> None:

@@ -286,12 +286,10 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         Raises:
             UnsupportedError: if :meth:`schedules` has no setter for a scheduled option.
         """
-        actors = cast("RayCollector", self.collector) if self.config.actors else None
-        if actors is not None:
-            actors.update_policy_weights_()
+        self.collector.update_policy_weights_()  # to actors; otherwise, the collector has the policy itself
         batch = self.collector.collect()
-        if actors is not None:
-            self._record_actors(actors, batch)
+        if self.config.actors:
+            self._record_actors(cast("RayCollector", self.collector), batch)
         self.env_steps += batch.numel() * world_size()
         setters = self.schedules()
         for name, value in self.scheduled.items():
@@ -328,7 +326,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             True if the next batch is already being collected, so that the new episodes start in the batch after it.
         """
         self.collector.reset_rows(rows)
-        return self._overlap or (self.config.actors > 0 and self.config.lag > 0)
+        return bool(self.collector.max_lag)
 
     def settle(self) -> None:
         """Wait for a batch being collected in the background, so that only the caller draws random numbers."""

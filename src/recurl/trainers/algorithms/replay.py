@@ -15,44 +15,25 @@ from torch import Tensor, nn
 
 from recurl import execution
 from recurl.core.devices import numbered
-from recurl.core.errors import ArgumentError
 from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.core.spans import FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, OPTIMIZER, REPLAY, span
 from recurl.core.torch_compat import start_compilers
-from recurl.data import (
-    LazyTensorStorage,
-    MidEpisodeBurnIn,
-    PrioritizedSliceSampler,
-    SliceSampler,
-    TensorDictReplayBuffer,
-    ZeroStart,
-    refresh_states,
-    slice_priorities,
-)
-from recurl.data.replay_buffers.device import (
-    ByPriority,
-    ByStep,
-    ByTrajectory,
-    DeviceSliceBuffer,
-    RowBurnIn,
-    row_priorities,
-)
+from recurl.data import MidEpisodeBurnIn, ZeroStart, refresh_states, slice_priorities
+from recurl.data.replay_buffers.device import ByPriority, ByStep, ByTrajectory, DeviceSliceBuffer
 from recurl.distributed import average_, global_statistics
 from recurl.execution import Executable
 from recurl.modules import RewardScaler
-from recurl.sequences.entries import Entries
 from recurl.trainers.algorithms.configs import ReplayConfig
 from recurl.trainers.algorithms.learner import AgentT, Learner, Stateful
 from recurl.trainers.config import NO_CELL
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
-from recurl.trainers.optim.finite import all_finite
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.optim.reading import Reading
 
 if TYPE_CHECKING:
     from recurl.collectors.captured import CaptureOptions
 
-__all__ = ["DeviceSlices", "HostSlices", "ReplayLoss"]
+__all__ = ["ReplayLearner", "ReplayLoss"]
 
 
 class ReplayLoss(Protocol):
@@ -83,131 +64,6 @@ class ReplayLoss(Protocol):
     def gradients(self, batch: Any) -> dict[NestedKey, Tensor]:
         """Return the losses, and set the gradients of their sum."""
         ...
-
-
-class _Slices:
-    """Base class of host and device slices: start states and burn-in.
-
-    Args:
-        config: the options.
-        loss: the loss over the slices.
-    """
-
-    def __init__(self, config: ReplayConfig, loss: ReplayLoss) -> None:
-        recurrent = config.cell != NO_CELL
-        self._config = config
-        self._loss = loss
-        self._networks = TensorDictSequential(*loss.networks()) if recurrent else None
-        self._zero = ZeroStart(self._networks) if self._networks is not None and config.start_state == "zero" else None
-        kind: Any = self._burn_in_kind
-        kinds = (loss.networks(), loss.target_networks()) if recurrent and config.burn_in_steps else ()
-        self._burn_ins = [kind(TensorDictSequential(*networks), config.burn_in_steps) for networks in kinds]
-
-    _burn_in_kind: type[MidEpisodeBurnIn] | type[RowBurnIn]
-
-    def burnt_in(self, sample: Any) -> Any:
-        """Burn in a sample and return its training steps, with the states of each network computed by that network."""
-        if not self._burn_ins:
-            return sample
-        rest, target_rest = (burn_in(sample) for burn_in in self._burn_ins)
-        for key, at in self._loss.target_states.items():
-            rest.set(at, target_rest.get(key))
-        return rest
-
-
-class HostSlices(_Slices):
-    """Slices sampled on the host: flat samples, ``[N]``; see :class:`_Slices` for the arguments."""
-
-    _burn_in_kind = MidEpisodeBurnIn
-
-    def __init__(self, config: ReplayConfig, loss: ReplayLoss) -> None:
-        super().__init__(config, loss)
-        self.buffer = _host_buffer(config)
-        if self._zero is not None:
-            self.buffer.append_transform(self._zero)
-
-    def extend(self, batch: TensorDictBase) -> None:
-        """Store a batch."""
-        self.buffer.extend(batch)
-
-    def sample(self) -> TensorDictBase:
-        """Draw a sample."""
-        return self.buffer.sample().to(self._config.device)
-
-    def refresh(self, sample: TensorDictBase) -> None:
-        """Write the states that the current networks compute along a sample back to the buffer, if enabled."""
-        if self._networks is not None and self._config.refresh_states:
-            refresh_states(self.buffer, sample, self._networks)
-
-    def prioritize(
-        self, sample: TensorDictBase, trained: TensorDictBase, error: Tensor, numbers: Mapping[str, Tensor]
-    ) -> None:
-        """Update the priorities of a sample from its TD errors, if enabled and if all numbers are finite.
-
-        Args:
-            sample: the sample.
-            trained: its training steps, as returned by :meth:`burnt_in`.
-            error: TD error of every step of ``trained``.
-            numbers: metrics of the gradient step.
-        """
-        if self._config.prioritized and all_finite([*numbers.values(), error]):
-            priority = slice_priorities(sample, error, trained, eta=self._config.priority_eta)
-            self.buffer.update_priority(sample["index"], priority, sample["collector", "write_step"])
-
-
-class DeviceSlices(_Slices):
-    """Slices sampled on the device: samples ``[S, L]``; see :class:`_Slices` for the arguments."""
-
-    _burn_in_kind = RowBurnIn
-
-    def __init__(self, config: ReplayConfig, loss: ReplayLoss) -> None:
-        super().__init__(config, loss)
-        by_step = config.drawn_by == "step"
-        drawing = ByStep() if by_step else ByTrajectory()
-        if config.prioritized:
-            drawing = ByPriority(config.priority_exponent, config.importance_exponent, by_step=by_step)
-        self.buffer = DeviceSliceBuffer(
-            config.buffer_size, config.slices, config.slice_length, drawing, numbered(config.device)
-        )
-
-    def extend(self, batch: TensorDictBase) -> None:
-        """Store a batch."""
-        self.buffer.extend(batch)
-
-    def sample(self) -> Entries:
-        """Draw a sample."""
-        sample = self.buffer.sample()
-        return sample if self._zero is None else self._zero(sample)
-
-    def refresh(self, sample: Entries) -> None:
-        """Do nothing: ``--refresh-states`` needs sampling on the host."""
-
-    def prioritize(self, sample: Entries, trained: Entries, error: Tensor, numbers: Mapping[str, Tensor]) -> None:
-        """Update priorities; see :meth:`HostSlices.prioritize`. Whether all is finite is checked on the device."""
-        if self._config.prioritized:
-            finite = [value.isfinite().all() for value in (*numbers.values(), error)]
-            priority = row_priorities(trained, error, self._config.priority_eta)
-            self.buffer.update_priority(sample, priority, torch.stack(finite).all())
-
-
-def _host_buffer(config: ReplayConfig) -> TensorDictReplayBuffer:
-    by_step = config.drawn_by == "step"
-    if config.prioritized:
-        sampler = PrioritizedSliceSampler(
-            config.buffer_size,
-            config.priority_exponent,
-            config.importance_exponent,
-            slice_len=config.slice_length,
-            strict_length=False,
-            by_step=by_step,
-        )
-    else:
-        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False, by_step=by_step)
-    return TensorDictReplayBuffer(
-        storage=LazyTensorStorage(config.buffer_size, device=config.device, ndim=2),
-        sampler=sampler,
-        batch_size=config.slices * config.slice_length,
-    )
 
 
 ReplayConfigT = TypeVar("ReplayConfigT", bound=ReplayConfig)
@@ -246,8 +102,12 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             start_compilers()
         super().__init__(config)
         self.loss = self.make_loss()
-        self._slices: Any = (DeviceSlices if config.draws_on_device else HostSlices)(config, self.loss)
-        self.buffer = self._slices.buffer
+        self.buffer = _buffer(config)
+        recurrent = config.cell != NO_CELL
+        self._networks = TensorDictSequential(*self.loss.networks()) if recurrent else None
+        self._zero = ZeroStart(self._networks) if self._networks is not None and config.start_state == "zero" else None
+        burnt_in = (self.loss.networks(), self.loss.target_networks()) if recurrent and config.burn_in_steps else ()
+        self._burn_ins = [MidEpisodeBurnIn(TensorDictSequential(*part), config.burn_in_steps) for part in burnt_in]
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self.kind: Hashable = None
         self._gradients: dict[Hashable, Executable] = {}
@@ -287,18 +147,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         return {**super().parts(), "buffer": self.buffer, "scaler": self.scaler}
 
     def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
-        """Load a state; see :meth:`Learner.load_state_dict`.
-
-        Raises:
-            ArgumentError: if the state is of a run that sampled slices on the host and this one uses the device, or
-                vice versa.
-        """
-        before, now = ("device" if on else "host" for on in ("ring" in state["buffer"], self.config.draws_on_device))
-        if before != now:
-            raise ArgumentError(
-                f"This run samples slices on the {now}, but the replay buffer of the saved run is for sampling on the "
-                f"{before}: resume with --drawn-on {before}."
-            )
+        """Load a state; see :meth:`Learner.load_state_dict`."""
         self._forget_graphs()  # the optimizers' states are replaced
         super().load_state_dict(state, begin_anew=begin_anew)
 
@@ -334,7 +183,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         found: list[str] = []
         if self.env_steps < self.config.learning_starts:
             with span(REPLAY):
-                self._slices.extend(stored)
+                self.buffer.extend(stored)
         else:
             kinds = tuple(self.count() for _ in range(self.config.gradient_steps))
             values = self._update(stored, kinds)
@@ -363,7 +212,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
     def _store_and_learn(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
         with span(REPLAY):
-            self._slices.extend(stored)
+            self.buffer.extend(stored)
         steps = [self._step(kind) for kind in kinds]
         found = {name: [step[name] for step in steps if name in step] for name in self.averaged}
         means = {name: torch.stack(values).mean() for name, values in found.items() if values}
@@ -392,19 +241,25 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     def _step(self, kind: Hashable) -> Mapping[str, Tensor]:
         self.kind = kind
         with span(REPLAY):
-            sample = self._slices.sample()
+            sample = self.buffer.sample()
+            if self._zero is not None:
+                sample = self._zero(sample)
         if self.scaler is not None:
             sample.set((NEXT, REWARD), self.scaler(sample[NEXT, REWARD]))
-        with span(REPLAY):
-            self._slices.refresh(sample)
+        if self._networks is not None and self.config.refresh_states:
+            with span(REPLAY):
+                refresh_states(self.buffer, sample, self._networks)
         with span(FORWARD):
             trained = self.burnt_in(sample)
         losses = self._losses_and_gradients(trained)
         error = losses["td_error"]
         with span(OPTIMIZER):
             numbers = self.improve(losses)
-        with span(REPLAY):
-            self._slices.prioritize(sample, trained, error, numbers)
+        if self.config.prioritized:
+            with span(REPLAY):
+                finite = [value.isfinite().all() for value in (*numbers.values(), error)]
+                priority = slice_priorities(sample, error, trained, eta=self.config.priority_eta)
+                self.buffer.update_priority(sample, priority, torch.stack(finite).all())
         return numbers
 
     def _losses_and_gradients(self, trained: Any) -> Mapping[str, Tensor]:
@@ -425,7 +280,12 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
     def burnt_in(self, sample: Any) -> Any:
         """Burn in a sample and return its training steps, with the states of each network computed by that network."""
-        return self._slices.burnt_in(sample)
+        if not self._burn_ins:
+            return sample
+        rest, target_rest = (burn_in(sample) for burn_in in self._burn_ins)
+        for key, at in self.loss.target_states.items():
+            rest.set(at, target_rest.get(key))
+        return rest
 
     def close(self) -> None:
         """Close the environments and free the CUDA graphs."""
@@ -436,3 +296,19 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
+
+
+def _buffer(config: ReplayConfig) -> DeviceSliceBuffer:
+    by_step = config.drawn_by == "step"
+    if config.prioritized:
+        drawing = ByPriority(config.priority_exponent, config.importance_exponent, by_step=by_step)
+    else:
+        drawing = ByStep() if by_step else ByTrajectory()
+    return DeviceSliceBuffer(
+        config.buffer_size,
+        config.slices,
+        config.slice_length,
+        drawing,
+        numbered(config.device),
+        padded=config.draws_on_device,
+    )

@@ -36,8 +36,6 @@ class NaNSafeCategorical(Categorical):
         torch.Size([2])
     """
 
-    draws_choice = False
-
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
         """Sample choices, ``[*sample_shape, *B]`` int64."""
         probs = self.probs.detach().expand(*sample_shape, *self.batch_shape, -1)
@@ -46,8 +44,6 @@ class NaNSafeCategorical(Categorical):
 
 class MaskedNaNSafeCategorical(NaNSafeCategorical, MaskedCategorical):
     """``NaNSafeCategorical`` restricted to the choices that a mask allows."""
-
-    draws_choice = False
 
 
 class ActionHead(NamedTuple):

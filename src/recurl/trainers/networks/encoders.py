@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import NestedKey, dotted
-from recurl.execution.compiled import Compilation, Signal
 from recurl.modules import ObservationNorm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.layers import initialized
@@ -47,28 +46,11 @@ class VectorEncoder(nn.Module):
             embedding = torch.tanh(layer(embedding))
         return embedding
 
-    def compile_tensors(self, program: Compilation, *observations: Signal) -> Signal:
-        """Emit the operations of :meth:`forward` into a C++ program."""
-        (embedding,) = program.apply(self.flat, *observations)
-        if self.norm is not None:
-            numbers, features = self.flat.numbers, self.flat.features
-            parts = [(0, numbers), (numbers, features - numbers)]
-            first, *rest = (embedding.part(begin, columns) for begin, columns in parts if columns)
-            (normalized,) = program.apply(self.norm, first)
-            embedding = program.joined([normalized, *rest]) if rest else normalized
-        for layer in (self.layer, *self.deeper):
-            (embedding,) = program.apply(layer, embedding)
-            (embedding,) = program.apply(_TANH, embedding)
-        return embedding
-
     def _normalized(self, flat: Tensor, norm: ObservationNorm) -> Tensor:
         numbers = self.flat.numbers
         if numbers == self.flat.features:
             return norm(flat)
         return torch.cat([norm(flat[..., :numbers]), flat[..., numbers:]], -1)
-
-
-_TANH = nn.Tanh()
 
 
 class JoinedEncoder(nn.Module):

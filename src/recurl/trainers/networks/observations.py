@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from recurl.core import specs
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import ACTION_MASK, IS_INIT, NestedKey, dotted, is_within
-from recurl.execution.compiled import Compilation, NotCompiled, Signal
 from recurl.modules import ObservationNorm
 from recurl.trainers.config import RunConfig
 
@@ -160,6 +158,7 @@ class FlatObservation(nn.Module):
         keys: keys of ``entries``.
         numbers: number of leading features that running statistics apply to.
         features: length of the vector.
+        readers: encoder of each entry, in the same order.
 
     Shapes:
         one tensor ``[..., *shape]`` per key to ``[..., features]``, float32.
@@ -179,40 +178,20 @@ class FlatObservation(nn.Module):
         self.keys: list[NestedKey] = [entry.key for entry in ordered]
         self.numbers = sum(entry.shape.numel() for entry in numbers)
         codes: list[IntegerEncoder] = []
-        self._readers: list[IntegerEncoder | partial[Tensor]] = []
+        self.readers: list[IntegerEncoder | partial[Tensor]] = []
         for entry in ordered:
             reader = _reader(entry)
             if isinstance(reader, IntegerEncoder):
                 codes.append(reader)
-            self._readers.append(reader)
+            self.readers.append(reader)
         self.codes = nn.ModuleList(codes)
         plain = sum(entry.shape.numel() for entry in ordered if not isinstance(entry.spec, _CODES))
         self.features = plain + sum(code.features for code in codes)
 
     def forward(self, *observations: Tensor) -> Tensor:
         """Return the flat observation."""
-        flat = [read(value) for read, value in zip(self._readers, observations, strict=True)]
+        flat = [read(value) for read, value in zip(self.readers, observations, strict=True)]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
-
-    def compile_tensors(self, program: Compilation, *observations: Signal) -> Signal:
-        """Emit the operations of :meth:`forward` into a C++ program."""
-        read = (
-            program.apply(reader, value)[0]
-            if isinstance(reader, IntegerEncoder)
-            else _numbers(program, value, **reader.keywords)
-            for reader, value in zip(self._readers, observations, strict=True)
-        )
-        parts = [*read]
-        return parts[0] if len(parts) == 1 else program.joined(parts)
-
-
-def _numbers(program: Compilation, value: Signal, *, dims: int, divisor: int | None = None) -> Signal:
-    """Emit the operations of :func:`_flatten` into a C++ program."""
-    if program.dtype is not torch.float32 or len(value.shape) != dims:
-        raise NotCompiled(f"observations {list(value.shape)} for a network in {program.dtype}")
-    if divisor is None and value.dtype is torch.float32:
-        return Signal(value.value, (value.value.columns,), value.dtype)
-    return program.converted(value, 1 if divisor is None else divisor)
 
 
 def _is_number(spec: specs.TensorSpec) -> bool:
@@ -266,16 +245,6 @@ class IntegerEncoder(nn.Module):
         level = torch.arange(total) - starts[owner] if self.table is None else torch.zeros(0)
         for name, value in {"owner": owner, "level": level, "offset": starts}.items():
             self.register_buffer(name, value, persistent=False)
-
-    def compile_tensors(self, program: Compilation, value: Signal) -> Signal:
-        """Emit the operations of :meth:`forward` into a C++ program."""
-        if self.table is not None or value.dtype is not torch.int64 or program.dtype is not torch.float32:
-            raise NotCompiled("an embedding, or integers that are not int64")
-        out = program.inside(self.features)
-        starts = [*self.offset.tolist(), self.features]
-        for place, (begin, end) in enumerate(pairwise(starts)):
-            program.program.one_hot(value.value.part(place, 1), out.value.part(begin, end - begin))
-        return out
 
     def forward(self, value: Tensor) -> Tensor:
         """Return the encoded integers."""

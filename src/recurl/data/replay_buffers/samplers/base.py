@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import NestedKey
-from recurl.data.replay_buffers.trajectories import Appended, Bools, Ints, TrajectoryIndex, random_below
+from recurl.data.replay_buffers.draws import uniform
+from recurl.data.replay_buffers.trajectories import TrajectoryIndex, below
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
 
 __all__ = ["Draw", "RandomSampler", "Sampler", "SamplerWithoutReplacement"]
@@ -31,22 +30,19 @@ class Draw:
         last: whether the draw ends an epoch.
     """
 
-    positions: Ints
-    starts: Bools | None = None
-    ends: Bools | None = None
-    mask: Bools | None = None
-    weights: NDArray[np.float64] | None = None
+    positions: Tensor
+    starts: Tensor | None = None
+    ends: Tensor | None = None
+    mask: Tensor | None = None
+    weights: Tensor | None = None
     last: bool = False
 
     def info(self, starts: Tensor, write_step: Tensor) -> dict[str, Tensor]:
-        """Return the draw as tensors ``[N]``, together with ``starts`` and ``write_step`` of its steps."""
-        info = {"index": torch.from_numpy(self.positions), "write_step": write_step, "starts": starts}
-        for name, values in (("ends", self.ends), ("mask", self.mask)):
-            if values is not None:
-                info[name] = torch.from_numpy(values)
-        if self.weights is not None:
-            info["priority_weight"] = torch.from_numpy(self.weights).float()
-        return info
+        """Return the entries of the draw, ``[N]`` each, together with ``starts`` and ``write_step`` of its steps."""
+        weights = None if self.weights is None else self.weights.float()
+        info = {"index": self.positions, "write_step": write_step, "starts": starts}
+        others = {"ends": self.ends, "mask": self.mask, "priority_weight": weights}
+        return {**info, **{name: values for name, values in others.items() if values is not None}}
 
 
 class Sampler:
@@ -73,13 +69,13 @@ class Sampler:
         """
         raise NotImplementedError
 
-    def appended(self, index: TrajectoryIndex, change: Appended) -> None:
-        """Update the sampler's state for new steps (and for the old steps that they overwrote)."""
+    def appended(self, index: TrajectoryIndex, positions: Tensor) -> None:
+        """Update the sampler's state for new steps at ``positions``, int64 ``[lanes, n]`` (and those overwritten)."""
 
     def start_epoch(self) -> None:
         """Begin a new epoch, in samplers that draw without replacement."""
 
-    def update_priority(self, index: TrajectoryIndex, positions: Ints, priority: NDArray[np.float64]) -> None:
+    def update_priority(self, index: TrajectoryIndex, positions: Tensor, priority: Tensor) -> None:
         """Set the priorities ``[N]`` of the steps at ``positions``.
 
         Raises:
@@ -114,7 +110,7 @@ class RandomSampler(Sampler):
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw a batch of steps."""
-        return Draw(index.nth_position(random_below(len(index), batch_size, generator)))
+        return Draw(index.nth_position(below(len(index), uniform(batch_size, index, generator))))
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -142,33 +138,33 @@ class SamplerWithoutReplacement(Sampler):
         super().__init__()
         self.drop_last = drop_last
         self.shuffle = shuffle
-        self._order = np.zeros(0, np.int64)
+        self._order = torch.zeros(0, dtype=torch.int64)
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw a batch of steps."""
-        if self._order.size == 0 or (self.drop_last and self._order.size < batch_size):
+        if len(self._order) == 0 or (self.drop_last and len(self._order) < batch_size):
             self._order = index.all_positions()
             if self.shuffle:
-                self._order = self._order[torch.randperm(self._order.size, generator=generator).numpy()]
-        if self.drop_last and self._order.size < batch_size:
+                self._order = self._order[torch.randperm(len(self._order), generator=generator)]
+        if self.drop_last and len(self._order) < batch_size:
             raise UsageError(
                 f"A batch needs {batch_size} stored steps with drop_last=True, but there are only {len(index)}."
             )
-        positions, self._order = np.split(self._order, [batch_size])
-        return Draw(positions, last=self._order.size < (batch_size if self.drop_last else 1))
+        positions, self._order = self._order[:batch_size], self._order[batch_size:]
+        return Draw(positions, last=len(self._order) < (batch_size if self.drop_last else 1))
 
-    def appended(self, index: TrajectoryIndex, change: Appended) -> None:
+    def appended(self, index: TrajectoryIndex, positions: Tensor) -> None:
         """Begin a new epoch, as the stored steps have changed."""
         self.start_epoch()
 
     def start_epoch(self) -> None:
         """Begin a new epoch."""
-        self._order = np.zeros(0, np.int64)
+        self._order = torch.zeros(0, dtype=torch.int64)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain Python values."""
-        return {"order": torch.from_numpy(self._order.copy())}
+        return {"order": self._order.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a :meth:`state_dict`."""
-        self._order = state["order"].numpy().copy()
+        self._order = state["order"].clone()

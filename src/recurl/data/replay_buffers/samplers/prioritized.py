@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import NEXT, TRUNCATED, NestedKey
+from recurl.data.replay_buffers.draws import Priorities
 from recurl.data.replay_buffers.samplers.base import Draw, Sampler
-from recurl.data.replay_buffers.samplers.slices import SliceSize, no_slice, slices, slices_around
-from recurl.data.replay_buffers.sum_tree import PriorityTree
-from recurl.data.replay_buffers.trajectories import Appended, Ints, TrajectoryIndex
+from recurl.data.replay_buffers.samplers.slices import SliceSize, draw_of, no_slice
+from recurl.data.replay_buffers.trajectories import TrajectoryIndex
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
 
 __all__ = ["PrioritizedSampler", "PrioritizedSliceSampler"]
-
-Floats = NDArray[np.float64]
 
 
 class PrioritizedSampler(Sampler):
@@ -64,68 +61,67 @@ class PrioritizedSampler(Sampler):
                 f"max_capacity={max_capacity}, alpha={alpha}, beta={beta}, eps={eps}."
             )
         self.max_capacity = max_capacity
-        self.alpha = alpha
-        self.beta = beta
-        self.eps = eps
-        self.max_priority = 1.0
-        self._tree = PriorityTree(max_capacity)
+        self._set_priorities(Priorities(alpha, beta, eps))
+
+    def _set_priorities(self, priorities: Priorities) -> None:
+        self._priorities = priorities
+        priorities.allocate(self.max_capacity, "cpu")
+
+    @property
+    def alpha(self) -> float:
+        """Exponent of the priorities."""
+        return self._priorities.alpha
+
+    @property
+    def eps(self) -> float:
+        """Constant added to every priority."""
+        return self._priorities.eps
+
+    @property
+    def max_priority(self) -> float:
+        """The largest priority set so far."""
+        return self._priorities.largest.item()
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights."""
+        return self._priorities.beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._priorities.beta = value
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw a batch of steps."""
-        positions = self._find(batch_size, generator)
-        return Draw(positions, weights=self._weights(positions))
+        positions = self._priorities.find(batch_size, generator)
+        return Draw(positions, weights=self._priorities.weights(positions))
 
-    def _find(self, count: int, generator: torch.Generator | None) -> Ints:
-        return self._tree.find(torch.rand(count, dtype=torch.float64, generator=generator).numpy() * self._tree.total)
-
-    def _weights(self, positions: Ints) -> Floats:
-        return (self._tree[positions] / self._tree.minimum) ** -self.beta
-
-    def appended(self, index: TrajectoryIndex, change: Appended) -> None:
+    def appended(self, index: TrajectoryIndex, positions: Tensor) -> None:
         """Give new steps the largest priority set so far."""
-        self._check_capacity(index)
-        positions = change.positions.ravel()
-        self._tree.set(positions, np.full(positions.size, self._new_priority()))
-
-    def _check_capacity(self, index: TrajectoryIndex) -> None:
         if index.lanes * index.capacity > self.max_capacity:
             raise ArgumentError(
                 f"The sampler's max_capacity={self.max_capacity} must be at least the storage's max_size, "
                 f"which has room for {index.lanes * index.capacity} items."
             )
+        self._priorities.append(index, positions)
 
-    def _new_priority(self) -> float:
-        return float((self.max_priority + self.eps) ** self.alpha)
-
-    def update_priority(self, index: TrajectoryIndex, positions: Ints, priority: Floats) -> None:
+    def update_priority(self, index: TrajectoryIndex, positions: Tensor, priority: Tensor) -> None:
         """Set the priorities of steps; if a step occurs repeatedly, its largest priority is used."""
-        if positions.size == 0:
+        if positions.numel() == 0:
             return
-        if not (np.isfinite(priority).all() and priority.min() >= 0):
+        if not (priority.isfinite().all() and priority.min() >= 0):
             raise ArgumentError(
                 f"Priorities must be finite and not negative, got {priority.min()} to {priority.max()}."
             )
-        self.max_priority = max(self.max_priority, float(priority.max()))
-        order = np.argsort(priority, kind="stable")
-        self._assign(index, positions[order], (priority[order] + self.eps) ** self.alpha)
-
-    def _assign(self, index: TrajectoryIndex, positions: Ints, values: Floats) -> None:
-        self._tree.set(positions, values)
+        self._priorities.assign(index, positions, priority)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain Python values."""
-        leaves = self._tree[np.arange(self.max_capacity)]
-        return {"max_priority": self.max_priority, "tree": torch.from_numpy(leaves)}
+        return self._priorities.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a :meth:`state_dict`."""
-        highest = state["max_priority"]
-        if type(highest) is not float or not 0 <= highest < np.inf:
-            raise ArgumentError(
-                f"The saved max_priority must be a finite number that isn't negative, got {highest!r:.80}."
-            )
-        self.max_priority = highest
-        self._tree.set(np.arange(self.max_capacity), state["tree"].numpy())
+        self._priorities.load_state_dict(state)
 
 
 class PrioritizedSliceSampler(PrioritizedSampler):
@@ -182,68 +178,12 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         self.size = SliceSize(num_slices, slice_len)
         self.strict_length = strict_length
         self.by_step = by_step
-        # Priorities of all steps; the tree has only those of the steps that can currently be drawn.
-        self._priority = np.zeros(max_capacity)
-        self._length = slice_len
+        self._set_priorities(Priorities(alpha, beta, eps, slices=not by_step, strict=strict_length))
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw a batch of steps."""
         count, length = self.size.divide(batch_size)
-        if length != self._length:
-            self._length = length
-            self._place(index, index.all_positions())
-        if self.keys.chosen is None or self._tree.total == 0:
+        self._priorities.prepare(index, length)
+        if self.keys.chosen is None or not self._priorities.tree.total:
             raise no_slice(self.keys, index, length)
-        found = self._find(count, generator)
-        if self.by_step:
-            lanes, first, lengths = slices_around(index, found, length, generator)
-        else:
-            lanes, _, stop = index.bounds(index.run_at(found))
-            first = index.steps(found)
-            lengths = np.minimum(length, stop - first)
-        drawn = slices(index, lanes, first, lengths)
-        return Draw(drawn.positions, drawn.starts, drawn.ends, weights=np.repeat(self._weights(found), lengths))
-
-    def appended(self, index: TrajectoryIndex, change: Appended) -> None:
-        """Give new steps the largest priority set so far."""
-        self._check_capacity(index)
-        lanes, count = change.positions.shape
-        self._priority[change.positions] = self._new_priority()
-        reach = min(count + (self._length or 1) - 1, index.filled)
-        steps = np.arange(index.written - reach, index.written)
-        self._place(index, index.positions(np.arange(lanes)[:, None], steps).ravel())
-        if not self.strict_length:
-            lane, first, _ = index.bounds(change.shrunk)
-            self._place(index, index.positions(lane, first))
-
-    def _place(self, index: TrajectoryIndex, positions: Ints) -> None:
-        """Update the tree at ``positions`` if the slice length is known."""
-        if self._length is None:
-            return
-        if self.by_step:
-            self._tree.set(positions, self._priority[positions])
-            return
-        steps = index.steps(positions)
-        _, first, stop = index.bounds(index.run_at(positions))
-        can_start = steps + self._length <= stop
-        if not self.strict_length:
-            can_start |= steps == first
-        self._tree.set(positions, np.where(can_start, self._priority[positions], 0.0))
-
-    def _assign(self, index: TrajectoryIndex, positions: Ints, values: Floats) -> None:
-        self._priority[positions] = values
-        self._place(index, positions)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as tensors and plain Python values."""
-        own = {"priorities": torch.from_numpy(self._priority.copy()), "length": self._length}
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a :meth:`state_dict`."""
-        length = state["length"]
-        if length is not None and (type(length) is not int or length < 1):
-            raise ArgumentError(f"The saved length of slices must be a positive integer or None, got {length!r:.80}.")
-        super().load_state_dict(state)
-        self._priority[:] = state["priorities"].numpy()
-        self._length = length
+        return draw_of(index, self._priorities.draw(index, count, length, generator), length)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.core.keys import NEXT, TRUNCATED, NestedKey
+from recurl.data.replay_buffers.draws import ByStep, ByTrajectory, Slices, slices_around, slices_within, uniform
 from recurl.data.replay_buffers.samplers.base import Draw, Sampler
-from recurl.data.replay_buffers.trajectories import Appended, Ints, TrajectoryIndex, random_below
+from recurl.data.replay_buffers.trajectories import TrajectoryIndex, below
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
 
-__all__ = ["SliceSampler", "SliceSize", "Span", "no_slice", "slices"]
+__all__ = ["SliceSampler", "SliceSize", "Span", "draw_of", "no_slice"]
 
 Span: TypeAlias = bool | int | tuple[bool | int, bool | int]
 
@@ -56,29 +58,24 @@ class SliceSize:
         return (part, batch_size // part) if self.num_slices else (batch_size // part, part)
 
 
-def slices(index: TrajectoryIndex, lanes: Ints, first: Ints, lengths: Ints, pad_to: int | None = None) -> Draw:
-    """Return the draw of S slices, one after another.
+def draw_of(index: TrajectoryIndex, drawn: Slices, length: int, *, pad: bool = False) -> Draw:
+    """Return the draw of slices of at most ``length`` steps, one after another.
 
     Args:
         index: index of the stored steps.
-        lanes: lane of each slice, int64 ``[S]``.
-        first: step number at which each slice begins, int64 ``[S]``.
-        lengths: length of each slice, int64 ``[S]``, positive.
-        pad_to: length to which shorter slices are padded with their last step; the draw then has a mask. None for no
-            padding. Each padding step begins its own slice, so that no segment continues into padding.
+        drawn: the slices.
+        length: maximum number of steps of a slice.
+        pad: pad shorter slices with their last step; the draw then has a mask. Each padding step begins its own slice,
+            so that no segment continues into padding. Without padding, this waits for the device.
     """
-    if pad_to is None:
-        begins = np.cumsum(lengths) - lengths
-        offsets = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
-        stops = np.repeat(lengths, lengths)
-        positions = index.positions(np.repeat(lanes, lengths), np.repeat(first, lengths) + offsets)
-        return Draw(positions, offsets == 0, offsets == stops - 1)
-    offsets = np.broadcast_to(np.arange(pad_to), (lengths.size, pad_to))
-    stops = lengths[:, None]
-    positions = index.positions(lanes[:, None], first[:, None] + np.minimum(offsets, stops - 1))
-    mask = offsets < stops
-    starts, ends = (offsets == 0) | ~mask, offsets == stops - 1
-    return Draw(positions.ravel(), starts.ravel(), ends.ravel(), mask.ravel())
+    offsets, lengths = torch.arange(length, device=index.device), drawn.lengths.unsqueeze(-1)
+    mask = offsets < lengths
+    weights = None if drawn.weights is None else drawn.weights.unsqueeze(-1).expand(mask.shape)
+    values = drawn.positions(index, length), (offsets == 0) | ~mask, offsets == lengths - 1, weights
+    kept = None if pad or mask.all() else mask.flatten().nonzero().squeeze(-1)
+    flat = (None if value is None else value.flatten() for value in values)
+    positions, starts, ends, weights = (x if x is None or kept is None else x.index_select(0, kept) for x in flat)
+    return Draw(cast(Tensor, positions), starts, ends, mask.flatten() if pad else None, weights)
 
 
 def no_slice(keys: TrajectoryKeys, index: TrajectoryIndex, length: int) -> MissingKeyError | UsageError:
@@ -178,44 +175,39 @@ class SliceSampler(Sampler):
         self.pad_output = pad_output
         self.span = _pair(span)
         self.replacement = replacement
-        self._order: Ints | None = None
+        self._order: Tensor | None = None  # positions of the first steps of trajectories
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw a batch of steps."""
         count, length = self.size.divide(batch_size)
-        candidates = index.runs_of(length if self.strict_length else 1)
-        if self.keys.chosen is None or candidates.count == 0:
+        if self.keys.chosen is None:
+            raise no_slice(self.keys, index, length)
+        drawn = self._slices(index, count, length, generator)
+        result = draw_of(index, drawn, length, pad=self.pad_output)
+        if self._order is None or len(self._order):
+            return result
+        self._order = None
+        return replace(result, last=True)
+
+    def _slices(self, index: TrajectoryIndex, count: int, length: int, generator: torch.Generator | None) -> Slices:
+        if self.replacement and not self.strict_length and self.span == (0, 0):
+            return (ByStep() if self.by_step else ByTrajectory()).draw(index, count, length, generator)
+        least = length if self.strict_length else 1
+        candidates = index.runs_of(least)
+        if candidates.count == 0:
             raise no_slice(self.keys, index, length)
         if self.by_step:
-            drawn = _drawn_steps(index, count, length if self.strict_length else 1, generator)
-            around = slices_around(index, drawn, length, generator)
-            return slices(index, *around, length if self.pad_output else None)
+            return slices_around(index, _steps_of_long_runs(index, count, least, generator), length, generator)
         if self.replacement:
-            runs = candidates.members[random_below(candidates.count, count, generator)]
+            runs = candidates.members[below(candidates.count, uniform(count, index, generator))].long()
         else:
             if self._order is None:
-                permutation = torch.randperm(candidates.count, generator=generator).numpy()
-                self._order = candidates.members[permutation]
-            runs, self._order = np.split(self._order, [count])
-        lanes, first, lengths = self._place(index, runs, length, generator)
-        drawn = slices(index, lanes, first, lengths, length if self.pad_output else None)
-        if self._order is None or self._order.size:
-            return drawn
-        self._order = None
-        return Draw(drawn.positions, drawn.starts, drawn.ends, drawn.mask, last=True)
+                permutation = torch.randperm(candidates.count, generator=generator)
+                self._order = index.first_positions(candidates.members[permutation].long())
+            runs, self._order = index.run_at(self._order[:count]), self._order[count:]
+        return slices_within(index, runs, length, generator, self.span)
 
-    def _place(
-        self, index: TrajectoryIndex, runs: Ints, length: int, generator: torch.Generator | None
-    ) -> tuple[Ints, Ints, Ints]:
-        lanes, first, stop = index.bounds(runs)
-        available = stop - first
-        wanted = np.minimum(length, available)
-        before, after = (np.minimum(wanted - 1, side) for side in self.span)
-        offset = random_below(available - wanted + before + after + 1, runs.size, generator) - before
-        begin = np.maximum(offset, 0)
-        return lanes, first + begin, np.minimum(offset + wanted, available) - begin
-
-    def appended(self, index: TrajectoryIndex, change: Appended) -> None:
+    def appended(self, index: TrajectoryIndex, positions: Tensor) -> None:
         """Begin a new epoch, as the stored steps have changed."""
         self.start_epoch()
 
@@ -225,47 +217,28 @@ class SliceSampler(Sampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain Python values."""
-        return {"order": None if self._order is None else torch.from_numpy(self._order.copy())}
+        return {"order": None if self._order is None else self._order.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a :meth:`state_dict`."""
-        self._order = None if state["order"] is None else state["order"].numpy().copy()
+        order = state.get("order")
+        self._order = None if order is None else order.clone()
 
 
-def slices_around(
-    index: TrajectoryIndex, positions: Ints, length: int, generator: torch.Generator | None
-) -> tuple[Ints, Ints, Ints]:
-    """Return lane, first step number and length of slices, each containing a given step at a random offset.
-
-    A slice that would extend beyond its trajectory is shifted, so that the first and last steps of trajectories are
-    about as frequent as others, in slices of full length.
-
-    Args:
-        index: index of the stored steps.
-        positions: positions of the given steps, int64 ``[S]``.
-        length: number of steps of a slice; a shorter trajectory is taken as a whole.
-        generator: CPU generator of the random offsets; torch's default generator when None.
-    """
-    lanes, first, stop = index.bounds(index.run_at(positions))
-    lengths = np.minimum(length, stop - first)
-    begin = index.steps(positions) - random_below(lengths, positions.size, generator)
-    return lanes, np.clip(begin, first, stop - lengths), lengths
-
-
-def _drawn_steps(index: TrajectoryIndex, count: int, least: int, generator: torch.Generator | None) -> Ints:
+def _steps_of_long_runs(index: TrajectoryIndex, count: int, least: int, generator: torch.Generator | None) -> Tensor:
     """Draw positions of steps uniformly from runs of at least ``least`` steps."""
-    found = np.zeros(0, np.int64)
-    while found.size < count:
-        positions = index.nth_position(random_below(len(index), count, generator))
+    found = torch.zeros(0, dtype=torch.int64)
+    while len(found) < count:
+        positions = index.nth_position(below(len(index), uniform(count, index, generator)))
         _, first, stop = index.bounds(index.run_at(positions))
-        found = np.concatenate([found, positions[stop - first >= least]])
+        found = torch.cat([found, positions[stop - first >= least]])
     return found[:count]
 
 
 def _pair(span: Span) -> tuple[int, int]:
     """Return the numbers of steps by which slices may extend beyond the beginning and the end; True means no limit."""
     first, last = span if isinstance(span, tuple) else (span, span)
-    unlimited = int(np.iinfo(np.int64).max)
+    unlimited = torch.iinfo(torch.int64).max
     before, after = (unlimited if side is True else int(side) for side in (first, last))
     if min(before, after) < 0:
         raise ArgumentError(f"span must be a bool, a number of steps, or a pair of these; got {span}.")

@@ -7,15 +7,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from recurl.recurrence.triton import adam_kernels
-
-from .triton_offline import resources
+from recurl.trainers.optim import triton_adam_kernels
+from tests.recurrence.triton_offline import resources
 
 TYPES = {"count": "i32", "parameters": "i32", "settings": "*fp64", "addresses": "*i64", "chunks": "*i64"}
 KERNELS = {
-    adam_kernels.squares_kernel: {"PROGRAMS": 256, "BLOCK": 1024},
-    adam_kernels.decide_kernel: {"PROGRAMS": 256, "PARAMETERS": 32},
-    adam_kernels.adam_kernel: {"BLOCK": 1024},
+    triton_adam_kernels.squares_kernel: {"PROGRAMS": 256, "BLOCK": 1024},
+    triton_adam_kernels.decide_kernel: {"PROGRAMS": 256, "PARAMETERS": 32},
+    triton_adam_kernels.adam_kernel: {"BLOCK": 1024},
 }
 
 

@@ -1,0 +1,85 @@
+"""Adam step with gradient clipping for all parameters in a single call of recurl's C++ library."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from recurl.distributed import average_, world_size
+from recurl.execution.explain import NotCompiled
+from recurl.recurrence.cpu.library import INSTRUCTION_SETS, adam_function, check, instruction_sets
+from recurl.recurrence.cpu.step import PLAIN_TYPES, can_step
+
+__all__ = ["CpuAdam"]
+
+_DTYPES = {torch.float32: 0, torch.float64: 1}
+_ADAM = struct.Struct("6q5d")  # recurl_adam
+
+
+class CpuAdam:
+    """Adam with gradient clipping on a CPU; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`.
+
+    Gradients are averaged and clipped in place.
+
+    Args:
+        optimizer: optimizer with one parameter group and state for all parameters, whose tensors must not be replaced
+            or move in memory.
+        max_norm: maximum norm of all gradients together.
+        instruction_set: one of :func:`~recurl.recurrence.cpu.instruction_sets`, or None for the fastest of them.
+
+    Raises:
+        NotCompiled: the library isn't available, or doesn't support these parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Adam, max_norm: float, instruction_set: str | None = None) -> None:
+        if not instruction_sets():
+            raise NotCompiled("recurl's C++ library isn't available")
+        self._group = optimizer.param_groups[0]
+        self._parameters: list[Tensor] = self._group["params"]
+        self._max_norm = max_norm
+        self._dtype = self._parameters[0].dtype
+        if self._dtype not in _DTYPES:
+            raise NotCompiled(f"the parameters are {str(self._dtype).removeprefix('torch.')}, not float32 or float64")
+        states = [optimizer.state[parameter] for parameter in self._parameters]
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        if not _are_plain((*means, *squares), self._dtype) or not _are_plain(steps, torch.float32):
+            raise NotCompiled("the optimizer's state isn't in contiguous CPU tensors of the dtype of the parameters")
+        self._shapes = [mean.shape for mean in means]
+        columns = zip(means, squares, steps, strict=True)
+        self._kept = [(m.data_ptr(), s.data_ptr(), n.data_ptr(), m.numel()) for m, s, n in columns]
+        self._state = means, squares, steps  # keeps their memory
+        self._isa = INSTRUCTION_SETS.index(instruction_set or instruction_sets()[-1])
+        self._parts = struct.Struct(f"{6 * len(states)}q")  # one recurl_parameter each
+
+    def step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """Make a step; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`."""
+        parameters, group = self._parameters, self._group
+        if not can_step():
+            raise NotCompiled("autograd, a tracer or a dispatch mode tracks torch's operations")
+        if not _are_plain((loss, *grads, *parameters), self._dtype):
+            raise NotCompiled("the loss, a gradient or a parameter isn't a contiguous CPU tensor of the same dtype")
+        if any(p.shape != s or g.shape != s for p, g, s in zip(parameters, grads, self._shapes, strict=True)):
+            raise NotCompiled("a parameter or a gradient doesn't have the shape of its optimizer state")
+        if world_size() > 1:
+            loss = loss.clone()
+            average_([*grads, loss])
+        numbers = list[int]()
+        for parameter, grad, kept in zip(parameters, grads, self._kept, strict=True):
+            numbers += (parameter.data_ptr(), grad.data_ptr(), *kept)
+        parts = ctypes.create_string_buffer(self._parts.pack(*numbers))
+        norm = torch.empty((), dtype=self._dtype)
+        pointers = ctypes.addressof(parts), loss.data_ptr(), norm.data_ptr()
+        head = (_DTYPES[self._dtype], self._isa, len(self._kept), *pointers)
+        options = self._max_norm, float(group["lr"]), *group["betas"], group["eps"]
+        check(adam_function()(_ADAM.pack(*head, *options)))
+        increment_version([*parameters, *grads])
+        return norm
+
+
+def _are_plain(tensors: Iterable[Tensor], dtype: torch.dtype) -> bool:
+    return all(x.dtype is dtype and x.is_cpu and x.is_contiguous() and type(x) in PLAIN_TYPES for x in tensors)

@@ -1,0 +1,108 @@
+"""Adam step with gradient clipping on a GPU, in three kernels. Imported only if Triton is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from recurl.distributed import average_
+from recurl.execution.explain import NotCompiled
+from recurl.recurrence.triton.launch import on
+from recurl.recurrence.triton.prepared import prepared
+from recurl.trainers.optim.triton_adam_kernels import adam_kernel, decide_kernel, squares_kernel
+
+__all__ = ["FlatAdam"]
+
+_DEVICES = ("cuda",)
+_BLOCK = 1024
+_SUMS = 256  # most programs that sum squares
+
+
+class FlatAdam:
+    """Adam on flat buffers: both moments of all parameters are in one tensor each, in the order of the parameters.
+
+    See :class:`~recurl.trainers.optim.adam_forms.AdamForm`; gradients aren't changed. Results equal those of
+    ``torch.optim.Adam`` up to rounding. On a GPU torch rounds betas to float32, so second moments differ by 1.3e-5 if
+    beta is 0.999. torch's kernels process 65,536 numbers per thread block, so that small networks occupy only three
+    multiprocessors.
+
+    Args:
+        optimizer: optimizer with one parameter group, of parameters that are float32, contiguous, and on one GPU, and
+            with state for all of them. Its moments become views of the buffers; step counts must not be replaced.
+        max_norm: largest norm of all gradients together.
+
+    Raises:
+        NotCompiled: the parameters or step counts aren't such tensors.
+    """
+
+    def __init__(self, optimizer: torch.optim.Adam, max_norm: float) -> None:
+        self._group = optimizer.param_groups[0]
+        self._parameters: list[Tensor] = self._group["params"]
+        states = [optimizer.state[parameter] for parameter in self._parameters]
+        self._steps: list[Tensor] = [state["step"] for state in states]
+        self._device = self._parameters[0].device
+        tensors = (*self._parameters, *self._steps)
+        if self._device.type not in _DEVICES or any(x.device != self._device for x in tensors):
+            raise NotCompiled("the parameters and step counts aren't on one GPU")
+        if not all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
+            raise NotCompiled("the parameters and step counts aren't contiguous and float32")
+        sizes = [parameter.numel() for parameter in self._parameters]
+        if not any(sizes):
+            raise NotCompiled("all parameters are empty")
+        self._means, self._squares = (
+            torch.cat([state[name].reshape(-1) for state in states]) for name in ("exp_avg", "exp_avg_sq")
+        )
+        parts = zip(states, self._parameters, self._means.split(sizes), self._squares.split(sizes), strict=True)
+        for state, like, mean, square in parts:
+            state.update(exp_avg=mean.view(like.shape), exp_avg_sq=square.view(like.shape))
+        self._views: list[Tensor] = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+        self._fixed = (*self._group["betas"], self._group["eps"])
+        self._settings = torch.tensor([max_norm, *self._fixed], dtype=torch.float64, device=self._device)
+        self._addresses = [tensor.data_ptr() for tensor in tensors]
+        chunks = list[list[int]]()
+        before = 0
+        for number, (address, size) in enumerate(zip(self._addresses, sizes, strict=False)):
+            for begin in range(0, size, _BLOCK):
+                chunks.append([address + 4 * begin, before + begin, min(_BLOCK, size - begin), number])
+            before += size
+        self._count = before
+        self._chunks = torch.tensor(chunks, device=self._device)
+        self._step_addresses = torch.tensor(self._addresses[len(sizes) :], device=self._device)
+
+    def step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """Make a step; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`."""
+        if not all(x.dtype == torch.float32 and x.device == self._device for x in (*grads, loss)):
+            raise NotCompiled("the loss or a gradient isn't float32 on the GPU of the parameters")
+        same = self._addresses == [x.data_ptr() for x in (*self._parameters, *self._steps)]
+        if not same or not all(parameter.is_contiguous() for parameter in self._parameters):
+            raise NotCompiled("a parameter or a step count was replaced or has moved in memory")
+        if self._fixed != (*self._group["betas"], self._group["eps"]):
+            raise NotCompiled("betas or epsilon were changed")
+        gradients = torch.cat([*(grad.reshape(-1) for grad in grads), loss.reshape(1)])
+        average_([gradients])
+        loss, rate = gradients[-1], self._group["lr"]
+        if not isinstance(rate, Tensor):
+            rate = torch.full((), rate, device=self._device)
+        number = len(self._parameters)
+        programs = _power_of_two(min(_SUMS, -(-self._count // _BLOCK)))
+        partial, norm = gradients.new_empty(programs), gradients.new_empty(())
+        scalars = gradients.new_empty(2 + 2 * number)
+        with on(self._device):
+            prepared(squares_kernel, programs, PROGRAMS=programs, BLOCK=_BLOCK, num_warps=4)(
+                gradients, partial, self._count
+            )
+            prepared(decide_kernel, 1, PROGRAMS=programs, PARAMETERS=_power_of_two(number), num_warps=4)(
+                partial, loss, rate, self._settings, self._step_addresses, norm, scalars, number
+            )
+            prepared(adam_kernel, len(self._chunks), BLOCK=_BLOCK, num_warps=4)(
+                self._chunks, gradients, self._means, self._squares, scalars, self._settings
+            )
+        increment_version([*self._parameters, *self._steps, *self._views])
+        return norm
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()

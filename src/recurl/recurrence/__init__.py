@@ -1,8 +1,8 @@
 """Recurrence over segments of plain tensors: cells, backends, and layer stacks."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from recurl.core.lazy import lazy_names
 from recurl.recurrence import built_in as built_in
 from recurl.recurrence.backend import (
     BACKENDS,
@@ -45,16 +45,18 @@ if TYPE_CHECKING:
     from recurl.recurrence.reference import ReferenceBackend
     from recurl.recurrence.scan import ScanBackend
 
-_LAZY = {
-    **dict.fromkeys(("FFMCell", "LRUCell", "MinGRUCell", "MinLSTMCell", "RGLRUCell", "S5Cell"), "cells"),
-    "KernelBackend": "kernel_backend",
-    "PadBackend": "pad",
-    "ReferenceBackend": "reference",
-    "ScanBackend": "scan",
-    "check_step": "experiment",
-    "linear_recurrence": "linear",
-}
-"""Modules of the names that are imported on first use."""
+lazy_names(
+    __name__,
+    {
+        ".cells": "FFMCell LRUCell MinGRUCell MinLSTMCell RGLRUCell S5Cell",
+        ".experiment": "check_step",
+        ".kernel_backend": "KernelBackend",
+        ".linear": "linear_recurrence",
+        ".pad": "PadBackend",
+        ".reference": "ReferenceBackend",
+        ".scan": "ScanBackend",
+    },
+)
 
 __all__ = [
     "BACKENDS",
@@ -101,10 +103,3 @@ __all__ = [
     "states_of",
     "step_stack",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    return value

@@ -1,8 +1,8 @@
 """Recurrent cells: the base class, the built-in cells, and loading of cells by name."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from recurl.core.lazy import lazy_names
 from recurl.recurrence.cells.by_hand import Derivatives, LoopKernel, States
 from recurl.recurrence.cells.cell import (
     Cell,
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from recurl.recurrence.cells.rglru import RGLRUCell
     from recurl.recurrence.cells.s5 import S5Cell
 
-_LAZY = {
-    "FFMCell": "ffm",
-    "LRUCell": "lru",
-    "MinGRUCell": "minimal",
-    "MinLSTMCell": "minimal",
-    "RGLRUCell": "rglru",
-    "S5Cell": "s5",
-}
-"""Modules of the names that are imported on first use."""
+lazy_names(
+    __name__,
+    {
+        ".ffm": "FFMCell",
+        ".lru": "LRUCell",
+        ".minimal": "MinGRUCell MinLSTMCell",
+        ".rglru": "RGLRUCell",
+        ".s5": "S5Cell",
+    },
+)
 
 __all__ = [
     "CELLS",
@@ -67,10 +68,3 @@ __all__ = [
     "remember",
     "states_of",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    return value

@@ -253,8 +253,8 @@ def test_a_run_resumes_with_or_without_padding(before, now):
     assert torch.equal(other.buffer.drawing.priority, learner.buffer.drawing.priority)
     for each in (learner, other):
         torch.manual_seed(0)
-        each.sample = each.buffer.sample()
-    host, device = (learner.sample, other.sample) if before == "host" else (other.sample, learner.sample)
+        each.drawn = each.buffer.sample()
+    host, device = (learner.drawn, other.drawn) if before == "host" else (other.drawn, learner.drawn)
     mask = device.get(("collector", "mask"))
     assert torch.equal(host["index"], device["index"][mask])
     assert all(math.isfinite(number) for number in other.learn(other.collect()).values())

@@ -118,9 +118,9 @@ class BurnIn:
     def prefix(self, sample: TensorDictBase) -> Tensor:
         """Return the mask of the burn-in steps of a sample ``[N]``, bool ``[N]``."""
         segments = _segments(sample)
-        offset = torch.arange(segments.num_tokens, device=segments.device) - segments.start_index
-        length = torch.zeros_like(offset).index_add_(0, segments.segment_ids, torch.ones_like(offset))
-        return offset < (length[segments.segment_ids] - 1).clamp_max(self.steps)
+        position = segments.positions
+        length = torch.zeros_like(position).index_add_(0, segments.segment_ids, torch.ones_like(position))
+        return position < (length[segments.segment_ids] - 1).clamp_max(self.steps)
 
 
 class MidEpisodeBurnIn(BurnIn):

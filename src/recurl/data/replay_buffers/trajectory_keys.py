@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError
 from recurl.core.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
+from recurl.sequences.boundaries import begins_sequence
 
 __all__ = ["TrajectoryKeys"]
 
@@ -75,21 +76,23 @@ class TrajectoryKeys:
         chosen = self._requested or next((key for key in (TRAJ_IDS, _EPISODE, _NEXT_DONE) if key in data), None)
         if chosen is None:
             return unrelated
-        starts, last = torch.zeros_like(unrelated), dict[NestedKey, Tensor]()
+        flags, equal, numbers, last = list[Tensor](), list[tuple[Tensor, Tensor]](), None, dict[NestedKey, Tensor]()
         for key in dict.fromkeys((chosen, TRAJ_IDS, TRAJ_STEPS)):
             if key != chosen and key not in data:
                 continue
             values = _per_step(data, key, shape).to(device)
             if key in self._end_keys:
-                starts |= _shifted(values.bool(), self._last.get(key, torch.zeros_like(values[:, :1])).bool())
+                flags.append(_shifted(values.bool(), self._last.get(key, torch.zeros_like(values[:, :1])).bool()))
+            elif key == TRAJ_STEPS:
+                numbers = _shifted(values, self._last.get(key, values[:, :1] - 1)), values
             else:
-                growth = int(key == TRAJ_STEPS)
-                starts |= values != _shifted(values, self._last.get(key, values[:, :1] - growth)) + growth
+                equal.append((_shifted(values, self._last.get(key, values[:, :1])), values))
             last[key] = values[:, -1:]
         if IS_INIT in data:
-            starts |= _per_step(data, IS_INIT, shape).to(device).bool()
+            flags.append(_per_step(data, IS_INIT, shape).to(device).bool())
         if marks is not None:
-            starts |= marks.to(device).reshape(shape)
+            flags.append(marks.to(device).reshape(shape))
+        starts = begins_sequence(flags, equal, numbers)
         if self._cut:
             starts[:, :1] = True
         self.chosen, self._cut = chosen, marks is not None

@@ -212,7 +212,7 @@ class DeviceSliceBuffer:
             self._index = TrajectoryIndex(lanes, capacity, self.device)
             if isinstance(self.drawing, Priorities):
                 self.drawing.allocate(lanes * capacity, self.device)
-                self.drawing.length = self.slice_length
+                self.drawing.length = self.slice_length if self.drawing.slices else None
         return self._index
 
     def _filled(self) -> TrajectoryIndex:

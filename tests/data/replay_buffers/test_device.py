@@ -216,6 +216,9 @@ def test_resumes_from_a_saved_state(drawing, padded):
         priority = torch.arange(8.0) if padded else torch.arange(float(len(sample)))
         whole.update_priority(sample, priority, torch.tensor(True))
     restored.load_state_dict(whole.state_dict())
+    if isinstance(whole.drawing, ByPriority):
+        assert restored.drawing.length == whole.drawing.length
+        assert torch.equal(restored.drawing.tree.inner_sums(), whole.drawing.tree.inner_sums())
     again = DeviceSliceBuffer(2 * CAPACITY, 8, 3, drawing(), padded=padded)
     again.extend(pieces[3])
     again.load_state_dict(whole.state_dict())  # in memory that a graph may have captured

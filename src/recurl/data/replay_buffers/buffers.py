@@ -22,6 +22,7 @@ from recurl.data.replay_buffers.saved import FORMAT, converted, loaded_index
 from recurl.data.replay_buffers.storages import ListStorage, Storage
 from recurl.data.replay_buffers.trajectories import TrajectoryIndex
 from recurl.sequences.continuity import check_order
+from recurl.sequences.entries import Step
 from recurl.sequences.sample_marks import (
     ENTRIES,
     INDEX,
@@ -33,7 +34,7 @@ from recurl.sequences.sample_marks import (
 )
 from recurl.sequences.start_states import refuse
 
-__all__ = ["ReplayBuffer", "write_states"]
+__all__ = ["ReplayBuffer", "mark", "write_states"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 _STATE = "buffer.pt"
@@ -231,21 +232,12 @@ class ReplayBuffer:
             write_step = index.steps(draw.positions)
         info = draw.info(starts, write_step)
         if isinstance(data, TensorDictBase):
-            self._mark(data, info)
+            mark(data, info, self.sampler.truncated_key)
         if self.pin_memory:
             data = data.pin_memory()
         for transform in self._transforms:
             data = transform(data)
         return _Batch(data, info, draw.last)
-
-    def _mark(self, data: TensorDictBase, info: dict[str, Tensor]) -> None:
-        mark_starts(data, info["starts"])
-        if "ends" in info and self.sampler.truncated_key is not None:
-            mark_ends(data, info["ends"], self.sampler.truncated_key)
-        inner = (1,) * (data.batch_dims - 1)
-        for name, key in ENTRIES.items():
-            if name in info:
-                data.set(key, info[name].reshape(-1, *inner).expand(data.batch_size))
 
     def _filled(self) -> TrajectoryIndex:
         if self._index is None or len(self._index) == 0:
@@ -396,6 +388,17 @@ class ReplayBuffer:
         self.sampler.load_state_dict(state["sampler"])
         if self._generator is not None and state["generator"] is not None:
             self._generator.set_state(state["generator"])
+
+
+def mark(sample: Step, info: dict[str, Tensor], truncated_key: NestedKey | None) -> None:
+    """Mark the starts and ends of slices in a sample ``[N, ...]``, and add the entries of its ``info``."""
+    mark_starts(sample, info["starts"])
+    if "ends" in info and truncated_key is not None:
+        mark_ends(sample, info["ends"], truncated_key)
+    inner = (1,) * (sample.ndim - 1)
+    for name, key in ENTRIES.items():
+        if name in info:
+            sample.set(key, info[name].reshape(-1, *inner).expand(sample.batch_size))
 
 
 def write_states(storage: Storage, index: TrajectoryIndex, positions: Tensor, states: dict[NestedKey, Tensor]) -> None:

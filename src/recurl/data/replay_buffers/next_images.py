@@ -35,8 +35,8 @@ def next_images_of(items: Mapping[NestedKey, Tensor]) -> dict[NestedKey, NestedK
 
 def root_key(key: NestedKey) -> NestedKey:
     """Return the key of the image of a step, given that of the image of the next step."""
-    path: tuple[str, ...] = path_of(key)
-    return path[1:] if len(path) > 2 else path[-1]
+    _, *path = path_of(key)
+    return tuple(path) if len(path) > 1 else path[0]
 
 
 class NextImages:

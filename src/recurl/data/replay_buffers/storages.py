@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.core.archive import load_archive, save_archive
@@ -63,7 +63,7 @@ class LazyTensorStorage(Storage):
         super().__init__(max_size, ndim)
         self.device = device
         self._share_next_images = share_next_images
-        self._data = TensorDict({}, [0])
+        self._inner = torch.Size([])  # batch size of an item
         self._leaves: dict[NestedKey, Tensor] = {}
         self._next: dict[NestedKey, NextImages] = {}
         self._pairs: dict[NestedKey, NestedKey] = {}  # root key of each key in _next
@@ -121,7 +121,7 @@ class LazyTensorStorage(Storage):
         self._next = {
             after: NextImages(self._leaves[key], self.lanes, memory[after]) for after, key in self._pairs.items()
         }
-        self._data = flat_tensordict(self._leaves, torch.Size([self.lanes * self.capacity, *inner]))
+        self._inner = inner
 
     def _memory(
         self, items: dict[NestedKey, Tensor], size: int, growing: Collection[NestedKey]
@@ -168,7 +168,7 @@ class LazyTensorStorage(Storage):
         entries = self.entries(index)
         if entries.keys() == {_PLAIN}:
             return entries[_PLAIN]
-        return flat_tensordict(entries, torch.Size([index.shape[0], *self._data.batch_size[1:]]))
+        return flat_tensordict(entries, torch.Size([index.shape[0], *self._inner]))
 
     def entries(self, index: Tensor) -> dict[NestedKey, Tensor]:
         """Return copies of the entries, ``[N, ...]`` each, at ``index``, int64 ``[N]``."""
@@ -187,7 +187,7 @@ class LazyTensorStorage(Storage):
         return {
             "next": {key: images.unshared(positions) for key, images in self._next.items()},
             "lanes": self.lanes,
-            "inner": list(self._data.batch_size[1:]),
+            "inner": list(self._inner),
             "entries": {
                 key: value.clone(memory_format=torch.contiguous_format).flatten(0, 1) for key, value in contents.items()
             },
@@ -199,7 +199,7 @@ class LazyTensorStorage(Storage):
 
     def dumps(self, path: Path, filled: int) -> None:
         """Write a memory-mapped TensorDict, also readable by ``TensorDict.load_memmap``; see :meth:`Storage.dumps`."""
-        size = torch.Size([self.lanes * filled, *self._data.batch_size[1:]])
+        size = torch.Size([self.lanes * filled, *self._inner])
         items = {key: leaf[0] for key, leaf in self._leaves.items()}
         mapped = map_tensors({**items, **{key: images.root[0] for key, images in self._next.items()}}, size, path)
         for key, leaf in self._leaves.items():

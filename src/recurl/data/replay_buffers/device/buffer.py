@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.core.keys import LAST_STEP, MASK, NEXT, STORED, TRAJ_IDS, TRUNCATED, NestedKey
-from recurl.data.replay_buffers.buffers import write_states
+from recurl.core.keys import LAST_STEP, NEXT, STORED, TRAJ_IDS, TRUNCATED, NestedKey
+from recurl.data.replay_buffers.buffers import mark, write_states
 from recurl.data.replay_buffers.draws import Drawing, Priorities
 from recurl.data.replay_buffers.folders import readable
 from recurl.data.replay_buffers.samplers.slices import draw_of
@@ -20,7 +20,7 @@ from recurl.data.replay_buffers.trajectories import TrajectoryIndex
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
 from recurl.sequences.continuity import check_order
 from recurl.sequences.entries import Entries, leaves
-from recurl.sequences.sample_marks import INDEX, PRIORITY_WEIGHT, mark_ends, mark_starts, without_unstored_steps
+from recurl.sequences.sample_marks import INDEX, without_unstored_steps
 from recurl.sequences.start_states import refuse
 
 __all__ = ["DeviceSliceBuffer"]
@@ -134,14 +134,9 @@ class DeviceSliceBuffer:
         sample = Entries({}, drawn.positions.shape, self.device)
         for key, value in self.storage.entries(drawn.positions).items():
             sample.set(key, value)
-        mark_starts(sample, cast(Tensor, drawn.starts))
-        mark_ends(sample, cast(Tensor, drawn.ends), (NEXT, TRUNCATED))
-        sample.set(INDEX, drawn.positions)
-        if drawn.weights is not None:
-            sample.set(PRIORITY_WEIGHT, drawn.weights.float())
-        if drawn.mask is None:
+        mark(sample, drawn.info(), (NEXT, TRUNCATED))
+        if not self.padded:
             return sample.to_tensordict()
-        sample.set(MASK, drawn.mask)
         last = torch.arange(self.slices, device=self.device) * length + slices.lengths - 1
         sample.set(LAST_STEP, last.unsqueeze(-1).expand(-1, length).flatten())
         shape = torch.Size([self.slices, length])
@@ -217,7 +212,7 @@ class DeviceSliceBuffer:
             self._index = TrajectoryIndex(lanes, capacity, self.device)
             if isinstance(self.drawing, Priorities):
                 self.drawing.allocate(lanes * capacity, self.device)
-                self.drawing.length = self.slice_length
+                self.drawing.length = self.slice_length if self.drawing.slices else None
         return self._index
 
     def _filled(self) -> TrajectoryIndex:

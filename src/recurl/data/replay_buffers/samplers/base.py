@@ -37,12 +37,13 @@ class Draw:
     weights: Tensor | None = None
     last: bool = False
 
-    def info(self, starts: Tensor, write_step: Tensor) -> dict[str, Tensor]:
-        """Return the entries of the draw, ``[N]`` each, together with ``starts`` and ``write_step`` of its steps."""
+    def info(self, starts: Tensor | None = None, write_step: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the entries of the draw, ``[N]`` each, with ``starts`` instead of its own, and ``write_step``."""
+        starts = self.starts if starts is None else starts
         weights = None if self.weights is None else self.weights.float()
         info = {"index": self.positions, "write_step": write_step, "starts": starts}
-        others = {"ends": self.ends, "mask": self.mask, "priority_weight": weights}
-        return {**info, **{name: values for name, values in others.items() if values is not None}}
+        info |= {"ends": self.ends, "mask": self.mask, "priority_weight": weights}
+        return {name: values for name, values in info.items() if values is not None}
 
 
 class Sampler:

@@ -79,7 +79,7 @@ def without(form: str) -> Generator[None]:
         "C++ losses": lambda: patch.dict(FORMS, clear=True),
         "flat Adam": lambda: patch.dict(adam_forms.FORMS, clear=True),
         "C++ policy": lambda: patch("recurl.collectors.collector.CompiledNetwork", lambda network: network),
-        "Triton step": lambda: patch("recurl.recurrence.stack.can_step_on", lambda x: False),
+        "Triton step": lambda: patch("recurl.recurrence.stack._is_on_gpu", lambda x: False),
         "small products": lambda: patch("recurl.execution.traced.small_product", lambda *_: None),
         "columns": lambda: patch.multiple(
             "recurl.execution.traced", scalarize_loop=no_columns, take_constants=lambda graph: {}

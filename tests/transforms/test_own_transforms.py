@@ -152,7 +152,7 @@ def test_rewards_are_transformed_at_steps() -> None:
 
     env = TransformedEnv(count((9,)), Scaled(in_keys=["reward"]))
     assert env.rollout(3)["next", "reward"].flatten().tolist() == [1.0, 1.5, 2.0]
-    assert env.in_place() == "SerialEnv makes new tensors at every step"
+    assert env.explain()["in place"] == "SerialEnv makes new tensors at every step"
     with Collector(env, frames_per_batch=3) as collector:
         assert collector.collect()["next", "reward"].flatten().tolist() == [1.0, 1.5, 2.0]
     with Collector(TransformedEnv(GymWrapper(Count(9)), Scaled(in_keys=["reward"])), frames_per_batch=3) as collector:

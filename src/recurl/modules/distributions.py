@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from tensordict.nn.distributions import NormalParamExtractor
@@ -11,7 +11,7 @@ from torch import distributions as d
 from torch.distributions.utils import lazy_property, probs_to_logits
 from torch.nn import functional as F
 
-from recurl.core.autograd import custom_backward_allowed, double_backward, needs_double_backward
+from recurl.core.autograd import custom_backward_allowed
 from recurl.core.errors import ArgumentError
 from recurl.core.lazy import lazy_names
 from recurl.core.torch_compat import assert_async, is_compiling
@@ -80,7 +80,7 @@ class Categorical(d.Categorical):
     def logits(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride] - lazy, as torch's
         """``[*B, n]``, the log-probabilities of all choices."""
         raw = self._raw
-        return probs_to_logits(self.probs) if raw is None else _normalized(raw)
+        return probs_to_logits(self.probs) if raw is None else F.log_softmax(raw, -1)
 
     def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
         """Draw choices, ``[*sample_shape, *B]`` int64, identical to those of ``torch.multinomial``.
@@ -122,11 +122,8 @@ class Categorical(d.Categorical):
         return _entropy(self.logits)
 
     def log_prob_and_entropy(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return :meth:`log_prob` of ``value`` and :meth:`entropy`, with a joint backward pass."""
-        raw, index = self._raw, self._index(value)
-        if raw is None or index.dtype != torch.int64 or index.shape != raw.shape[:-1] or not custom_backward_allowed():
-            return self.log_prob(value), self.entropy()
-        return cast("tuple[Tensor, Tensor]", _LogProbAndEntropy.apply(raw, index))
+        """Return :meth:`log_prob` of ``value`` and :meth:`entropy`."""
+        return self.log_prob(value), self.entropy()
 
     def _index(self, value: Tensor) -> Tensor:
         return value
@@ -176,47 +173,9 @@ def _check_choices(mask: Tensor) -> None:
         )
 
 
-def _normalized(raw: Tensor) -> Tensor:
-    return F.log_softmax(raw, -1)
-
-
 def _entropy(logits: Tensor) -> Tensor:
     safe = torch.where(torch.isneginf(logits), torch.zeros_like(logits), logits)
     return (logits.exp() * -safe).sum(-1)
-
-
-class _LogProbAndEntropy(torch.autograd.Function):
-    """Map unnormalized logits ``[*B, n]`` and choices ``[*B]`` to log-probability and entropy, ``[*B]`` each."""
-
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        logits = _normalized(raw)
-        entropy = _entropy(logits)
-        ctx.save_for_backward(raw, index, logits, entropy)
-        ctx.set_materialize_grads(False)
-        return _chosen(logits, index), entropy
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
-        raw, index, logits, entropy = ctx.saved_tensors
-        of_log_prob, of_entropy = grads
-        if needs_double_backward(grads):
-
-            def recompute(raw: Tensor) -> tuple[Tensor, Tensor]:
-                logits = _normalized(raw)
-                return _chosen(logits, index), _entropy(logits)
-
-            zeros = raw.new_zeros(index.shape)
-            return double_backward(recompute, [raw], [zeros if grad is None else grad for grad in grads])[0], None
-        gradient = torch.zeros_like(raw)
-        if of_log_prob is not None:
-            gradient.scatter_(-1, index.unsqueeze(-1), of_log_prob.unsqueeze(-1))
-            gradient.addcmul_(logits.exp(), of_log_prob.unsqueeze(-1), value=-1.0)
-        if of_entropy is not None:
-            # Choices of probability zero: 0 instead of 0 * -inf.
-            surprise = torch.nan_to_num(logits, nan=torch.nan, neginf=0.0) + entropy.unsqueeze(-1)
-            gradient.addcmul_(logits.exp() * surprise, of_entropy.unsqueeze(-1), value=-1.0)
-        return gradient, None
 
 
 def _chosen(logits: Tensor, index: Tensor) -> Tensor:

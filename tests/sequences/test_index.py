@@ -20,8 +20,8 @@ from torch import Tensor
 from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.execution.readback import refuse_read_back
 from recurl.recurrence import Boundaries, boundaries_of
-from recurl.sequences.boundaries import SequenceIndex, begins_sequence
 from recurl.sequences.entries import Entries
+from recurl.sequences.index import SequenceIndex, begins_sequence
 
 KEYS = ("is_init", ("collector", "traj_ids"), ("collector", "traj_steps"))
 

@@ -33,7 +33,7 @@ MOVED = {
     "recurl.lowering.entries": "recurl.sequences.entries",
     "recurl.modules.compiled_sampler": "recurl.modules.cpp_forms",
     "recurl.objectives.value.functional": "recurl.sequences.returns",
-    "recurl.recurrence.boundaries": "recurl.sequences.boundaries",
+    "recurl.recurrence.boundaries": "recurl.sequences.index",
     "recurl.recurrence.cpu.adam": "recurl.trainers.optim.cpp_adam",
     "recurl.recurrence.linear.derivatives": "recurl.recurrence.linear.kernels",
     "recurl.recurrence.linear.ops": "recurl.recurrence.operation",
@@ -42,6 +42,7 @@ MOVED = {
     "recurl.recurrence.ops": "recurl.recurrence.operation",
     "recurl.recurrence.triton.adam": "recurl.trainers.optim.triton_adam",
     "recurl.recurrence.triton.adam_kernels": "recurl.trainers.optim.triton_adam_kernels",
+    "recurl.sequences.boundaries": "recurl.sequences.index",
     "recurl.trainers.optim.programs": "recurl.execution.inductor",
     "recurl.trainers.study.popgym": "recurl.experiments.popgym",
 }

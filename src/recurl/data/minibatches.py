@@ -10,9 +10,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError
-from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.continuity import check_order
 from recurl.sequences.entries import Entries, Step, leaves
+from recurl.sequences.index import SequenceIndex
 from recurl.sequences.sample_marks import mark_starts
 from recurl.sequences.start_states import check_sequences
 

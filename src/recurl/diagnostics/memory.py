@@ -16,7 +16,7 @@ from recurl.diagnostics.influence import changes_result
 from recurl.diagnostics.preserve import other_weights
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import run
-from recurl.sequences.boundaries import SequenceIndex
+from recurl.sequences.index import SequenceIndex
 
 
 @check("feedback")

@@ -14,7 +14,7 @@ from recurl.diagnostics.preserve import other_weights, preserved
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import run
 from recurl.diagnostics.states import recurrent_submodules, states_in
-from recurl.sequences.boundaries import SequenceIndex
+from recurl.sequences.index import SequenceIndex
 from recurl.sequences.mode import ExplorationType, recurrent_mode, set_exploration_type, set_recurrent_mode
 
 _FIX_BOUNDARIES = "mark every boundary: InitTracker in the environment, and keep ('collector', 'traj_ids') in the batch"

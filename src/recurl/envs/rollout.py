@@ -13,8 +13,8 @@ from recurl.core.errors import ArgumentError
 from recurl.core.keys import COLLECTOR, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.core.spans import ACTING, ENVIRONMENT, span
 from recurl.envs.wiring import Declares, check_policy_wiring
-from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.entries import Step
+from recurl.sequences.index import SequenceIndex
 from recurl.sequences.mode import set_recurrent_mode
 from recurl.sequences.trajectories import TRAJECTORY_IDS
 

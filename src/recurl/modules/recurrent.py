@@ -19,8 +19,8 @@ from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.modules.rnn_inputs import entry_names, flags_in, flat, signature
 from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options
-from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.entries import Entries, takes_entries
+from recurl.sequences.index import SequenceIndex
 from recurl.sequences.mode import recurrent_mode
 from recurl.sequences.start_states import check_cut, state_in
 from recurl.transforms import TensorDictPrimer

@@ -30,7 +30,7 @@ from recurl.recurrence import (
     states_of,
     step_stack,
 )
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 
 class RecurrentNet(nn.Module):

@@ -15,8 +15,8 @@ from recurl.execution.explain import NotCompiled, reason_of
 from recurl.execution.lowering import distribution_of, inputs_of, obstacle_of
 from recurl.objectives.common import entry, per_token
 from recurl.objectives.policy import ActorCritic
-from recurl.sequences.boundaries import Boundaries
 from recurl.sequences.entries import Entries, Step
+from recurl.sequences.index import Boundaries
 
 __all__ = ["CompiledActorCritic", "compiled_networks"]
 

@@ -15,9 +15,9 @@ from recurl.core.torch_compat import is_compiling
 from recurl.execution.lowering import Network, inputs_from, inputs_of
 from recurl.objectives.common import check_writes, entry, per_token, states_of
 from recurl.objectives.tensor_keys import TensorKeys
-from recurl.sequences.boundaries import SequenceIndex
 from recurl.sequences.continuity import check_order, check_starts
 from recurl.sequences.entries import Step
+from recurl.sequences.index import SequenceIndex
 from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = [

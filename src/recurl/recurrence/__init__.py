@@ -34,7 +34,7 @@ from recurl.recurrence.cells import (
 )
 from recurl.recurrence.kernels import Inputs, Kernels
 from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
-from recurl.sequences.boundaries import Boundaries, boundaries_of
+from recurl.sequences.index import Boundaries, boundaries_of
 
 if TYPE_CHECKING:
     from recurl.recurrence.cells import FFMCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell

@@ -15,7 +15,7 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedErro
 from recurl.core.torch_compat import is_exporting
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Cell
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 if TYPE_CHECKING:
     from recurl.recurrence.linear.kernels import LinearKernels

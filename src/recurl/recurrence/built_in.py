@@ -12,7 +12,7 @@ from torch.library import Library
 
 from recurl.recurrence.backend import BACKENDS, LINEAR
 from recurl.recurrence.operation import Operation
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 _DEVICES = {"cpu": "cpu", "triton": "cuda"}
 """The only device of a backend; ``"fastest"`` selects one of these, the last first."""

@@ -13,7 +13,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.seeding import derive_seed
 from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.cells import Cell, OneStep, Sizes, States
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 _ROWS = 3
 _SCALES = (1.0, 1e-2, 10.0, 100.0)

@@ -17,7 +17,7 @@ from recurl.recurrence.backend import LayerCall
 from recurl.recurrence.cells import LayerWeights, LoopKernel, States
 from recurl.recurrence.kernel_backend import backward_by_autograd
 from recurl.recurrence.kernels import Gradients, Inputs, Kernels
-from recurl.sequences.boundaries import HostPlan
+from recurl.sequences.index import HostPlan
 
 
 class LoopKernels(Kernels):

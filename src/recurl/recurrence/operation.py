@@ -29,7 +29,7 @@ from recurl.core.torch_compat import is_compiling, is_forward_mode, is_functorch
 from recurl.recurrence.backend import LayerCall, Options, record_run, without_autocast
 from recurl.recurrence.cells import States, cell_named, remember
 from recurl.recurrence.kernels import Gradients, Inputs, count_outputs, inputs_of, known_rows
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 Run = Callable[[LayerCall], States]
 

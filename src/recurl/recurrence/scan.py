@@ -22,7 +22,7 @@ from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
 from recurl.recurrence.kernel_backend import AutogradBackend, backward_by_autograd
 from recurl.recurrence.kernels import Gradients, Inputs, Kernels, features_and_states, inputs_of
 from recurl.recurrence.operation import refuse_forward_mode
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 _Step = Callable[[States, Tensor], tuple[States, States]]
 

@@ -10,7 +10,7 @@ from recurl.core.torch_compat import is_functorch_active
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.cells import States
 from recurl.recurrence.linear import LINEAR, linear_recurrence
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 
 class Segments:

@@ -17,7 +17,7 @@ from recurl.recurrence.cells import Cell, Shape, States
 from recurl.recurrence.cells import Weights as OneLayer
 from recurl.recurrence.cpu.step import can_step
 from recurl.recurrence.cpu.step import step as cpu_step
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 Weights = Sequence[Sequence[OneLayer]]
 """Weights by layer, then by direction."""

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from recurl.core.errors import MissingKeyError, UsageError
 from recurl.core.keys import ACTION, DONE, IS_INIT, MASK, NEXT, STORED, TRAJ_STEPS, NestedKey, next_key
-from recurl.sequences.boundaries import SequenceIndex, readable
 from recurl.sequences.entries import Step, leaves
+from recurl.sequences.index import SequenceIndex, readable
 
 __all__ = ["boundaries_in", "check_order", "check_starts"]
 
 boundaries_in = SequenceIndex.of
-"""Index of a batch, see :meth:`~recurl.sequences.boundaries.SequenceIndex.of`."""
+"""Index of a batch, see :meth:`~recurl.sequences.index.SequenceIndex.of`."""
 _RTOL, _ATOL = 1e-4, 1e-5  # stored states may have been rounded
 
 

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from recurl.core.errors import UsageError
 from recurl.core.keys import TRAJ_STEPS, NestedKey
-from recurl.sequences.boundaries import SequenceIndex, readable
 from recurl.sequences.entries import Entries, Step
+from recurl.sequences.index import SequenceIndex, readable
 
 __all__ = ["allocate", "check_cut", "check_sequences", "refuse", "sparse_values", "state_in"]
 

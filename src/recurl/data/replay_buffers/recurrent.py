@@ -13,9 +13,9 @@ from recurl.core.errors import ArgumentError, UsageError
 from recurl.core.keys import IS_INIT, MASK, STORED, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
 from recurl.execution.lowering import Network, inputs_of, modules_leading_to
 from recurl.recurrence import record_backends
-from recurl.sequences.boundaries import Boundaries
 from recurl.sequences.continuity import boundaries_in
 from recurl.sequences.entries import Entries, Step, StepT, leaves
+from recurl.sequences.index import Boundaries
 from recurl.sequences.mode import set_recurrent_mode
 from recurl.sequences.sample_marks import mark_starts
 

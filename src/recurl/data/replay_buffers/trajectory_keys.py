@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError
 from recurl.core.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
-from recurl.sequences.boundaries import begins_sequence
+from recurl.sequences.index import begins_sequence
 
 __all__ = ["TrajectoryKeys"]
 

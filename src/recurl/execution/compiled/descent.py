@@ -13,8 +13,8 @@ from recurl.core.keys import NestedKey
 from recurl.execution.compiled.compilation import Density
 from recurl.execution.compiled.passes import CompiledPass, gradients_of
 from recurl.execution.explain import NotCompiled
-from recurl.sequences.boundaries import Boundaries
 from recurl.sequences.entries import Entries
+from recurl.sequences.index import Boundaries
 
 __all__ = ["RESULTS", "CompiledSurrogate", "SurrogateData", "SurrogateOptions"]
 

@@ -18,8 +18,8 @@ from recurl.execution.explain import NotCompiled
 from recurl.recurrence.backend import record_run
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.passes import Pass
-from recurl.sequences.boundaries import Boundaries
 from recurl.sequences.entries import Entries
+from recurl.sequences.index import Boundaries
 from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = ["CompiledPass", "PassLayout", "check_passes", "gradients_of"]

@@ -194,6 +194,8 @@ class _StandIn:
     """A module in its own ``forward``: reads numbers, weights and children of the module, and sets nothing."""
 
     __slots__ = ("_of", "_symbols")
+    _of: Any
+    _symbols: Any
 
     def __init__(self, module: nn.Module, symbols: _Symbols) -> None:
         object.__setattr__(self, "_of", module)

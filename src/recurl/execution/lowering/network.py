@@ -15,8 +15,8 @@ from recurl.core.keys import NestedKey, normalize_key
 from recurl.core.torch_compat import has_hooks
 from recurl.execution.explain import Explanation, NotCompiled, reason_of
 from recurl.execution.lowering.module import Links, children_in_order, hooked
-from recurl.sequences.boundaries import pass_on
 from recurl.sequences.entries import Entries, Step, unmarked
+from recurl.sequences.index import pass_on
 from recurl.sequences.tensordict_compat import returns_other_entries
 
 __all__ = [

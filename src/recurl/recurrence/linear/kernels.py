@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 ACCUMULATED = {
     torch.bfloat16: torch.float32,

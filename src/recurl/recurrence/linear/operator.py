@@ -17,7 +17,7 @@ from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels, gradients, tangent
 from recurl.recurrence.linear.scan import TracedScan
 from recurl.recurrence.operation import Run, refuse_forward_mode, run_operation
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 __all__ = ["linear_recurrence"]
 

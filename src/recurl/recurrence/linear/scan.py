@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.linear.kernels import ACCUMULATED, Gradients, LinearInputs, LinearKernels, gradients
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 
 class ScanLinear(LinearKernels):

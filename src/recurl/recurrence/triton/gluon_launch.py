@@ -33,7 +33,7 @@ from recurl.recurrence.triton.single_forward import single_forward_kernel
 from recurl.recurrence.triton.weights import packed
 from recurl.recurrence.triton.wide_backward import wide_backward_kernel
 from recurl.recurrence.triton.wide_forward import wide_forward_kernel
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 
 def run_forward(

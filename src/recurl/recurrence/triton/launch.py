@@ -15,7 +15,7 @@ from recurl.recurrence.triton import backward, forward, walk
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.layout import GateLayout
 from recurl.recurrence.triton.prepared import PreparedLaunch, prepared
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 _ALL_STEPS = 2**31 - 1
 _BLOCK = 1024

@@ -13,7 +13,7 @@ from recurl.recurrence.triton.launch import on, start
 from recurl.recurrence.triton.linear_config import Chunk
 from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel
 from recurl.recurrence.triton.linear_parts import EMPTY
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 _KINDS = {torch.complex64: "packed", torch.complex128: "pairs"}
 

@@ -12,7 +12,7 @@ from recurl.recurrence.triton import walk
 from recurl.recurrence.triton.large_product import large_product_kernel
 from recurl.recurrence.triton.launch import flags_of, processors_of
 from recurl.recurrence.triton.prepared import PreparedLaunch, prepared
-from recurl.sequences.boundaries import Boundaries
+from recurl.sequences.index import Boundaries
 
 _ROWS, _DEPTH, _STAGES, _WARPS = 128, 32, 4, 8
 # Columns of a tile, and the cycles per term of its sums: in tf32, and accurate to float32.

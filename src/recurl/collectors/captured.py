@@ -19,7 +19,7 @@ from recurl.execution.traced import InductorFunction
 from recurl.sequences.entries import Entries, Step, leaves
 from recurl.sequences.trajectories import Trajectories, next_trajectories
 
-__all__ = ["COLLECT_WITHOUT", "CaptureOptions", "CapturedSteps", "why_not_captured"]
+__all__ = ["COLLECT_WITHOUT", "CaptureOptions", "CapturedSteps", "capture_obstacle"]
 
 COLLECT_WITHOUT = "collect with cuda_graph=False"
 """What to do if the steps or the policy of a collector can't be captured."""
@@ -269,14 +269,14 @@ def _like(root: Step, keys: list[_Key], tensors: _Tensors) -> Step:
     return fresh
 
 
-def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool, compiled: bool) -> str | None:
+def capture_obstacle(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool, compiled: bool) -> str | None:
     """Return the reason why a collector can't compile or capture the steps of ``policy`` in ``env``, or None.
 
     If the environment steps on the host, only the policy can be captured.
 
     Example:
         >>> from recurl.envs import GymEnv
-        >>> why_not_captured(GymEnv("CartPole-v1"), None, init_random_frames=0, graph=False, compiled=True)
+        >>> capture_obstacle(GymEnv("CartPole-v1"), None, init_random_frames=0, graph=False, compiled=True)
         'GymEnv steps on the host'
     """
     if env.tensor_env is None and (compiled or policy is None):

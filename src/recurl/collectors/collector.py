@@ -174,17 +174,17 @@ class Collector(CollectorBase):
         self._capture_options = {"graph": cuda_graph, "compiled": compile_step}
         self._captured = self._make_captured()
         self._example: dict[tuple[str, ...], Tensor] = {}  # entries of a step of an earlier batch
-        self._why_not_in_place: str | None = ""  # no batch was collected yet
+        self._in_place_obstacle: str | None = ""  # no batch was collected yet
 
     def _make_captured(self) -> CapturedSteps | list[CapturedPolicy]:
         """Return the captured or compiled steps, or else the captured policy of each group, if any."""
         env, policy, options, steps = self.env, self.policy, self._capture_options, self.steps_per_batch
         if not any(options.values()):
             return []
-        from recurl.collectors.captured import CapturedSteps, why_not_captured  # noqa: PLC0415 - as above
+        from recurl.collectors.captured import CapturedSteps, capture_obstacle  # noqa: PLC0415 - as above
         from recurl.collectors.captured_policy import CapturedPolicy, generator_of  # noqa: PLC0415 - as above
 
-        reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, **options)
+        reason = capture_obstacle(env, policy, init_random_frames=self.init_random_frames, **options)
         if reason is not None:
             compiled = options["compiled"] and not (options["graph"] and env.tensor_env)
             what, option = ("compiled", "compile_step") if compiled else ("a CUDA graph", "cuda_graph")
@@ -247,7 +247,7 @@ class Collector(CollectorBase):
         done: list[list[Tensor]] = [[] for _ in writers]
         policies = self._policies(network, done)
         found = interact_and_write(groups.envs, policies, roots, writers, done, self._stepped, self._example)
-        ended, after, self._why_not_in_place = found
+        ended, after, self._in_place_obstacle = found
         batch.refine_names(..., "time")
         return batch, ended, after
 
@@ -290,7 +290,7 @@ class Collector(CollectorBase):
             forms = dict.fromkeys(forms, reason)
         elif self._captured:
             forms["cpp"] = "steps are captured or compiled"
-        in_place = self._why_not_in_place
+        in_place = self._in_place_obstacle
         if in_place == "":
             in_place = self.env.explain()["in place"] or forms["cpp"] or "no batch was collected yet"
         forms = {"in place": in_place, **forms}

@@ -107,7 +107,7 @@ class CompiledPass:
     @staticmethod
     def _check(compilation: Compilation, wanted: Sequence[NestedKey], parameters: dict[int, nn.Parameter]) -> None:
         builder, writes = compilation.program, compilation.writes
-        reason = builder.why_not_differentiable
+        reason = builder.gradient_obstacle
         if reason is not None:
             raise NotCompiled(reason)
         if any(write.fill is not None for write in writes) or {write.key for write in writes} - {None} != set(wanted):

@@ -21,7 +21,7 @@ class Pass:
     """Forward and backward pass of a program over all tokens of a batch.
 
     Args:
-        program: the program; its builder's ``why_not_differentiable`` must be None.
+        program: the program; its builder's ``gradient_obstacle`` must be None.
         weights: the weights that have gradients, each with the offset of its gradient in the flat gradient tensor.
     """
 

@@ -235,7 +235,7 @@ class ProgramBuilder:
         self._add("squash", loc, to, slots=(scale, noise, log_prob), w=w, b=b)
 
     @property
-    def why_not_differentiable(self) -> str | None:
+    def gradient_obstacle(self) -> str | None:
         """Reason why the program has no derivatives, or None if it has."""
         ops = [_KINDS[op.kind] for op in self._ops]
         missing = next((kind for kind in ops if kind not in _DIFFERENTIABLE), None)

@@ -27,7 +27,6 @@ import torch
 
 from recurl.execution.executor import FORMS
 from recurl.trainers import ALGORITHMS
-from recurl.trainers.optim import adam_forms
 from recurl.trainers.policies.steps import AgentStep
 from results_file import append, commit
 
@@ -64,6 +63,8 @@ GPU_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "r2d2": ("r2d2", {"env": CARTPOLE, "cell": "gru", "num_envs": 256, "rollout_steps": 16, **REPLAY, **ON_GPU}),
 }
 
+STEP = "recurl.trainers.optim.gradient_step:GradientStep.reference_step"
+
 
 @contextmanager
 def without(form: str) -> Generator[None]:
@@ -76,8 +77,8 @@ def without(form: str) -> Generator[None]:
     with {
         "nothing": lambda: patch.dict(FORMS),
         "fused PPO": lambda: patch.dict(FORMS, {"recurl.objectives.ppo:ClipPPOLoss.gradients": []}),
-        "C++ losses": lambda: patch.dict(FORMS, clear=True),
-        "flat Adam": lambda: patch.dict(adam_forms.FORMS, clear=True),
+        "C++ losses": lambda: patch.dict(FORMS, {method: [] for method in FORMS if method != STEP}),
+        "flat Adam": lambda: patch.dict(FORMS, {STEP: []}),
         "C++ policy": lambda: patch("recurl.collectors.collector.CompiledNetwork", lambda network: network),
         "Triton step": lambda: patch("recurl.recurrence.stack._is_on_gpu", lambda x: False),
         "small products": lambda: patch("recurl.execution.traced.small_product", lambda *_: None),

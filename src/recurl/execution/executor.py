@@ -1,7 +1,7 @@
 """The executor: methods run in the fastest form that is registered for them.
 
-A loss, an estimator or a network has one definition, in torch. Faster forms of its methods are entries of a table, from
-outside: :data:`FORMS` for those of recurl, :func:`register` for others. A form fails by raising
+A loss, an estimator or an optimizer step has one definition, in torch. Faster forms of its methods are entries of a
+table, from outside: :data:`FORMS` for those of recurl, :func:`register` for others. A form fails by raising
 :class:`~recurl.execution.explain.NotCompiled`, before it has changed anything, and the next one runs.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from recurl.core.errors import ArgumentError
@@ -29,12 +30,14 @@ class Form(NamedTuple):
         name: name of the form, such as ``"cpp"``.
         build: function, or ``"module:name"`` of one, that returns the form of a bound method.
         parts: methods whose behavior the form reproduces: it doesn't serve a subclass or object that overrides one.
+        package: package that must be installed, if any.
         owner: the class that it was registered for, once found in the table.
     """
 
     name: str
     build: Function | str
     parts: tuple[str, ...] = ()
+    package: str | None = None
     owner: type = object
 
 
@@ -51,6 +54,10 @@ FORMS: dict[str, list[Form]] = {
     ],
     "recurl.objectives.value.estimator:ValueEstimator.results": [
         Form("inductor", "recurl.execution.inductor:InductorResults")
+    ],
+    "recurl.trainers.optim.gradient_step:GradientStep.reference_step": [
+        Form("cpp", "recurl.trainers.optim.cpp_adam:CpuAdam", ("reference_step",)),
+        Form("triton", "recurl.trainers.optim.triton_adam:FlatAdam", ("reference_step",), "triton"),
     ],
 }
 """Forms of recurl's methods, fastest first, by ``"module:Class.method"``."""
@@ -107,11 +114,16 @@ class Executable:
     def _run(self, form: Form, *args: Any, **named: Any) -> Any:
         if form.name not in self._built:
             try:
+                if form.package is not None and find_spec(form.package) is None:
+                    raise NotCompiled(f"{form.package} isn't installed")
                 self._built[form.name] = _loaded(form.build)(self._function)
             except NotCompiled:
                 self._failed.add(form.name)
                 raise
         return self._built[form.name](*args, **named)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_built": {}}  # forms may hold addresses: a copy builds its own
 
     def explain(self) -> Explanation:
         """Explain in which form the last call ran, or the next one will be tried."""

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from recurl.trainers.optim.adam_forms import FORMS
+from recurl.execution.executor import FORMS
 from recurl.trainers.optim.gradient_step import GradientStep
 from tests.recurrence.kernel_tests import print_checks
 
@@ -23,6 +23,7 @@ SHAPES = {
     "layers": [(64, 33), (64,), (3, 7, 5), (0,), (2100,), ()],
     "large": [(20_000,), (5,)],  # more blocks than programs of the Triton kernels
 }
+STEP = "recurl.trainers.optim.gradient_step:GradientStep.reference_step"
 STEPS = 10
 NOT_FINITE = (4, 5)  # steps with a loss and with a gradient that isn't
 BY_DEFINITION = (6, 7)  # steps that the form doesn't take, but whose state it adopts
@@ -32,20 +33,22 @@ def train(form, shapes, dtype, max_norm):
     """Return parameters, optimizer state and norms after several steps."""
     generator = torch.Generator().manual_seed(2)  # no moments nearly cancel
     parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in shapes]
-    step, norms = GradientStep(parameters, learning_rate=0.01, max_norm=max_norm), []
+    step, norms, options = None, [], {"learning_rate": 0.01, "max_norm": max_norm}
     for number in range(STEPS):
-        if number in (BY_DEFINITION[0], BY_DEFINITION[-1] + 1):  # another optimizer continues
-            state, step = step.state_dict(), GradientStep(parameters, learning_rate=0.01, max_norm=max_norm)
-            step.load_state_dict(state)
+        used = [] if form is None or number in BY_DEFINITION else [form]
         for parameter in parameters:
             grad = torch.randn(parameter.shape, generator=generator, dtype=dtype) * 10.0 ** (number % 7 - 3)
             parameter.grad = grad * torch.inf if number == NOT_FINITE[1] else grad
         loss = torch.tensor(torch.nan if number == NOT_FINITE[0] else 1.0, dtype=dtype)
-        edits, before = parameters[0]._version, copy.deepcopy([parameters, step.state_dict()["state"]])
-        registered = {} if form is None or number in BY_DEFINITION else {"cpu": form}
-        with patch.dict(FORMS, registered, clear=True):
+        with patch.dict(FORMS, {STEP: used}):
+            if step is None:
+                step = GradientStep(parameters, **options)
+            elif number in (BY_DEFINITION[0], BY_DEFINITION[-1] + 1):  # another optimizer continues
+                state, step = step.state_dict(), GradientStep(parameters, **options)
+                step.load_state_dict(state)
+            edits, before = parameters[0]._version, copy.deepcopy([parameters, step.state_dict()["state"]])
             norms.append(step.descend(loss))
-            assert step.explain() == {name: None for name, _ in registered.values()}
+        assert step.explain() == {form.name: None for form in used}
         if number in NOT_FINITE:
             assert not (norms[-1] + loss).isfinite()
             torch.testing.assert_close([parameters, step.state_dict()["state"]], before, rtol=0, atol=0)
@@ -85,4 +88,4 @@ if __name__ == "__main__":
     allow_bounds()
     patch_once()
     triton_adam._DEVICES, triton_adam._SUMS = ("cpu",), 16
-    print_checks(checks(FORMS["cuda"]))
+    print_checks(checks(FORMS[STEP][1]))

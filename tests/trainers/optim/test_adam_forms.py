@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from recurl.execution.executor import FORMS, Form
 from recurl.execution.explain import NotCompiled
 from recurl.recurrence.cpu import instruction_sets
-from recurl.trainers.optim import adam_forms, triton_adam
-from recurl.trainers.optim.adam_forms import FORMS, CpuAdam
+from recurl.trainers.optim import triton_adam
+from recurl.trainers.optim.cpp_adam import CpuAdam
 from recurl.trainers.optim.gradient_step import GradientStep
+from recurl.trainers.optim.triton_adam import FlatAdam
 from tests.programs import Programs
 from tests.recurrence.kernel_tests import core_and_rest, run
 
-from .adam_form_checks import SHAPES, checks
+from .adam_form_checks import SHAPES, STEP, checks
 
+CPP, TRITON = FORMS[STEP]
 PACKAGE = "tests.trainers.optim"
 LIMITS = {"float32": 5e-7, "float64": 1e-14}
 
@@ -35,9 +40,9 @@ def in_the_interpreter(names):
 def cases():
     """Yield the comparisons of every form."""
     for instruction_set in instruction_sets():
-        form = "cpp", partial(CpuAdam, instruction_set=instruction_set)
+        form = CPP._replace(build=partial(CpuAdam, instruction_set=instruction_set))
         yield pytest.param("cpp", partial(in_this_process, form, ("float32", "float64")), id=f"cpp, {instruction_set}")
-    names = [*checks(FORMS["cuda"])]
+    names = [*checks(TRITON)]
     for case in core_and_rest(("block float32 0.5", "layers float32 inf"), names):
         marks = [*case.marks, pytest.mark.slow]
         yield pytest.param("triton", partial(in_the_interpreter, *case.values), id=f"triton, {case.id}", marks=marks)
@@ -50,7 +55,7 @@ def test_a_form_has_the_results_of_the_definition(form, compare):
 
 
 def test_every_form_is_compared():
-    assert {case.values[0] for case in cases()} == {name for name, _ in FORMS.values()}
+    assert {case.values[0] for case in cases()} == {form.name for form in FORMS[STEP]}
 
 
 @pytest.mark.slow
@@ -62,25 +67,25 @@ def test_compiled_kernels_do_not_spill(capability: str, programs: Programs) -> N
 
 
 @pytest.fixture
-def flat(monkeypatch):
-    """The form for a GPU, built on the CPU; its kernels don't run here."""
+def on_cpu(monkeypatch):
+    """Let the form for a GPU be built on the CPU; its kernels don't run here."""
     monkeypatch.setattr(triton_adam, "_DEVICES", ("cpu",))
-    return FORMS["cuda"]
 
 
 def refused(form, monkeypatch, weights, change):
-    """Make a step, with a form that is registered for the CPU, after a change; return why the definition was used."""
-    monkeypatch.setitem(FORMS, "cpu", form)
+    """Make a step after a change, with one form, which was built before; return why the definition was used."""
+    built = []
+    monkeypatch.setitem(FORMS, STEP, [Form("form", lambda definition: built[0] if built else form(definition))])
     step = GradientStep(weights, learning_rate=0.1, max_norm=1.0)
+    with suppress(NotCompiled):
+        built.append(form(step.reference_step))
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    step._form_for([weight.grad for weight in weights])  # before the change
     loss = change(weights, step) if change else None
     before = weights[0].detach().clone()
     step.descend(torch.ones((), dtype=weights[0].dtype) if loss is None else loss)
     assert not torch.equal(weights[0], before)
-    (reason,) = step.explain().values()
-    return reason
+    return step.explain()["form"]
 
 
 def weights_of(dtype=torch.float32):
@@ -120,29 +125,28 @@ NOT_PLAIN = "the loss, a gradient or a parameter isn't a contiguous CPU tensor o
     ],
 )
 def test_steps_that_the_cpp_form_does_not_take(dtype, change, reason, monkeypatch):
-    assert refused(FORMS["cpu"], monkeypatch, weights_of(dtype), change) == reason
+    assert refused(CpuAdam, monkeypatch, weights_of(dtype), change) == reason
 
 
 def test_the_cpp_form_refuses_what_it_cannot_see(monkeypatch):
     weights = weights_of()
-    optimizer = torch.optim.Adam(weights)
-    sum(weight.sum() for weight in weights).backward()
-    optimizer.step()
+    step = GradientStep(weights, learning_rate=1e-3, max_norm=1.0)
+    step(sum(weight.sum() for weight in weights))
     grads, loss = [weight.grad for weight in weights], torch.ones(())
-    form = CpuAdam(optimizer, 1.0)
+    form = CpuAdam(step.reference_step)
     with pytest.raises(NotCompiled, match="autograd, a tracer or a dispatch mode"):
-        form.step(grads, loss)  # autograd records
+        form(grads, loss)  # autograd records
     with torch.no_grad():
-        form.step(grads, loss)
+        form(grads, loss)
         weights[0].data = torch.ones(1)  # smaller than its optimizer state
         with pytest.raises(NotCompiled, match="doesn't have the shape of its optimizer state"):
-            form.step([torch.ones(1), *grads[1:]], loss)
-    optimizer.state[weights[0]]["exp_avg"] = torch.zeros(64, 33, dtype=torch.float64)
+            form([torch.ones(1), *grads[1:]], loss)
+    step.optimizer.state[weights[0]]["exp_avg"] = torch.zeros(64, 33, dtype=torch.float64)
     with pytest.raises(NotCompiled, match="the optimizer's state isn't in contiguous CPU tensors"):
-        CpuAdam(optimizer, 1.0)
+        CpuAdam(step.reference_step)
     monkeypatch.setattr("recurl.trainers.optim.cpp_adam.instruction_sets", lambda: ())
     with pytest.raises(NotCompiled, match="C\\+\\+ library isn't available"):
-        CpuAdam(optimizer, 1.0)
+        CpuAdam(step.reference_step)
 
 
 @pytest.mark.parametrize(
@@ -159,16 +163,33 @@ def test_the_cpp_form_refuses_what_it_cannot_see(monkeypatch):
         (torch.float64, None, "the parameters and step counts aren't contiguous and float32"),
     ],
 )
-def test_steps_that_the_triton_form_does_not_take(dtype, change, reason, flat, monkeypatch):
-    assert refused(flat, monkeypatch, weights_of(dtype), change) == reason
+def test_steps_that_the_triton_form_does_not_take(dtype, change, reason, on_cpu, monkeypatch):
+    assert refused(FlatAdam, monkeypatch, weights_of(dtype), change) == reason
 
 
 def test_parameters_that_the_triton_form_does_not_take(monkeypatch):
-    form = FORMS["cuda"]
-    reason = refused(form, monkeypatch, weights_of(), None)
-    assert reason == "the parameters and step counts aren't on one GPU"
+    assert refused(FlatAdam, monkeypatch, weights_of(), None) == "the parameters and step counts aren't on one GPU"
     monkeypatch.setattr(triton_adam, "_DEVICES", ("cpu",))
     empty = GradientStep([nn.Parameter(torch.ones(0))], learning_rate=0.1, max_norm=1.0)
-    assert empty._form_for([torch.ones(0)]) == "all parameters are empty"
-    monkeypatch.setattr(adam_forms, "find_spec", lambda name: None)
-    assert refused(form, monkeypatch, weights_of(), None) == "Triton isn't installed"
+    with pytest.raises(NotCompiled, match="all parameters are empty"):
+        FlatAdam(empty.reference_step)
+    monkeypatch.setitem(FORMS, STEP, [TRITON._replace(package="missing_package")])
+    step = GradientStep([nn.Parameter(torch.ones(2))], learning_rate=0.1, max_norm=1.0)
+    step(step.optimizer.param_groups[0]["params"][0].sum())
+    assert step.explain() == {"triton": "missing_package isn't installed"}
+
+
+def test_copies_build_their_own_form():
+    weights = [nn.Parameter(torch.ones(2))]
+    step = GradientStep(weights, learning_rate=0.1, max_norm=1.0)
+    step(weights[0].sum())
+    other = copy.deepcopy(step)
+    (copied,) = other.optimizer.param_groups[0]["params"]
+    before = weights[0].detach().clone(), copy.deepcopy(step.state_dict())
+    other(copied.sum())
+    assert torch.equal(weights[0], before[0])
+    torch.testing.assert_close(step.state_dict(), before[1], rtol=0, atol=0)
+    step(weights[0].sum())
+    assert torch.equal(weights[0], copied)
+    torch.testing.assert_close(step.state_dict(), other.state_dict(), rtol=0, atol=0)
+    assert step.explain() == other.explain() == {"cpp": None, "triton": None}

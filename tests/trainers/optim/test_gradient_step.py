@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 from recurl.core.errors import ArgumentError
-from recurl.trainers.optim.adam_forms import FORMS
+from recurl.execution.executor import FORMS
 from recurl.trainers.optim.gradient_step import GradientStep
+
+STEP = "recurl.trainers.optim.gradient_step:GradientStep.reference_step"
 
 
 def net():
@@ -16,7 +18,7 @@ def net():
 
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])
 def test_equals_adam_behind_clipped_gradients(max_norm, monkeypatch):
-    monkeypatch.delitem(FORMS, "cpu")
+    monkeypatch.delitem(FORMS, STEP)
     ours, theirs = net(), net()
     step = GradientStep(ours.parameters(), learning_rate=0.1, max_norm=max_norm, eps=1e-5)
     adam = torch.optim.Adam(theirs.parameters(), lr=0.1, eps=1e-5, fused=True)
@@ -54,7 +56,8 @@ def test_parameters_of_several_dtypes():
     for _ in range(2):
         step(sum(weight.sum() for weight in weights))
     assert [weight.tolist() for weight in weights] == [pytest.approx([0.8, 0.8])] * 2
-    assert step.explain() == {"cpp": "the parameters aren't of one floating-point dtype and on one device"}
+    reason = "the parameters aren't of one floating-point dtype and on one device"
+    assert step.explain() == {"cpp": reason, "triton": reason}
 
 
 def test_a_saved_state_resumes_bit_for_bit():
@@ -98,10 +101,10 @@ def state_of(step):
 @pytest.mark.parametrize(
     ("dtypes", "capturable", "forms"),
     [
-        ((torch.float32,) * 2, False, FORMS),
-        ((torch.float32,) * 2, False, {}),
-        ((torch.float32,) * 2, True, {}),
-        ((torch.float32, torch.float64), False, {}),
+        ((torch.float32,) * 2, False, FORMS[STEP]),
+        ((torch.float32,) * 2, False, []),
+        ((torch.float32,) * 2, True, []),
+        ((torch.float32, torch.float64), False, []),
     ],
     ids=["form", "fused", "capturable", "unfused"],
 )
@@ -117,7 +120,7 @@ def state_of(step):
     ],
 )
 def test_a_step_that_is_not_finite_changes_nothing(dtypes, capturable, forms, steps, loss, monkeypatch):
-    monkeypatch.setattr("recurl.trainers.optim.gradient_step.FORMS", forms)
+    monkeypatch.setitem(FORMS, STEP, forms)
     weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes]
     other = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes]
     ours, theirs = (GradientStep(w, learning_rate=0.1, max_norm=1.0, capturable=capturable) for w in (weights, other))

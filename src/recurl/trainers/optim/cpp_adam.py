@@ -1,10 +1,11 @@
-"""Adam step with gradient clipping for all parameters in a single call of recurl's C++ library."""
+"""The step of :class:`~recurl.trainers.optim.gradient_step.GradientStep` on a CPU: one call of recurl's C++ library."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from recurl.execution.explain import NotCompiled
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, adam_function, check, instruction_sets
 from recurl.recurrence.cpu.step import PLAIN_TYPES, can_step
 
+if TYPE_CHECKING:
+    from recurl.trainers.optim.gradient_step import GradientStep
+
 __all__ = ["CpuAdam"]
 
 _DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -22,30 +26,29 @@ _ADAM = struct.Struct("6q5d")  # recurl_adam
 
 
 class CpuAdam:
-    """Adam with gradient clipping on a CPU; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`.
-
-    Gradients are averaged and clipped in place.
+    """Form of ``GradientStep.reference_step`` on a CPU. Gradients are averaged and clipped in place.
 
     Args:
-        optimizer: optimizer with one parameter group and state for all parameters, whose tensors must not be replaced
-            or move in memory.
-        max_norm: maximum norm of all gradients together.
+        definition: the method. The tensors of its optimizer's state must not be replaced or move in memory.
         instruction_set: one of :func:`~recurl.recurrence.cpu.instruction_sets`, or None for the fastest of them.
 
     Raises:
-        NotCompiled: the library isn't available, or doesn't support these parameters.
+        NotCompiled: the library isn't available, or doesn't support the parameters.
     """
 
-    def __init__(self, optimizer: torch.optim.Adam, max_norm: float, instruction_set: str | None = None) -> None:
+    def __init__(self, definition: Callable[..., Tensor], instruction_set: str | None = None) -> None:
+        owner: GradientStep = definition.__self__  # type: ignore[attr-defined] - a bound method
+        self._group = owner.optimizer.param_groups[0]
+        self._parameters: list[Tensor] = self._group["params"]
+        self._max_norm = owner.max_norm
+        device, self._dtype = self._parameters[0].device, self._parameters[0].dtype
+        if device.type != "cpu":
+            raise NotCompiled(f"the parameters are on {device}")
         if not instruction_sets():
             raise NotCompiled("recurl's C++ library isn't available")
-        self._group = optimizer.param_groups[0]
-        self._parameters: list[Tensor] = self._group["params"]
-        self._max_norm = max_norm
-        self._dtype = self._parameters[0].dtype
+        states = owner.states()
         if self._dtype not in _DTYPES:
             raise NotCompiled(f"the parameters are {str(self._dtype).removeprefix('torch.')}, not float32 or float64")
-        states = [optimizer.state[parameter] for parameter in self._parameters]
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         if not _are_plain((*means, *squares), self._dtype) or not _are_plain(steps, torch.float32):
             raise NotCompiled("the optimizer's state isn't in contiguous CPU tensors of the dtype of the parameters")
@@ -56,9 +59,11 @@ class CpuAdam:
         self._isa = INSTRUCTION_SETS.index(instruction_set or instruction_sets()[-1])
         self._parts = struct.Struct(f"{6 * len(states)}q")  # one recurl_parameter each
 
-    def step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
-        """Make a step; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`."""
+    def __call__(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """Make a step and return the norm of the gradients before clipping."""
         parameters, group = self._parameters, self._group
+        if len(grads) < len(parameters):
+            raise NotCompiled("a parameter has no gradient")
         if not can_step():
             raise NotCompiled("autograd, a tracer or a dispatch mode tracks torch's operations")
         if not _are_plain((loss, *grads, *parameters), self._dtype):

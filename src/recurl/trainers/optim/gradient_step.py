@@ -1,4 +1,4 @@
-"""Adam step with clipping and a check for non-finite gradients: its definition in torch, and the choice of a form."""
+"""Adam step with clipping and a check for non-finite gradients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from recurl.core.errors import ArgumentError
 from recurl.core.spans import BACKWARD, OPTIMIZER, span
 from recurl.distributed import average_, world_size
+from recurl.execution.executor import compile  # noqa: A004 - as in torch.compile
 from recurl.execution.explain import Explanation, NotCompiled
-from recurl.trainers.optim.adam_forms import FORMS, AdamForm
 
 
 class GradientStep:
@@ -54,15 +54,14 @@ class GradientStep:
         capturable: bool = False,
     ) -> None:
         self._parameters = list(parameters)
-        self._max_norm = max_norm
+        self.max_norm = max_norm
         self._capturable = capturable
         kinds = {(p.device, p.dtype) for p in self._parameters}
         fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
         rate = torch.tensor(learning_rate, device=self._parameters[0].device) if capturable else learning_rate
         self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=eps, fused=fused, capturable=capturable)
-        self._form: AdamForm | str | None = None  # or the reason why the definition is used
-        self._formed_state: Any = None  # the state that the form updates
-        self._reason: str | None = "no step has been made"
+        self._step: Any = compile(self.reference_step)
+        self._state: Any = self.optimizer.state  # which the forms update
 
     def __call__(self, loss: Tensor) -> Tensor:
         """Compute the gradient of ``loss``, make a step, and return the gradient norm before clipping, a scalar.
@@ -82,19 +81,10 @@ class GradientStep:
         Gradients may be averaged and clipped in place.
         """
         with span(OPTIMIZER):
-            loss = loss.detach()
+            if self.optimizer.state is not self._state:  # one was loaded
+                self._step, self._state = compile(self.reference_step), self.optimizer.state
             grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            form = self._form_for(grads)
-            if not isinstance(form, str):
-                try:
-                    norm = form.step(grads, loss)
-                except NotCompiled as reason:
-                    form = str(reason)
-                else:
-                    self._reason = None
-                    return norm
-            self._reason = form
-            return self.reference_step(grads, loss)
+            return self._step(grads, loss.detach())
 
     @torch.no_grad()
     def reference_step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
@@ -107,7 +97,7 @@ class GradientStep:
         loss = loss if world_size() == 1 else loss.clone()
         average_([*grads, loss])
         norm = get_total_norm(grads)
-        clip_grads_with_norm_(self._parameters, self._max_norm, norm)
+        clip_grads_with_norm_(self._parameters, self.max_norm, norm)
         before = {id(tensor): tensor.clone() for tensor in self._tensors()}
         self.optimizer.step()
         finite = (norm + loss).isfinite()
@@ -120,43 +110,31 @@ class GradientStep:
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return [*self._parameters, *(value for value in states if isinstance(value, Tensor))]
 
-    def _form_for(self, grads: Sequence[Tensor]) -> AdamForm | str:
-        """Return the form of the next step, or the reason why the definition is used."""
-        if len(grads) < len(self._parameters):
-            return "a parameter has no gradient"
-        state = self.optimizer.state
-        if self._form is None or self._formed_state is not state:  # replaced when a state is loaded
-            self._form, self._formed_state = self._build(), state
-        return self._form
+    def states(self) -> list[dict[str, Tensor]]:
+        """Return the optimizer's state of each parameter, created as Adam does where it is missing.
 
-    def _build(self) -> AdamForm | str:
-        _, build = FORMS.get(self._parameters[0].device.type, (None, None))
-        if build is None:
-            return "no form exists for this device"
+        Raises:
+            NotCompiled: the parameters are of several dtypes or devices, or not of floating point.
+        """
         if not self.optimizer.param_groups[0]["fused"]:
-            return "the parameters aren't of one floating-point dtype and on one device"
-        state: Any = self.optimizer.state
+            raise NotCompiled("the parameters aren't of one floating-point dtype and on one device")
         for parameter in self._parameters:
-            if not state[parameter]:  # as Adam creates it
-                state[parameter].update(
+            if not self.optimizer.state[parameter]:
+                self.optimizer.state[parameter].update(
                     step=torch.zeros((), dtype=torch.float32, device=parameter.device),
                     exp_avg=torch.zeros_like(parameter),
                     exp_avg_sq=torch.zeros_like(parameter),
                 )
-        try:
-            return build(self.optimizer, self._max_norm)
-        except NotCompiled as reason:
-            return str(reason)
+        return [self.optimizer.state[parameter] for parameter in self._parameters]
 
     def explain(self) -> Explanation:
-        """Return the faster form for the device of the parameters, with the reason why the last step didn't use it.
+        """Return the forms of the step, fastest first, each with the reason why the last step didn't use it.
 
         Example:
             >>> print(GradientStep([nn.Parameter(torch.zeros(2))], learning_rate=0.1, max_norm=1.0).explain())
-            Adam: torch (not cpp: no step has been made)
+            Adam: cpp
         """
-        name, _ = FORMS.get(self._parameters[0].device.type, (None, None))
-        return Explanation("Adam", {} if name is None else {name: self._reason}, "torch")
+        return Explanation("Adam", self._step.explain(), "torch")
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate."""

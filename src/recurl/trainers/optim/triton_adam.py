@@ -1,8 +1,9 @@
-"""Adam step with gradient clipping on a GPU, in three kernels. Imported only if Triton is installed."""
+"""The step of :class:`~recurl.trainers.optim.gradient_step.GradientStep` on a GPU, in three kernels of Triton."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from recurl.recurrence.triton.launch import on
 from recurl.recurrence.triton.prepared import prepared
 from recurl.trainers.optim.triton_adam_kernels import adam_kernel, decide_kernel, squares_kernel
 
+if TYPE_CHECKING:
+    from recurl.trainers.optim.gradient_step import GradientStep
+
 __all__ = ["FlatAdam"]
 
 _DEVICES = ("cuda",)
@@ -22,26 +26,25 @@ _SUMS = 256  # most programs that sum squares
 
 
 class FlatAdam:
-    """Adam on flat buffers: both moments of all parameters are in one tensor each, in the order of the parameters.
+    """Form of ``GradientStep.reference_step`` on a GPU.
 
-    See :class:`~recurl.trainers.optim.adam_forms.AdamForm`; gradients aren't changed. Results equal those of
-    ``torch.optim.Adam`` up to rounding. On a GPU torch rounds betas to float32, so second moments differ by 1.3e-5 if
-    beta is 0.999. torch's kernels process 65,536 numbers per thread block, so that small networks occupy only three
-    multiprocessors.
+    Both moments of all parameters are in one tensor each, in the order of the parameters; gradients aren't changed.
+    On a GPU torch rounds betas to float32, so second moments differ by 1.3e-5 if beta is 0.999. torch's kernels process
+    65,536 numbers per thread block, so that small networks occupy only three multiprocessors.
 
     Args:
-        optimizer: optimizer with one parameter group, of parameters that are float32, contiguous, and on one GPU, and
-            with state for all of them. Its moments become views of the buffers; step counts must not be replaced.
-        max_norm: largest norm of all gradients together.
+        definition: the method. The moments of its optimizer become views of the buffers; step counts must not be
+            replaced.
 
     Raises:
-        NotCompiled: the parameters or step counts aren't such tensors.
+        NotCompiled: the parameters or step counts aren't contiguous, float32 and on one GPU.
     """
 
-    def __init__(self, optimizer: torch.optim.Adam, max_norm: float) -> None:
-        self._group = optimizer.param_groups[0]
+    def __init__(self, definition: Callable[..., Tensor]) -> None:
+        owner: GradientStep = definition.__self__  # type: ignore[attr-defined] - a bound method
+        self._group = owner.optimizer.param_groups[0]
         self._parameters: list[Tensor] = self._group["params"]
-        states = [optimizer.state[parameter] for parameter in self._parameters]
+        states = owner.states()
         self._steps: list[Tensor] = [state["step"] for state in states]
         self._device = self._parameters[0].device
         tensors = (*self._parameters, *self._steps)
@@ -60,7 +63,7 @@ class FlatAdam:
             state.update(exp_avg=mean.view(like.shape), exp_avg_sq=square.view(like.shape))
         self._views: list[Tensor] = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
         self._fixed = (*self._group["betas"], self._group["eps"])
-        self._settings = torch.tensor([max_norm, *self._fixed], dtype=torch.float64, device=self._device)
+        self._settings = torch.tensor([owner.max_norm, *self._fixed], dtype=torch.float64, device=self._device)
         self._addresses = [tensor.data_ptr() for tensor in tensors]
         chunks = list[list[int]]()
         before = 0
@@ -72,8 +75,10 @@ class FlatAdam:
         self._chunks = torch.tensor(chunks, device=self._device)
         self._step_addresses = torch.tensor(self._addresses[len(sizes) :], device=self._device)
 
-    def step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
-        """Make a step; see :class:`~recurl.trainers.optim.adam_forms.AdamForm`."""
+    def __call__(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """Make a step and return the norm of the gradients before clipping."""
+        if len(grads) < len(self._parameters):
+            raise NotCompiled("a parameter has no gradient")
         if not all(x.dtype == torch.float32 and x.device == self._device for x in (*grads, loss)):
             raise NotCompiled("the loss or a gradient isn't float32 on the GPU of the parameters")
         same = self._addresses == [x.data_ptr() for x in (*self._parameters, *self._steps)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recurl.core import torch_compat as _torch
@@ -453,3 +454,17 @@ def test_lift_tensors():
     kept = _torch.lift_tensors(graph)
     weight.fill_(3.0)
     assert graph(torch.ones(2), *kept)[0].tolist() == [4.0, 5.0]
+
+
+def test_has_step_hooks():
+    one, other = (torch.optim.SGD([nn.Parameter(torch.ones(1))]) for _ in range(2))
+    assert not _torch.has_step_hooks(one)
+    for register in (one.register_step_pre_hook, one.register_step_post_hook):
+        handle = register(lambda *args: None)
+        assert _torch.has_step_hooks(one)
+        assert not _torch.has_step_hooks(other)
+        handle.remove()
+    handle = register_optimizer_step_post_hook(lambda *args: None)
+    assert _torch.has_step_hooks(other)
+    handle.remove()
+    assert not _torch.has_step_hooks(one)

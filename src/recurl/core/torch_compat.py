@@ -39,6 +39,7 @@ __all__ = [
     "foreach_lerp_",
     "has_global_hooks",
     "has_hooks",
+    "has_step_hooks",
     "has_tensor_hooks",
     "hooks_of",
     "inductor_program",
@@ -209,6 +210,21 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 has_global_hooks: Callable[[], bool] = find("torch.nn.modules.module:_has_any_global_hook")
 """Return whether global module hooks are registered. Replacement: as for :func:`has_hooks`."""
+
+
+_global_step_hooks: Sequence[dict[int, Any]] = (
+    find("torch.optim.optimizer:_global_optimizer_pre_hooks"),
+    find("torch.optim.optimizer:_global_optimizer_post_hooks"),
+)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether hooks run before or after the steps of ``optimizer``. Replacement: call its ``step``."""
+    own: Any = optimizer
+    try:
+        return bool(own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks) or any(_global_step_hooks)
+    except AttributeError as error:
+        raise absent_error("torch:optim.Optimizer._optimizer_step_pre_hooks") from error
 
 
 def has_tensor_hooks(tensor: Tensor) -> bool:

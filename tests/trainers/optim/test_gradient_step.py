@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from torch import nn
 
 from recurl.core.errors import ArgumentError
 from recurl.execution.executor import FORMS
+from recurl.recurrence.cpu import instruction_sets
 from recurl.trainers.optim.gradient_step import GradientStep
 
 STEP = "recurl.trainers.optim.gradient_step:GradientStep.reference_step"
@@ -186,3 +188,109 @@ def test_a_state_is_restored_twice():
             step((weight * torch.tensor([0.3, -0.4])).sum() * scale)
         ends.append(weight.detach().clone())
     assert torch.equal(*ends)
+
+
+class Halving(torch.optim.Adam):
+    """Halves the parameters after every step."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.mul_(0.5)
+
+
+def change_options(**options):
+    return lambda step: step.optimizer.param_groups[0].update(options)
+
+
+def change_state(step):
+    for state in step.optimizer.state.values():
+        state["exp_avg"] = torch.ones_like(state["exp_avg"])
+
+
+def forget_state(step):
+    step.optimizer.state.clear()
+
+
+def load_decay(step):
+    state = step.state_dict()
+    state["param_groups"][0]["weight_decay"] = 0.5
+    step.load_state_dict(state)
+
+
+def split_groups(step):
+    group = step.optimizer.param_groups[0]
+    last = group["params"].pop()
+    step.optimizer.add_param_group({**group, "params": [last], "lr": 0.001})
+
+
+def halve_after_steps(step):
+    def halve(optimizer, args, kwargs):
+        with torch.no_grad():
+            for parameter in step._parameters:
+                parameter.mul_(0.5)
+
+    step.optimizer.register_step_post_hook(halve)
+
+
+def use(kind, **options):
+    def change(step):
+        step.optimizer = kind(step._parameters, lr=0.1, fused=True, **options)
+
+    return change
+
+
+def step_twice(step):
+    once = step.optimizer.step
+    step.optimizer.step = lambda: (once(), once())
+
+
+@pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (change_options(lr=0.01, betas=(0.5, 0.9), eps=1e-3), None),
+        (change_options(weight_decay=0.5), "the optimizer uses weight_decay"),
+        (change_options(maximize=True), "the optimizer uses maximize"),
+        (load_decay, "the optimizer uses weight_decay"),
+        (change_state, None),
+        (forget_state, None),
+        (split_groups, "the optimizer's parameters aren't those of the step, in one group"),
+        (halve_after_steps, "the optimizer has hooks"),
+        (use(torch.optim.SGD), "the optimizer is SGD, whose step is not that of torch.optim.Adam"),
+        (use(torch.optim.AdamW, weight_decay=0.0), None),
+        (use(torch.optim.AdamW, weight_decay=0.5), "the optimizer uses weight_decay"),
+        (use(Halving), "the optimizer is Halving, whose step is not that of torch.optim.Adam"),
+        (step_twice, "the optimizer is Adam, whose step is not that of torch.optim.Adam"),
+    ],
+)
+def test_edits_of_the_optimizer_between_steps(change, reason, monkeypatch):
+    """They take effect as in the definition."""
+    models, explained = [net(), net()], None
+    for model, forms in zip(models, (FORMS[STEP][:1], []), strict=True):
+        monkeypatch.setitem(FORMS, STEP, forms)
+        step = GradientStep(model.parameters(), learning_rate=0.1, max_norm=0.5)
+        generator = torch.Generator().manual_seed(1)
+        for number in range(6):
+            if number == 3:
+                change(step)
+            step(model(torch.randn(7, 3, generator=generator, dtype=torch.float64)).square().mean())
+        explained = explained or step.explain()
+    assert explained == {"cpp": reason}
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_has_its_own_state(copied):
+    model = net()
+    step = GradientStep(model.parameters(), learning_rate=0.1, max_norm=1.0)
+    x = torch.randn(7, 3, dtype=torch.float64)
+    step(model(x).square().mean())
+    other, other_step = copied((model, step))
+    for _ in range(2):
+        step(model(x).square().mean())
+    for _ in range(2):
+        other_step(other(x).square().mean())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

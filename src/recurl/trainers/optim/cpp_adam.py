@@ -46,9 +46,9 @@ class CpuAdam:
             raise NotCompiled(f"the parameters are on {device}")
         if not instruction_sets():
             raise NotCompiled("recurl's C++ library isn't available")
-        states = owner.states()
         if self._dtype not in _DTYPES:
             raise NotCompiled(f"the parameters are {str(self._dtype).removeprefix('torch.')}, not float32 or float64")
+        states = [owner.optimizer.state[parameter] for parameter in self._parameters]
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         if not _are_plain((*means, *squares), self._dtype) or not _are_plain(steps, torch.float32):
             raise NotCompiled("the optimizer's state isn't in contiguous CPU tensors of the dtype of the parameters")
@@ -62,8 +62,6 @@ class CpuAdam:
     def __call__(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
         """Make a step and return the norm of the gradients before clipping."""
         parameters, group = self._parameters, self._group
-        if len(grads) < len(parameters):
-            raise NotCompiled("a parameter has no gradient")
         if not can_step():
             raise NotCompiled("autograd, a tracer or a dispatch mode tracks torch's operations")
         if not _are_plain((loss, *grads, *parameters), self._dtype):

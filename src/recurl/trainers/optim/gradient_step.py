@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterable, Sequence
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -12,9 +14,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from recurl.core.errors import ArgumentError
 from recurl.core.spans import BACKWARD, OPTIMIZER, span
+from recurl.core.torch_compat import has_step_hooks
 from recurl.distributed import average_, world_size
 from recurl.execution.executor import compile  # noqa: A004 - as in torch.compile
-from recurl.execution.explain import Explanation, NotCompiled
+from recurl.execution.explain import Explanation
+
+_ADAM_STEP = unwrap(torch.optim.Adam.step)
+_UNSUPPORTED = ("weight_decay", "amsgrad", "maximize", "differentiable")
 
 
 class GradientStep:
@@ -23,9 +29,9 @@ class GradientStep:
     If the loss or the gradient norm isn't finite, parameters and optimizer state stay unchanged. This is decided on the
     device, without synchronization. Under torchrun, gradients and loss are averaged over the ranks.
 
-    :meth:`reference_step` is the definition. A faster form of it is used if one supports the parameters: a
-    single call of recurl's C++ library on a CPU, three Triton kernels on a GPU. Their results are equal up to rounding;
-    see :meth:`explain`.
+    :meth:`reference_step` is the definition. A faster form of it is used if one supports the parameters and the options
+    of ``optimizer``: a single call of recurl's C++ library on a CPU, three Triton kernels on a GPU. Their results are
+    equal up to rounding; see :meth:`explain`. The optimizer may be edited or replaced between steps.
 
     Args:
         parameters: the parameters to train.
@@ -60,8 +66,10 @@ class GradientStep:
         fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
         rate = torch.tensor(learning_rate, device=self._parameters[0].device) if capturable else learning_rate
         self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=eps, fused=fused, capturable=capturable)
+        self._same_kind = fused
         self._step: Any = compile(self.reference_step)
-        self._state: Any = self.optimizer.state  # which the forms update
+        self._kept: list[object] = []  # what the forms were built for
+        self._obstacle: str | None = None
 
     def __call__(self, loss: Tensor) -> Tensor:
         """Compute the gradient of ``loss``, make a step, and return the gradient norm before clipping, a scalar.
@@ -81,10 +89,18 @@ class GradientStep:
         Gradients may be averaged and clipped in place.
         """
         with span(OPTIMIZER):
-            if self.optimizer.state is not self._state:  # one was loaded
-                self._step, self._state = compile(self.reference_step), self.optimizer.state
+            loss = loss.detach()
             grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            return self._step(grads, loss.detach())
+            self._obstacle = self._find_obstacle(grads)
+            if self._obstacle is not None:
+                return self.reference_step(grads, loss)
+            if _are_same(self._held(), self._kept):
+                return self._step(grads, loss)
+            self._step = compile(self.reference_step)
+            self._create_state()
+            norm = self._step(grads, loss)
+            self._kept = self._held()  # a form may move the state
+            return norm
 
     @torch.no_grad()
     def reference_step(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
@@ -110,14 +126,31 @@ class GradientStep:
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return [*self._parameters, *(value for value in states if isinstance(value, Tensor))]
 
-    def states(self) -> list[dict[str, Tensor]]:
-        """Return the optimizer's state of each parameter, created as Adam does where it is missing.
+    def _find_obstacle(self, grads: Sequence[Tensor]) -> str | None:
+        """Return the reason why no form computes what the optimizer does, or None."""
+        optimizer = self.optimizer
+        if not self._same_kind:
+            return "the parameters aren't of one floating-point dtype and on one device"
+        if unwrap(type(optimizer).step) is not _ADAM_STEP or "step" in vars(optimizer):
+            return f"the optimizer is {type(optimizer).__name__}, whose step is not that of torch.optim.Adam"
+        if has_step_hooks(optimizer):
+            return "the optimizer has hooks"
+        first, *more = optimizer.param_groups
+        if more or not _are_same(first["params"], self._parameters):
+            return "the optimizer's parameters aren't those of the step, in one group"
+        used = [name for name in _UNSUPPORTED if first.get(name)]
+        if used:
+            return f"the optimizer uses {', '.join(used)}"
+        return "a parameter has no gradient" if len(grads) < len(self._parameters) else None
 
-        Raises:
-            NotCompiled: the parameters are of several dtypes or devices, or not of floating point.
-        """
-        if not self.optimizer.param_groups[0]["fused"]:
-            raise NotCompiled("the parameters aren't of one floating-point dtype and on one device")
+    def _held(self) -> list[object]:
+        """Return the optimizer and the tensors of its state."""
+        states = self.optimizer.state
+        held = [value for parameter in self._parameters for value in states.get(parameter, {}).values()]
+        return [self.optimizer, *held]
+
+    def _create_state(self) -> None:
+        """Create the optimizer's state as Adam does, where it is missing."""
         for parameter in self._parameters:
             if not self.optimizer.state[parameter]:
                 self.optimizer.state[parameter].update(
@@ -125,7 +158,6 @@ class GradientStep:
                     exp_avg=torch.zeros_like(parameter),
                     exp_avg_sq=torch.zeros_like(parameter),
                 )
-        return [self.optimizer.state[parameter] for parameter in self._parameters]
 
     def explain(self) -> Explanation:
         """Return the forms of the step, fastest first, each with the reason why the last step didn't use it.
@@ -134,7 +166,8 @@ class GradientStep:
             >>> print(GradientStep([nn.Parameter(torch.zeros(2))], learning_rate=0.1, max_norm=1.0).explain())
             Adam: cpp
         """
-        return Explanation("Adam", self._step.explain(), "torch")
+        forms = self._step.explain()
+        return Explanation("Adam", forms if self._obstacle is None else dict.fromkeys(forms, self._obstacle), "torch")
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate."""
@@ -167,3 +200,7 @@ class GradientStep:
         for group in self.optimizer.param_groups:
             rate, device = group["lr"], group["params"][0].device
             group["lr"] = torch.as_tensor(rate, device=device) if self._capturable else float(rate)
+
+
+def _are_same(found: Sequence[object], kept: Sequence[object]) -> bool:
+    return len(found) == len(kept) and all(map(operator.is_, found, kept))

@@ -44,7 +44,7 @@ class FlatAdam:
         owner: GradientStep = definition.__self__  # type: ignore[attr-defined] - a bound method
         self._group = owner.optimizer.param_groups[0]
         self._parameters: list[Tensor] = self._group["params"]
-        states = owner.states()
+        states = [owner.optimizer.state[parameter] for parameter in self._parameters]
         self._steps: list[Tensor] = [state["step"] for state in states]
         self._device = self._parameters[0].device
         tensors = (*self._parameters, *self._steps)
@@ -77,8 +77,6 @@ class FlatAdam:
 
     def __call__(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
         """Make a step and return the norm of the gradients before clipping."""
-        if len(grads) < len(self._parameters):
-            raise NotCompiled("a parameter has no gradient")
         if not all(x.dtype == torch.float32 and x.device == self._device for x in (*grads, loss)):
             raise NotCompiled("the loss or a gradient isn't float32 on the GPU of the parameters")
         same = self._addresses == [x.data_ptr() for x in (*self._parameters, *self._steps)]

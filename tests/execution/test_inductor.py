@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from recurl import execution
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, UsageError
+from recurl.execution.inductor import InductorBatchFunction
 from recurl.execution.lowering import Entries
 from recurl.objectives import LossModule, sequences
 from recurl.trainers import PPO, PPOConfig
@@ -60,3 +61,72 @@ def test_compiled_estimates_are_those_of_the_estimator(monkeypatch):
     learner.close()
     for key in ("advantage", "value_target"):
         torch.testing.assert_close(found[key], expected[key].squeeze(-1))
+
+
+class Weighted(LossModule):
+    """A loss with options of several kinds."""
+
+    in_keys = out_keys = accepted_keys = ()
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0))
+        self.weight, self._power, self.offset, self.names = 2.0, 2, torch.zeros(()), ("loss",)
+        self.calls = 0
+
+    def losses(self, batch):
+        self.calls += 1
+        loss = ((self.net(batch.get("x")) - self.offset) ** self._power).mean() * self.weight
+        return dict.fromkeys(self.names, loss)
+
+
+def replace(net):
+    net.net[0].weight = nn.Parameter(net.net[0].weight.detach() * 2)
+
+
+CHANGES = {
+    "public number": lambda net: setattr(net, "weight", 3.0),
+    "private number": lambda net: setattr(net, "_power", 4),
+    "tensor": lambda net: setattr(net, "offset", torch.ones(())),
+    "tuple": lambda net: setattr(net, "names", ("loss", "again")),
+    "parameter": replace,
+    "frozen": lambda net: net.net[0].weight.requires_grad_(False),
+    "module": lambda net: setattr(net, "net", nn.Linear(4, 3)),
+    "hook": lambda net: net.net[0].register_forward_hook(lambda module, inputs, output: 2 * output),
+    "number of a part": lambda net: setattr(net.net[1], "p", 1.0),
+    "nothing": lambda net: None,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_of_a_loss_are_seen(change):
+    torch.manual_seed(0)
+    net, batch = Weighted(), Entries({"x": torch.randn(5, 4)}, torch.Size([5]))
+    run = execution.compile(net.gradients, backend="inductor")
+    run(batch)
+    calls = net.calls
+    CHANGES[change](net)
+    for parameter in net.parameters():
+        parameter.grad = torch.full_like(parameter, 7.0)
+    found = run(batch), [parameter.grad for parameter in net.parameters()]
+    assert run.explain() == {"inductor": None}
+    assert (net.calls == calls) == (change == "nothing")
+    torch.testing.assert_close(found, (net.gradients(batch), [parameter.grad for parameter in net.parameters()]))
+
+
+@pytest.mark.parametrize("backend", ["inductor", "eager", "auto"])
+def test_losses_without_gradients_are_refused(backend):
+    net, batch = Weighted(), Entries({"x": torch.randn(5, 4)}, torch.Size([5]))
+    run = execution.compile(net.gradients, backend=backend)
+    words = r"must depend on a parameter that requires gradients, but none of \['loss'\] does"
+    with torch.no_grad(), pytest.raises(UsageError, match=words):
+        run(batch)
+    net.requires_grad_(False)
+    with pytest.raises(UsageError, match=words):
+        run(batch)
+
+
+def test_batches_of_the_same_entries_and_another_size():
+    run = InductorBatchFunction(lambda batch: {"size": batch.get("x").sum() * len(batch.batch_size)}, nn.Module())
+    entries = {"x": torch.ones(2, 3)}
+    assert [run(Entries(entries, torch.Size(size)))["size"].item() for size in ([2], [2, 3])] == [6.0, 12.0]

@@ -41,6 +41,25 @@ def test_other_memory_is_a_replacement_and_an_edit_in_place_is_not() -> None:
     assert guard.replaced() == "0.weight"
 
 
+def test_frozen_parameters_are_named() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+    guard = ModuleGuard(net)
+    net[0].bias.requires_grad_(False)
+    assert guard.replaced() == "0.bias"
+
+
+def test_settings_are_compared_by_value_or_identity() -> None:
+    settings: dict[str, object] = {"rate": 0.5, "names": ("a", "b")}
+    guard = ModuleGuard(None, settings=lambda: settings)
+    settings["rate"] = float("0.5")
+    assert guard.replaced() is None
+    settings["rate"] = 0.25
+    assert guard.replaced() == "rate"
+    guard.renew()
+    settings["names"] = tuple("ab")
+    assert guard.replaced() == "names"
+
+
 def test_modes_are_guarded_if_asked() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
     plain, modes = ModuleGuard(net), ModuleGuard(net, modes=True)

@@ -11,8 +11,10 @@ from torch import Tensor
 from recurl import execution
 from recurl.core.errors import MissingKeyError, UsageError
 from recurl.execution import NotCompiled
+from recurl.modules import OneHotCategorical
 from recurl.objectives import A2CLoss, ClipPPOLoss
 from recurl.objectives.compiled_ppo import CompiledPPO
+from recurl.objectives.policy import ActorCritic
 from recurl.recurrence.cpu import instruction_sets
 
 from .test_compiled_policy import KINDS, make
@@ -202,7 +204,7 @@ def test_other_batches_say_why_not() -> None:
     assert run.explain()["fused"] == "the loss runs an estimator"
 
 
-@pytest.mark.parametrize("method", ["tensors", "losses", "losses_of", "read"])
+@pytest.mark.parametrize("method", ["tensors", "losses", "losses_of", "read", "_evaluate", "_ratio_metrics"])
 def test_methods_of_an_instance_are_called(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     actor, critic, _ = make("choice")
     loss = ClipPPOLoss(actor, critic)
@@ -217,3 +219,72 @@ def test_errors_are_those_of_the_loss() -> None:
         run(batch.exclude("advantage"))
     with pytest.raises(UsageError, match="must not require gradients"):
         run(batch.clone().set("action_log_prob", torch.zeros(2, 20, requires_grad=True)))
+
+
+def test_parameters_without_gradients_keep_none() -> None:
+    """Frozen parameters, and those that the losses don't depend on."""
+    actor, critic, batch = make("choice")
+    loss: Any = ClipPPOLoss(actor, critic)
+    loss.unused = torch.nn.Parameter(torch.ones(2))
+    frozen, *_ = actor.parameters()
+    frozen.requires_grad_(False)
+    for parameter in loss.parameters():
+        parameter.grad = torch.full_like(parameter, 7.0)
+    fused(loss)(batch)
+    assert frozen.grad is loss.unused.grad is None
+    assert sum(grad is None for grad in gradients(loss)) == 2
+
+
+def test_parameters_that_are_frozen_or_unfrozen_between_calls() -> None:
+    actor, critic, batch = make("choice")
+    loss = ClipPPOLoss(actor, critic)
+    run: Any = execution.compile(loss.gradients)
+    run(batch)
+    first, *_ = actor.parameters()
+    for trained in (False, True):
+        first.requires_grad_(trained)
+        run(batch)
+        assert (first.grad is not None) is trained
+        assert ("frozen" in str(run.explain())) is not trained
+
+
+def test_coefficients_with_gradients() -> None:
+    actor, critic, batch = make("choice")
+    loss = ClipPPOLoss(actor, critic, entropy_coeff=torch.nn.Parameter(torch.tensor(0.1)))
+    run: Any = execution.compile(loss.gradients)
+    found = run(batch)
+    assert run.explain()["fused"] == "a coefficient of the loss requires gradients"
+    assert not found["loss_entropy"].requires_grad
+    torch.testing.assert_close(loss.entropy_coeff.grad, -found["entropy"])
+
+
+def test_one_hot_actions_of_bool() -> None:
+    actor, critic, batch = make("choice")
+    actor[-1].distribution_class = OneHotCategorical
+    action = torch.nn.functional.one_hot(batch["action"], 3)
+    losses, grads = expected(ClipPPOLoss(actor, critic), batch.set("action", action))
+    found = fused(loss := ClipPPOLoss(actor, critic))(batch.set("action", action.bool()))
+    torch.testing.assert_close(found["loss_objective"], losses["loss_objective"])
+    torch.testing.assert_close(gradients(loss), grads, rtol=1e-4, atol=1e-6)
+
+
+class _Twice(ActorCritic):
+    def __call__(self, batch: Any, value_key: Any) -> Any:
+        dist, value = super().__call__(batch, value_key)
+        return dist, 2 * value
+
+
+class _Planned(ClipPPOLoss):
+    def plan(self) -> ActorCritic:
+        return _Twice(*super().plan())
+
+
+def test_networks_that_run_in_their_own_way() -> None:
+    actor, critic, batch = make("choice")
+    loss = _Planned(actor, critic)
+    run: Any = execution.compile(loss.gradients)
+    found = run(batch)
+    reason = "_Twice overrides how the networks run"
+    assert run.explain() == {"fused": reason, "cpp": reason}
+    assert loss.explain(batch)["cpp"] == reason
+    assert torch.equal(found["loss_critic"], loss.tensors(batch)["loss_critic"])

@@ -17,26 +17,37 @@ from recurl.core.errors import UsageError
 from recurl.core.torch_compat import foreach_copy_, hooks_of, tensors_of
 from recurl.execution.source_lines import line_of
 
-__all__ = ["WARM_UP", "GraphedFunction", "ModuleGuard", "on_side_stream", "record", "without_garbage_collection"]
+__all__ = [
+    "SETTINGS",
+    "WARM_UP",
+    "GraphedFunction",
+    "ModuleGuard",
+    "on_side_stream",
+    "record",
+    "without_garbage_collection",
+]
 
 T = TypeVar("T")
 
 WARM_UP = 2
 """Calls before a capture, in which kernels are compiled, libraries allocate memory and optimizers create state."""
 
-_SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
+SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
+"""Types of the public attributes that are part of the mode of a module."""
 
 
 class ModuleGuard:
     """Guard of all that a compiled or captured function reads once: detects what was replaced since :meth:`renew`.
 
-    It guards submodules, parameters and buffers: their identity and memory, not their numbers.
+    It guards submodules, parameters and buffers: their identity and memory, and which of them require gradients, but not
+    their numbers.
 
     Args:
         module: the guarded module, or None.
         modes: also guard how modules compute: their hooks, and their public attributes that are numbers, strings, types
             or functions (``training``, ``p``, a ``forward`` set on the instance).
-        settings: returns further objects by name, which are guarded by identity.
+        settings: returns further objects by name, which are guarded by identity, or by their value if they are numbers,
+            strings, types or functions.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -59,7 +70,7 @@ class ModuleGuard:
         self._kept = self._held()
 
     def replaced(self) -> str | None:
-        """Return the name of an entry that was replaced, added, removed, or that computes in another way; or None."""
+        """Return the name of an entry that was replaced, added, removed, frozen, or computes in another way; or None."""
         now = self._held()
         for name, (kept, state) in self._kept.items():
             found, after = now.pop(name, (None, None))
@@ -69,19 +80,25 @@ class ModuleGuard:
 
     def _held(self) -> dict[str, tuple[object, object]]:
         """Return all objects by name, with the memory of tensors and the modes of modules."""
-        held: dict[str, tuple[object, object]] = {name: (value, None) for name, value in self._settings().items()}
+        held: dict[str, tuple[object, object]] = {
+            name: (None, value) if isinstance(value, SETTINGS) else (value, None)
+            for name, value in self._settings().items()
+        }
         for path, part in () if self._module is None else self._module.named_modules():
             held[path] = part, _mode(part) if self._modes else None
             for owned in tensors_of(part):
                 for name, tensor in owned.items():
                     if tensor is not None:
-                        held[f"{path}.{name}" if path else name] = tensor, (tensor.data_ptr(), tensor.stride())
+                        held[f"{path}.{name}" if path else name] = (
+                            tensor,
+                            (tensor.data_ptr(), tensor.stride(), tensor.requires_grad),
+                        )
         return held
 
 
 def _mode(module: nn.Module) -> object:
     """Return the comparable settings that a module's operations depend on, besides its modules and tensors."""
-    own = {name: value for name, value in vars(module).items() if name[0] != "_" and isinstance(value, _SETTINGS)}
+    own = {name: value for name, value in vars(module).items() if name[0] != "_" and isinstance(value, SETTINGS)}
     return own, hooks_of(module)
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.execution.explain import Explanation, NotCompiled
 
 __all__ = ["FORMS", "Backend", "Executable", "Form", "compile", "register"]
@@ -31,7 +31,8 @@ class Form(NamedTuple):
         build: function, or ``"module:name"`` of one, that returns the form of a bound method.
         parts: methods whose behavior the form reproduces: it doesn't serve a subclass or object that overrides one.
         package: package that must be installed, if any.
-        owner: the class that it was registered for, once found in the table.
+        owner: the class that it serves, with its subclasses; filled in by :func:`register`, or when it is found in the
+            table.
     """
 
     name: str
@@ -42,9 +43,10 @@ class Form(NamedTuple):
 
 
 _LOSS = ("gradients", "tensors", "losses")
+_PPO = ("losses_of", "read", "_evaluate", "_ratio_metrics")
 FORMS: dict[str, list[Form]] = {
     "recurl.objectives.ppo:ClipPPOLoss.gradients": [
-        Form("fused", "recurl.objectives.compiled_ppo:CompiledPPO", (*_LOSS, "losses_of", "read"))
+        Form("fused", "recurl.objectives.compiled_ppo:CompiledPPO", (*_LOSS, *_PPO))
     ],
     "recurl.objectives.policy_gradient:PolicyGradientLoss.gradients": [
         Form("cpp", "recurl.objectives.compiled_policy:compiled_networks", _LOSS)
@@ -69,7 +71,7 @@ def register(cls: type, method: str, form: Form) -> None:
     Args:
         cls: class that defines the method; its subclasses are served too.
         method: name of the method.
-        form: the form.
+        form: the form; it replaces a form of the same method and name.
 
     Example:
         >>> class Doubling:
@@ -80,7 +82,8 @@ def register(cls: type, method: str, form: Form) -> None:
         >>> run(3), str(run.explain())
         (6, 'run: shifted')
     """
-    FORMS.setdefault(f"{cls.__module__}:{cls.__qualname__}.{method}", []).insert(0, form)
+    known = FORMS.setdefault(f"{cls.__module__}:{cls.__qualname__}.{method}", [])
+    known[:] = [form._replace(owner=cls), *(other for other in known if other.name != form.name)]
 
 
 class Executable:
@@ -94,33 +97,33 @@ class Executable:
     def __init__(self, function: Function, forms: list[Form]) -> None:
         self._function = function
         self._forms = forms
-        self._built: dict[str, Function] = {}
-        self._reasons: dict[str, str | None] = {form.name: _overridden(function, form) for form in forms}
-        self._failed = {name for name, reason in self._reasons.items() if reason is not None}
+        self._built: dict[Form, Function] = {}
+        self._reasons = {form: _overridden(function, form) for form in forms}
+        self._failed = {form for form, reason in self._reasons.items() if reason is not None}
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Call the method."""
         for form in self._forms:
-            if form.name not in self._failed:
+            if form not in self._failed:
                 try:
                     result = self._run(form, *args, **named)
                 except NotCompiled as reason:
-                    self._reasons[form.name] = str(reason)
+                    self._reasons[form] = str(reason)
                 else:
-                    self._reasons[form.name] = None
+                    self._reasons[form] = None
                     return result
         return self._function(*args, **named)
 
     def _run(self, form: Form, *args: Any, **named: Any) -> Any:
-        if form.name not in self._built:
+        if form not in self._built:
             try:
                 if form.package is not None and find_spec(form.package) is None:
                     raise NotCompiled(f"{form.package} isn't installed")
-                self._built[form.name] = _loaded(form.build)(self._function)
+                self._built[form] = _loaded(form.build)(self._function)
             except NotCompiled:
-                self._failed.add(form.name)
+                self._failed.add(form)
                 raise
-        return self._built[form.name](*args, **named)
+        return self._built[form](*args, **named)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_built": {}}  # forms may hold addresses: a copy builds its own
@@ -128,7 +131,12 @@ class Executable:
     def explain(self) -> Explanation:
         """Explain in which form the last call ran, or the next one will be tried."""
         what = getattr(self._function, "__name__", type(self._function).__name__)
-        return Explanation(what, self._reasons, "eager")
+        names = [form.name for form in self._forms]
+        found = {
+            form.name if names.count(form.name) == 1 else f"{form.name} of {form.owner.__name__}": reason
+            for form, reason in self._reasons.items()
+        }
+        return Explanation(what, found, "eager")
 
 
 def compile(function: _F, *, backend: Backend = "auto") -> _F:  # noqa: A001 - the name of torch.compile
@@ -140,10 +148,12 @@ def compile(function: _F, *, backend: Backend = "auto") -> _F:  # noqa: A001 - t
             ``"eager"`` for the method itself.
 
     Returns:
-        An :class:`Executable` with the signature of the method. Its results are equal up to rounding.
+        An :class:`Executable` with the signature of the method. Its results are equal up to rounding. Gradients of
+        parameters that it sets may be overwritten by its next call: clone those that are kept.
 
     Raises:
         ArgumentError: the backend is unknown, or the method has no form for it.
+        ArgumentTypeError: the function can't be called.
 
     Example:
         >>> import torch
@@ -156,6 +166,8 @@ def compile(function: _F, *, backend: Backend = "auto") -> _F:  # noqa: A001 - t
     """
     if backend not in ("auto", "eager", "inductor"):
         raise ArgumentError(f"backend must be 'auto', 'inductor' or 'eager', got {backend!r}.")
+    if not callable(function):
+        raise ArgumentTypeError(f"compile takes a method, such as loss.gradients, got {function!r}.")
     forms = [] if backend == "eager" else list(_forms_of(function, inductor=backend == "inductor"))
     if backend == "inductor" and not forms:
         raise ArgumentError(f"{function!r} has no form for Inductor: a loss's gradients and an estimator's results do.")
@@ -164,8 +176,9 @@ def compile(function: _F, *, backend: Backend = "auto") -> _F:  # noqa: A001 - t
 
 def _forms_of(function: Function, *, inductor: bool) -> Iterator[Form]:
     for cls in type(getattr(function, "__self__", None)).__mro__:
-        for form in FORMS.get(f"{cls.__module__}:{cls.__qualname__}.{function.__name__}", ()):
-            if (form.name == "inductor") is inductor:
+        for form in FORMS.get(f"{cls.__module__}:{cls.__qualname__}.{getattr(function, '__name__', '')}", ()):
+            # a class of the same name may have been defined since
+            if (form.name == "inductor") is inductor and form.owner in (object, cls):
                 yield form._replace(owner=cls)
 
 

@@ -33,6 +33,7 @@ from recurl.modules.networks import MLP
 from recurl.modules.normalization import ObservationNorm
 from recurl.modules.qvalue import QValueModule
 from recurl.modules.recurrent import RecurrentModule
+from recurl.modules.recurrent_net import RecurrentNet
 from recurl.sequences.mode import ExplorationType, exploration_type
 
 __all__ = ["Draw", "choose", "density_of_choice"]
@@ -66,6 +67,8 @@ register_translation(ObservationNorm, _observation_norm)
 
 def _recurrent(program: Compilation, module: RecurrentModule) -> None:
     net, name = module.net, type(module).__name__
+    if TRANSLATIONS.find(net) is not _recur:
+        raise NotCompiled(f"{type(net).__name__} overrides a method of {RecurrentNet.__name__}")
     other_backend = module.recurrent_backend not in ("cpu", "fastest") or module.recurrent_recompute == "full"
     if program.sequences and other_backend:
         raise NotCompiled(f"{name} uses another backend, or recomputation")
@@ -88,6 +91,12 @@ def _recurrent(program: Compilation, module: RecurrentModule) -> None:
     ):
         raise NotCompiled("a state has another shape or dtype than the module")
     after = [program.output(key, shape) for key, shape in zip(module.out_keys[1:], shapes, strict=True)]
+    program.write(module.out_keys[0], _recur(program, net, x, is_init, before, after))
+
+
+def _recur(
+    program: Compilation, net: RecurrentNet, x: Signal, is_init: Signal, before: list[Signal], after: list[Signal]
+) -> Signal:
     features = program.inside(net.output_size)
     program.program.recur(
         net.cell,
@@ -98,7 +107,7 @@ def _recurrent(program: Compilation, module: RecurrentModule) -> None:
         [state.value for state in after],
         features.value,
     )
-    program.write(module.out_keys[0], features)
+    return features
 
 
 def _q_value(program: Compilation, module: QValueModule) -> None:
@@ -113,9 +122,13 @@ def _q_value(program: Compilation, module: QValueModule) -> None:
     program.write(values_key, values)
 
 
+_OF_INPUTS = ("sequences", "_inputs", "_value", "_convert", "_states")
 register_translation(
-    RecurrentModule, _recurrent, depends=("forward", "net", "state_keys", "recurrent_mode", "_sequence", "_step")
+    RecurrentModule,
+    _recurrent,
+    depends=("forward", "net", "state_keys", "recurrent_mode", "_sequence", "_step", *_OF_INPUTS),
 )
+register_translation(RecurrentNet, _recur, depends=("step", "run", "draw_masks"))
 register_translation(QValueModule, _q_value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.core.keys import MASK, NestedKey, next_key, normalize_key
 from recurl.core.spans import BACKWARD, FORWARD, span
 from recurl.distributed import is_global, merge_moments
@@ -31,6 +31,7 @@ __all__ = [
     "per_token",
     "standardized",
     "states_of",
+    "total_of",
     "without_padding",
 ]
 
@@ -79,13 +80,16 @@ class LossModule(KeyedModule):
         Args:
             batch: ``[T]`` or ``[*B, T]``.
             **networks: see :meth:`tensors`.
+
+        Raises:
+            UsageError: no loss depends on a parameter that requires gradients.
         """
         for parameter in self.parameters():
             parameter.grad = None
         with span(FORWARD):
             losses = self.tensors(batch, **networks)
         with span(BACKWARD):
-            cast(Tensor, sum(loss for loss in losses.values() if loss.requires_grad)).backward()
+            total_of(losses).backward()
         return {name: loss.detach() for name, loss in losses.items()}
 
     def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **hyperparameters: Any) -> Self:
@@ -108,6 +112,21 @@ class LossModule(KeyedModule):
     def explain(self) -> Explanation:
         """Explain in which form the networks run."""
         raise NotImplementedError
+
+
+def total_of(losses: Mapping[NestedKey, Tensor]) -> Tensor:
+    """Return the sum of those losses that have gradients.
+
+    Raises:
+        UsageError: none has.
+    """
+    differentiable = [loss for loss in losses.values() if loss.requires_grad]
+    if not differentiable:
+        raise UsageError(
+            f"A loss must depend on a parameter that requires gradients, but none of {[*losses]} does: call it outside "
+            "torch.no_grad(), and leave at least one parameter unfrozen. The losses alone are those of loss(batch)."
+        )
+    return cast(Tensor, sum(differentiable))
 
 
 def without_padding(batch: Step, keys: Iterable[NestedKey]) -> Step:

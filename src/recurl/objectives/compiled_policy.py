@@ -11,14 +11,14 @@ from torch import distributions as d
 
 from recurl.core.keys import NestedKey, normalize_key
 from recurl.execution.compiled import CompiledPass, check_passes
-from recurl.execution.explain import NotCompiled, reason_of
+from recurl.execution.explain import NotCompiled
 from recurl.execution.lowering import distribution_of, inputs_of, obstacle_of
 from recurl.objectives.common import entry, per_token
 from recurl.objectives.policy import ActorCritic
 from recurl.sequences.entries import Entries, Step
 from recurl.sequences.index import Boundaries
 
-__all__ = ["CompiledActorCritic", "compiled_networks"]
+__all__ = ["CompiledActorCritic", "compiled_networks", "compiled_plan"]
 
 
 class CompiledActorCritic(ActorCritic):
@@ -42,10 +42,6 @@ class CompiledActorCritic(ActorCritic):
             inputs.set(key, value)
         value = per_token(value_key, entry(inputs, value_key, "The critic must write it."), batch.batch_size)
         return distribution_of(self.sampler.module, inputs), value
-
-    def obstacle(self, batch: Step, value_key: NestedKey) -> str | None:
-        """Return the reason why the networks can't run on ``batch`` as one call, or None."""
-        return reason_of(lambda: self.prepared(batch, value_key))
 
     def prepared(self, batch: Step, value_key: NestedKey) -> tuple[Entries, Boundaries, CompiledPass]:
         """Return the inputs with the states of every token, the boundaries of segments, and the compiled networks.
@@ -71,7 +67,7 @@ class CompiledActorCritic(ActorCritic):
                 self._reason = str(why)
                 raise
         if not self._pass.fits(inputs):
-            raise NotCompiled("the batch is unlike the first, or a parameter has hooks")
+            raise NotCompiled("the batch is unlike the first, or a parameter has hooks or was frozen or unfrozen")
         return inputs, Boundaries.of_rows(batch.batch_size) if boundaries is None else boundaries, self._pass
 
     def _compiled(self, inputs: Entries, value_key: NestedKey) -> CompiledPass:
@@ -86,4 +82,15 @@ class CompiledActorCritic(ActorCritic):
 
 def compiled_networks(gradients: Any) -> Any:
     """Return the gradients of a loss, with its actor and critic compiled; see :mod:`recurl.execution.executor`."""
-    return partial(gradients, plan=CompiledActorCritic(*gradients.__self__.plan()))
+    return partial(gradients, plan=compiled_plan(gradients.__self__.plan()))
+
+
+def compiled_plan(plan: ActorCritic) -> CompiledActorCritic:
+    """Return an actor and a critic compiled.
+
+    Raises:
+        NotCompiled: they run in a way of their own.
+    """
+    if type(plan).__call__ is not ActorCritic.__call__ or type(plan).run is not ActorCritic.run:
+        raise NotCompiled(f"{type(plan).__name__} overrides how the networks run")
+    return CompiledActorCritic(*plan)

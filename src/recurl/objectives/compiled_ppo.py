@@ -14,7 +14,7 @@ from recurl.execution.compiled import CompiledSurrogate, SurrogateData, Surrogat
 from recurl.execution.compiled.translations import DENSITIES
 from recurl.execution.explain import NotCompiled
 from recurl.objectives.common import standardized
-from recurl.objectives.compiled_policy import CompiledActorCritic
+from recurl.objectives.compiled_policy import compiled_plan
 from recurl.objectives.ppo import ClipPPOLoss
 from recurl.objectives.surrogate import SurrogateInputs
 from recurl.sequences.continuity import check_order, check_starts
@@ -36,7 +36,7 @@ class CompiledPPO:
 
     def __init__(self, gradients: Any) -> None:
         self._loss: ClipPPOLoss = gradients.__self__
-        self._networks = CompiledActorCritic(*self._loss.plan())
+        self._networks = compiled_plan(self._loss.plan())
         self._keys = self._loss.keys_of(self._networks)
         sampler = self._networks.sampler.module
         density = DENSITIES.find(sampler)
@@ -44,6 +44,7 @@ class CompiledPPO:
             raise NotCompiled("the sampler has no density in C++")
         self._density = density(sampler)
         self._descent: CompiledSurrogate | None = None
+        self._others: list[Tensor] = []  # parameters that get no gradient
 
     def __call__(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Return the losses and set the gradients of their sum.
@@ -60,11 +61,15 @@ class CompiledPPO:
             raise NotCompiled("the batch has padding, or gradients are disabled")
         with set_recurrent_mode(True):
             inputs, boundaries, compiled = self._networks.prepared(batch, keys.value)
+            if not compiled.parameters:
+                raise NotCompiled("no parameter requires gradients")
             if batch.get(IS_INIT, None) is not None:
                 check_order(batch)
                 check_starts(batch, self._networks.states)
             if self._descent is None:
                 self._descent = CompiledSurrogate(compiled, self._density, keys.value)
+                reached = set(map(id, compiled.parameters))
+                self._others = [parameter for parameter in loss.parameters() if id(parameter) not in reached]
             data = self._surrogate_data(batch, loss.read(batch, keys, normalize=False))
             options = _options_of(loss)
             if options.normalize and is_global():  # over the tokens of all ranks, which the library doesn't see
@@ -72,6 +77,8 @@ class CompiledPPO:
                 options = options._replace(normalize=False)
             with span(FORWARD_AND_BACKWARD):
                 results = self._descent(inputs, boundaries, data, options)
+        for parameter in self._others:
+            parameter.grad = None
         found: dict[NestedKey, Tensor] = {name: results.pop(name) for name in ("loss_objective", "loss_critic")}
         if loss.entropy_bonus:
             found["loss_entropy"] = -loss.entropy_coeff * results["entropy"]
@@ -88,7 +95,7 @@ class CompiledPPO:
         action = flat(action)
         old = None if data.old_value is None else flat(data.old_value)
         return SurrogateData(
-            action.argmax(-1) if self._density.one_hot else action,
+            action.long().argmax(-1) if self._density.one_hot else action,
             mask,
             flat(data.log_prob),
             flat(data.advantage),
@@ -98,6 +105,9 @@ class CompiledPPO:
 
 
 def _options_of(loss: ClipPPOLoss) -> SurrogateOptions:
+    coefficients = (loss.clip_epsilon, loss.entropy_coeff, loss.critic_coeff)
+    if any(isinstance(value, Tensor) and value.requires_grad for value in coefficients):
+        raise NotCompiled("a coefficient of the loss requires gradients")
     return SurrogateOptions(
         loss.normalize_advantage,
         loss.distance,

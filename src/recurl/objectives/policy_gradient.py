@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import IS_INIT, MASK, NestedKey
-from recurl.execution.explain import Explanation
+from recurl.execution.explain import Explanation, reason_of
 from recurl.execution.lowering import explain
 from recurl.objectives import value as estimators
 from recurl.objectives.common import LossModule, check_network, entry, masked_mean, moments, per_token
@@ -158,10 +158,11 @@ class PolicyGradientLoss(LossModule):
         plan = self.plan()
         forms = dict(explain("losses", plan.networks))
         if batch is not None:
-            from recurl.objectives.compiled_policy import CompiledActorCritic  # noqa: PLC0415 - imported where it is used
+            from recurl.objectives.compiled_policy import compiled_plan  # noqa: PLC0415 - imported where it is used
 
             with set_recurrent_mode(True):
-                forms = {"cpp": CompiledActorCritic(*plan).obstacle(batch, self.keys_of(plan).value), **forms}
+                reason = reason_of(lambda: compiled_plan(plan).prepared(batch, self.keys_of(plan).value))
+            forms = {"cpp": reason, **forms}
         return Explanation("losses", forms)
 
     def wanted(self, metrics: Iterable[str]) -> list[str]:

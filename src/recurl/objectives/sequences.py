@@ -66,13 +66,19 @@ class Sequences(NamedTuple):
         trajectory's next step, and where the mask changes.
 
         Raises:
-            ArgumentError: the batch has no time dimension, or time is not its last; an entry has another shape.
+            ArgumentError: the batch has no time dimension, or time is not its last; an entry has another shape, or a
+                flag is not bool.
             MissingKeyError: reward or a done flag is missing.
             UsageError: the tokens are out of order; see :func:`~recurl.sequences.continuity.check_order`.
         """
         _check_time(batch)
         shape = batch.batch_size
         reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in keys.of_sequences)
+        for key, flags in zip(keys.of_sequences[1:], (done, terminated), strict=True):
+            if flags.dtype != torch.bool:
+                raise ArgumentError(
+                    f"The entry {key!r} must be bool, got {flags.dtype}. Convert it: batch[{key!r}] != 0."
+                )
         mask = batch.get(MASK, None)
         mask = None if mask is None else per_token(MASK, cast(Tensor, mask), shape)
         index = SequenceIndex.of(batch, done=done | terminated, mask=mask)

@@ -34,6 +34,7 @@ from recurl.modules import (
     TanhNormal,
 )
 from recurl.modules.actors import Sampler
+from recurl.modules.recurrent_net import RecurrentNet
 from recurl.objectives import ClipPPOLoss
 from recurl.recurrence import Boundaries
 from recurl.recurrence.cpu import INSTRUCTION_SETS, instruction_sets, program
@@ -169,6 +170,7 @@ EXAMPLES: dict[type, list[Callable[[], Case]]] = {
         lambda: memory(LSTMModule, num_layers=2, bias=False),
         lambda: memory(LSTMModule, proj_size=4),
     ],
+    RecurrentNet: [lambda: memory(GRUModule, num_layers=2)],
     QValueModule: [lambda: values("one_hot"), lambda: values("categorical")],
     Sampler: draws(Categorical),
     FlatObservation: [lambda: observations(flat(), flat().keys, flat().features)],
@@ -194,6 +196,8 @@ CASES = [
 
 def registered(table: dict[type, Any]) -> set[type]:
     """Classes of the package and its dependencies."""
+    for cls in EXAMPLES:
+        TRANSLATIONS.find(cls)  # imports the forms of its package
     modules = {cls: sys.modules[cls.__module__] for cls in table if not cls.__module__.startswith("tests.")}
     return {cls for cls, module in modules.items() if getattr(module, cls.__qualname__, None) is cls}
 
@@ -415,6 +419,65 @@ class Steps(GRUModule):
         return super()._step(*args)
 
 
+class Inputs(GRUModule):
+    def _inputs(self, tensordict: Any) -> Any:
+        return super()._inputs(tensordict)
+
+
+def with_a_net_that_doubles() -> Case:
+    case = memory(GRUModule)
+    net = case.modules[1].net
+
+    class Doubles(type(net)):
+        def step(self, *args: Any) -> Any:
+            features, states = super().step(*args)
+            return 2 * features, states
+
+    net.__class__ = Doubles
+    return case
+
+
+def with_a_step_of_the_net() -> Case:
+    case = memory(GRUModule)
+    net = case.modules[1].net
+    net.step = net.step
+    return case
+
+
+class Computes(nn.Linear):
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        return 2 * value if name == "weight" else value
+
+
+class Exponential(nn.Linear):
+    @property
+    def weight(self) -> Any:  # type: ignore[override] - of the parameter
+        return self.__dict__["_parameters"]["weight"].exp()
+
+
+class OwnExponential(TwoLayers):
+    @property
+    def gain(self) -> Any:
+        return self.__dict__["_parameters"]["gain"].exp()
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.linear(x, self.gain)
+
+
+def exponential() -> nn.Module:
+    module: Any = nn.Linear(WIDTH, 2)
+    module.__class__ = Exponential
+    return module
+
+
+def own_exponential() -> nn.Module:
+    module: Any = TwoLayers()
+    module.gain = nn.Parameter(torch.ones(2, WIDTH))
+    module.__class__ = OwnExponential
+    return module
+
+
 class Values(QValueModule):
     @takes_entries
     def forward(self, tensordict: Any) -> Any:
@@ -439,7 +502,13 @@ OTHERS: list[tuple[Callable[[], Case], str]] = [
     (lambda: layer(Calls()), "Calls has no"),
     (lambda: layer(Reversed(nn.Tanh())), "Reversed has no"),
     (lambda: layer(parametrized()), "the weight of ParametrizedLinear is computed"),
+    (lambda: layer(exponential()), "the weight of Exponential is computed"),
+    (lambda: layer(own_exponential()), "OwnExponential has no"),
+    (lambda: layer(Computes(WIDTH, 2)), "Computes has no"),
     (lambda: memory(Steps), "Steps has no"),
+    (lambda: memory(Inputs), "Inputs has no"),
+    (with_a_net_that_doubles, "Doubles overrides a method of RecurrentNet"),
+    (with_a_step_of_the_net, "GRU overrides a method of RecurrentNet"),
     (lambda: Case([Mod(nn.Linear(WIDTH, 2), ["x"], ["action_value"]), Values("one_hot")]), "Values has no"),
     (draws(Cold)[0], "a sampler of Cold has no"),
     (draws(Rounded)[0], "a sampler of Rounded has no"),

@@ -219,13 +219,28 @@ def replace_rate(net, optimizer):
     optimizer.param_groups[0]["lr"] = 0.5
 
 
+def freeze(net, optimizer):
+    net.layer.bias.requires_grad_(False)
+
+
+def change_decay(net, optimizer):
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
+def change_betas(net, optimizer):
+    optimizer.param_groups[0]["betas"] = (0.9, 0.5)
+
+
 @pytest.mark.parametrize(
     ("replace", "words"),
     [
-        (replace_parameter, "bias was replaced after the first step"),
-        (move_data, "bias was replaced after the first step"),
-        (replace_module, "layer was replaced after the first step"),
-        (replace_buffer, "scale was replaced after the first step"),
+        (freeze, "bias was replaced, frozen or unfrozen after the first step"),
+        (change_decay, "weight_decay of optimizer 0, group 0, number 0, was replaced"),
+        (change_betas, "betas of optimizer 0, group 0, number 1, was replaced"),
+        (replace_parameter, "bias was replaced, frozen or unfrozen after the first step"),
+        (move_data, "bias was replaced, frozen or unfrozen after the first step"),
+        (replace_module, "layer was replaced, frozen or unfrozen after the first step"),
+        (replace_buffer, "scale was replaced, frozen or unfrozen after the first step"),
         (replace_state, "state of optimizer 0 was replaced"),
         (replace_rate, "learning rate of optimizer 0, group 0, which must be a tensor, was replaced"),
     ],

@@ -249,7 +249,8 @@ def unsupported() -> Generator[None]:
 
 def weight_of(module: nn.Module, name: str) -> Tensor | None:
     """Return a tensor that ``module`` holds; programs read it in place."""
-    for held in (*tensors_of(module), vars(module)):
+    computed = isinstance(getattr(type(module), name, None), property)
+    for held in () if computed else (*tensors_of(module), vars(module)):
         if name in held:
             return held[name]
     raise NotCompiled(f"the {name} of {type(module).__name__} is computed from other tensors, is not a parameter")

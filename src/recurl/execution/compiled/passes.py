@@ -86,7 +86,8 @@ class CompiledPass:
                         compilation.add(module)
         self._check(compilation, wanted, parameters)
         builder = compilation.program
-        used = {weight.data_ptr() for weight in builder.weights if weight.requires_grad}
+        self._trained = [(weight, weight.requires_grad) for weight in builder.weights]
+        used = {weight.data_ptr() for weight, trained in self._trained if trained}
         self.parameters = [parameter for pointer, parameter in parameters.items() if pointer in used]
         sizes = [parameter.numel() for parameter in self.parameters]
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -117,7 +118,11 @@ class CompiledPass:
                 raise NotCompiled("a weight is computed from others, or is not a parameter of the networks")
 
     def fits(self, entries: Entries) -> bool:
-        """Return whether ``entries`` match the example, apart from the number of tokens, and need no gradients."""
+        """Return whether the pass serves ``entries``.
+
+        They must match the example, apart from the number of tokens, and need no gradients. Parameters must have no
+        hooks, and may not have been frozen or unfrozen.
+        """
         lead = len(entries.batch_size)
         for key, shape, dtype in self._reads:
             value = entries.get(key)
@@ -125,6 +130,8 @@ class CompiledPass:
                 return False
             if value.shape[:lead] != entries.batch_size or value.shape[lead:] != shape:
                 return False
+        if any(weight.requires_grad is not trained for weight, trained in self._trained):
+            return False
         return entries.batch_size.numel() > 0 and not any(map(has_tensor_hooks, self.parameters))
 
     def inputs(self, entries: Entries) -> list[Tensor]:

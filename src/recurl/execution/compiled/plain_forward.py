@@ -216,11 +216,11 @@ class _StandIn:
 
     def __getattr__(self, name: str) -> Any:
         module = self._of
-        for held in (*tensors_of(module), children_of(module), vars(module)):
-            if name in held:
-                return self._held(name, held[name])
         owner = next((base for base in type(module).__mro__ if name in vars(base)), nn.Module)
         found: Any = vars(owner).get(name)
+        for held in () if isinstance(found, property) else (*tensors_of(module), children_of(module), vars(module)):
+            if name in held:
+                return self._held(name, held[name])
         if owner is nn.Module or isinstance(found, classmethod):
             raise _NoForm(f"it reads {name}, which is no weight, child or number")
         if not isinstance(found, FunctionType | property | staticmethod):
@@ -427,4 +427,4 @@ _TABLE: list[tuple[Callable[..., Any], list[Any]]] = [
 _OPERATIONS = {function: operation for operation, functions in _TABLE for function in functions}
 
 
-register_translation(nn.Module, _translate, depends=("__getattr__", "__getattribute__"))
+register_translation(nn.Module, _translate, depends=())

@@ -110,5 +110,6 @@ def register_density(cls: type, density: Callable[..., Any], *, depends: Sequenc
 
 def _names(cls: type, depends: Sequence[str] | None) -> tuple[str, ...]:
     if depends is not None:
-        return (*depends, "__call__") if issubclass(cls, nn.Module) else tuple(depends)
+        of_all = ("__call__", "__getattr__", "__getattribute__") if issubclass(cls, nn.Module) else ()
+        return (*depends, *of_all)
     return tuple(name for name in dir(cls) if name in _LEFT_OUT or not name.startswith("__"))

@@ -133,14 +133,18 @@ class CudaGraphStep:
             found[f"The state of optimizer {number}"] = stepped.state
             for index, group in enumerate(stepped.param_groups):
                 found[f"The learning rate of optimizer {number}, group {index}, which must be a tensor,"] = group["lr"]
+                for name, value in group.items():
+                    for place, part in enumerate(value if isinstance(value, tuple) else [value]):
+                        if name not in ("params", "lr"):
+                            found[f"{name} of optimizer {number}, group {index}, number {place},"] = part
         return found
 
     def _check_unchanged(self) -> None:
         replaced = None if self._guard is None else self._guard.replaced()
         if replaced is not None:
             raise UsageError(
-                f"{replaced} was replaced after the first step, but the CUDA graph still uses the old one: change it "
-                "in place, or call reset() to capture the graph again."
+                f"{replaced} was replaced, frozen or unfrozen after the first step, but the CUDA graph still uses it as "
+                "it was: change it in place, or call reset() to capture the graph again."
             )
 
 

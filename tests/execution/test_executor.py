@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -58,3 +60,38 @@ def test_forms_of_a_class_and_of_its_base_may_have_one_name() -> None:
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match=r"compile takes a method, such as loss.gradients, got 3\."):
         compile(3)  # type: ignore[type-var]
+
+
+class Counted:
+    """Defined at the top of the module, so that it can be pickled."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def run(self, x: int) -> int:
+        self.calls += 1
+        return x
+
+
+class Unpicklable:
+    """A form that holds memory."""
+
+    def __init__(self, run: Any) -> None:
+        self._run, self._memory = run, memoryview(b"")
+
+    def __call__(self, x: int) -> int:
+        return 10 * self._run(x)
+
+
+register(Counted, "run", Form("fast", Unpicklable))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])
+def test_a_copy_builds_its_own_forms(copied: Any) -> None:
+    counted = Counted()
+    run: Any = compile(counted.run)
+    assert run(1) == 10
+    other = copied(run)
+    assert other(2) == 20
+    assert other.explain() == {"fast": None}
+    assert counted.calls == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -288,3 +289,32 @@ def test_networks_that_run_in_their_own_way() -> None:
     assert run.explain() == {"fused": reason, "cpp": reason}
     assert loss.explain(batch)["cpp"] == reason
     assert torch.equal(found["loss_critic"], loss.tensors(batch)["loss_critic"])
+
+
+class _OtherKeys(ClipPPOLoss):
+    def keys_of(self, plan: ActorCritic) -> Any:
+        return replace(super().keys_of(plan), advantage="gain")
+
+
+class _Squares(ClipPPOLoss):
+    @property
+    def distance(self) -> str:
+        return "l2"
+
+
+class _Scaled(ClipPPOLoss):
+    def _estimated(self, batch: Any, keys: Any) -> Any:
+        return batch.copy().set("advantage", 3 * batch["advantage"])
+
+
+@pytest.mark.parametrize(("cls", "form"), [(_OtherKeys, "fused"), (_Squares, "fused"), (_Scaled, "cpp")])
+def test_overridden_parts_count(cls: type[ClipPPOLoss], form: str) -> None:
+    actor, critic, batch = make("choice")
+    batch.set("gain", 2 * batch["advantage"])
+    plain, loss = ClipPPOLoss(actor, critic).tensors(batch), cls(actor, critic)
+    losses, grads = expected(loss, batch)
+    assert any(not torch.allclose(losses[key], plain[key]) for key in losses)
+    run: Any = execution.compile(loss.gradients)
+    torch.testing.assert_close(run(batch), losses, rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(gradients(loss), grads, rtol=1e-4, atol=1e-6)
+    assert run.explain().form == form

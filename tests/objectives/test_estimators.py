@@ -229,3 +229,12 @@ def test_ratios_that_overflow_are_truncated() -> None:
     assert out.isfinite().all()
     gradients = torch.autograd.grad(out.sum(), list(agent.step.parameters()), allow_unused=True)
     assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
+
+
+@every
+@pytest.mark.parametrize("key", [("next", "done"), ("next", "terminated")])
+def test_flags_that_are_not_bool_are_named(make: Callable, key: Any) -> None:
+    agent, batch = prepared()
+    batch[key] = batch[key].float()
+    with pytest.raises(ArgumentError, match=rf"The entry \('next', '{key[1]}'\) must be bool, got torch.float32"):
+        make(agent)(batch)

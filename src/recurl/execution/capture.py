@@ -39,8 +39,8 @@ SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
 class ModuleGuard:
     """Guard of all that a compiled or captured function reads once: detects what was replaced since :meth:`renew`.
 
-    It guards submodules, parameters and buffers: their identity and memory, and which of them require gradients, but not
-    their numbers.
+    It guards submodules, parameters and buffers: their identity and memory, and which require gradients, but not their
+    numbers.
 
     Args:
         module: the guarded module, or None.
@@ -70,7 +70,7 @@ class ModuleGuard:
         self._kept = self._held()
 
     def replaced(self) -> str | None:
-        """Return the name of an entry that was replaced, added, removed, frozen, or computes in another way; or None."""
+        """Return the name of an entry that was replaced, added, removed or frozen, or computes otherwise; or None."""
         now = self._held()
         for name, (kept, state) in self._kept.items():
             found, after = now.pop(name, (None, None))

@@ -43,7 +43,7 @@ class Form(NamedTuple):
 
 
 _LOSS = ("gradients", "tensors", "losses")
-_PPO = ("losses_of", "read", "_evaluate", "_ratio_metrics")
+_PPO = ("losses_of", "read", "_estimated", "_evaluate", "_ratio_metrics")
 FORMS: dict[str, list[Form]] = {
     "recurl.objectives.ppo:ClipPPOLoss.gradients": [
         Form("fused", "recurl.objectives.compiled_ppo:CompiledPPO", (*_LOSS, *_PPO))
@@ -125,8 +125,9 @@ class Executable:
                 raise
         return self._built[form](*args, **named)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_built": {}}  # forms may hold addresses: a copy builds its own
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and save the method and the table; what was built stays with this object."""
+        return Executable, (self._function, self._forms)
 
     def explain(self) -> Explanation:
         """Explain in which form the last call ran, or the next one will be tried."""

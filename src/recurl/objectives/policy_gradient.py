@@ -190,7 +190,7 @@ class PolicyGradientLoss(LossModule):
             plan: the networks in another form; by default those of :meth:`plan`.
         """
         plan = self.plan() if plan is None else plan
-        keys = self._keys(plan.sampler.keys)
+        keys = self.keys_of(plan)
         if batch.get(IS_INIT, None) is not None:
             check_order(batch)
             check_starts(batch, plan.states)
@@ -229,7 +229,7 @@ class PolicyGradientLoss(LossModule):
         """Return the weighted distance between values and targets."""
         old_value = estimated(batch, keys.value) if self.clip_value else None
         target = estimated(batch, keys.value_target).detach()
-        distance, far = value_distances(self._distance, now.value, target, old_value, self.clip_value)
+        distance, far = value_distances(self.distance, now.value, target, old_value, self.clip_value)
         return self.critic_coeff * masked_mean(distance if far is None else torch.maximum(distance, far), mask)
 
 

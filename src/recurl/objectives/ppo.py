@@ -125,7 +125,7 @@ class ClipPPOLoss(PolicyGradientLoss):
         """Compute the losses; see :class:`PolicyGradientLoss`."""
         data = self.read(batch, keys, normalize=self.normalize_advantage)
         now = self._evaluate(batch, plan, keys, data.mask)
-        terms = Surrogate(self.clip_epsilon, self.clip_value, self._distance)(now.log_prob, now.value, data)
+        terms = Surrogate(self.clip_epsilon, self.clip_value, self.distance)(now.log_prob, now.value, data)
         out: dict[NestedKey, Tensor] = {
             "loss_objective": -terms.gain,
             "loss_critic": self.critic_coeff * terms.distance,

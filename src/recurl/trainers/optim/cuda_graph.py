@@ -143,8 +143,8 @@ class CudaGraphStep:
         replaced = None if self._guard is None else self._guard.replaced()
         if replaced is not None:
             raise UsageError(
-                f"{replaced} was replaced, frozen or unfrozen after the first step, but the CUDA graph still uses it as "
-                "it was: change it in place, or call reset() to capture the graph again."
+                f"{replaced} was replaced, frozen or unfrozen after the first step, but the CUDA graph still uses it "
+                "as it was: change it in place, or call reset() to capture the graph again."
             )
 
 

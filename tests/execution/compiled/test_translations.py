@@ -147,7 +147,7 @@ EXAMPLES: dict[type, list[Callable[[], Case]]] = {
     nn.Tanh: [lambda: layer(nn.Tanh())],
     nn.Sigmoid: [lambda: layer(nn.Sigmoid())],
     nn.SiLU: [lambda: layer(nn.SiLU())],
-    nn.ReLU: [lambda: layer(nn.ReLU())],
+    nn.ReLU: [lambda: layer(nn.ReLU()), lambda: layer(nn.ReLU(inplace=True)), lambda: layer(InPlace(slice(4, 8)))],
     nn.ReLU6: [lambda: layer(nn.ReLU6())],
     nn.Hardtanh: [lambda: layer(nn.Hardtanh(-0.5, 0.25))],
     nn.ELU: [lambda: layer(nn.ELU(0.7))],
@@ -478,6 +478,19 @@ def own_exponential() -> nn.Module:
     return module
 
 
+class InPlace(nn.Module):
+    """Reads ``which`` after an activation has changed its first half in place."""
+
+    def __init__(self, which: slice) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(WIDTH, 8), nn.ELU(inplace=True)
+        self.first, self.last = which.start, which.stop
+
+    def forward(self, x: Any) -> Any:
+        h = self.layer(x)
+        return torch.cat([self.act(h[..., :4]), h[..., self.first : self.last]], -1)
+
+
 class Values(QValueModule):
     @takes_entries
     def forward(self, tensordict: Any) -> Any:
@@ -505,6 +518,12 @@ OTHERS: list[tuple[Callable[[], Case], str]] = [
     (lambda: layer(exponential()), "the weight of Exponential is computed"),
     (lambda: layer(own_exponential()), "OwnExponential has no"),
     (lambda: layer(Computes(WIDTH, 2)), "Computes has no"),
+    (lambda: Case([Mod(nn.ReLU(inplace=True), ["x"], ["out"])]), "a module changes an entry in place"),
+    (
+        lambda: Case([Mod(nn.Linear(WIDTH, 2), ["x"], ["y"]), Mod(nn.ReLU(inplace=True), ["y"], ["out"])]),
+        "a module changes an entry in place",
+    ),
+    (lambda: layer(InPlace(slice(3, 5))), "a tensor is read after a module has changed it in place"),
     (lambda: memory(Steps), "Steps has no"),
     (lambda: memory(Inputs), "Inputs has no"),
     (with_a_net_that_doubles, "Doubles overrides a method of RecurrentNet"),

@@ -127,6 +127,7 @@ class Compilation:
         self._wanted = wanted
         self._written: dict[NestedKey, Signal] = {}
         self._read: dict[NestedKey, Signal] = {}
+        self._overwritten: list[Value] = []
 
     def has(self, key: NestedKey) -> bool:
         """Return whether the entry exists."""
@@ -152,6 +153,21 @@ class Compilation:
     def inside(self, columns: int) -> Signal:
         """Return a new vector of ``columns`` numbers inside the program."""
         return Signal(self.program.inside(columns), (columns,), self.dtype)
+
+    def overwrite(self, signal: Signal) -> None:
+        """Record that a module changes ``signal`` in place, which nothing may read again: the program keeps the old one.
+
+        Raises:
+            NotCompiled: it is an entry.
+        """
+        entries = [*self._read.values(), *self._written.values()]
+        if any(_overlap(signal.value, entry.value) for entry in entries):
+            raise NotCompiled("a module changes an entry in place")
+        self._overwritten.append(signal.value)
+
+    def _check_kept(self, signal: Signal) -> None:
+        if any(_overlap(signal.value, value) for value in self._overwritten):
+            raise NotCompiled("a tensor is read after a module has changed it in place")
 
     def converted(self, signal: Signal, divisor: float = 1.0) -> Signal:
         """Convert a tensor of any common dtype to a vector of numbers, divided by ``divisor``."""
@@ -194,6 +210,7 @@ class Compilation:
 
     def write(self, key: NestedKey, signal: Signal) -> None:
         """Set an entry."""
+        self._check_kept(signal)
         if key in self._wanted:
             self.program.copy(signal.value, self.output(key, signal.shape).value, self.dtype)
         self._written[key] = signal
@@ -207,6 +224,7 @@ class Compilation:
 
     def numbers(self, signal: Signal, columns: int | None = None) -> Signal:
         """Return ``signal`` if it is a vector of numbers in the program's dtype, else raise."""
+        self._check_kept(signal)
         if signal.dtype is not self.dtype:
             raise NotCompiled(f"a network reads {signal.dtype} where its weights are {self.dtype}")
         if len(signal.shape) != 1 or (columns is not None and signal.shape != (columns,)):
@@ -236,6 +254,11 @@ class Compilation:
     def finish(self) -> Program:
         """Return the finished program."""
         return self.program.finish()
+
+
+def _overlap(one: Value, other: Value) -> bool:
+    first, last = max(one.column, other.column), min(one.column + one.columns, other.column + other.columns)
+    return one.slot == other.slot and first < last
 
 
 @contextmanager

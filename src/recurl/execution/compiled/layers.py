@@ -34,6 +34,8 @@ def _activation(name: str, low: str | float = 0.0, high: str | float = torch.inf
         out = program.inside(program.numbers(x).value.columns)
         bounds = [float(getattr(layer, bound)) if isinstance(bound, str) else bound for bound in (low, high)]
         program.program.activate(name, x.value, out.value, *bounds)
+        if getattr(layer, "inplace", False):
+            program.overwrite(x)
         return out
 
     return write

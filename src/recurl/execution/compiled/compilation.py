@@ -155,7 +155,7 @@ class Compilation:
         return Signal(self.program.inside(columns), (columns,), self.dtype)
 
     def overwrite(self, signal: Signal) -> None:
-        """Record that a module changes ``signal`` in place, which nothing may read again: the program keeps the old one.
+        """Record that a module changes ``signal`` in place. The program doesn't, so nothing may read it again.
 
         Raises:
             NotCompiled: it is an entry.

@@ -133,10 +133,10 @@ class CudaGraphStep:
             found[f"The state of optimizer {number}"] = stepped.state
             for index, group in enumerate(stepped.param_groups):
                 found[f"The learning rate of optimizer {number}, group {index}, which must be a tensor,"] = group["lr"]
-                for name, value in group.items():
+                for name in stepped.defaults.keys() - {"lr"}:
+                    value = group[name]
                     for place, part in enumerate(value if isinstance(value, tuple) else [value]):
-                        if name not in ("params", "lr"):
-                            found[f"{name} of optimizer {number}, group {index}, number {place},"] = part
+                        found[f"{name} of optimizer {number}, group {index}, number {place},"] = part
         return found
 
     def _check_unchanged(self) -> None:

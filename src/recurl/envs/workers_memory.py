@@ -75,8 +75,8 @@ class Entry(NamedTuple):
 class SharedTensors:
     """CPU tensors, by key, in one block of anonymous memory that can be sent to other processes.
 
-    The file is closed with this object and its tensors. The memory has no name, so it is freed once the last process has closed it or died, and it does not count against
-    the size of ``/dev/shm``.
+    The file is closed with this object and its tensors. The memory has no name, so it is freed once the last process
+    has closed it or died, and it does not count against the size of ``/dev/shm``.
 
     Args:
         entries: keys, shapes, and dtypes of the tensors.

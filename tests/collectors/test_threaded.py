@@ -11,6 +11,7 @@ from torch import nn
 
 from recurl.collectors import Collector
 from recurl.collectors.threaded import ThreadedCollector
+from recurl.core.errors import ArgumentError
 from recurl.core.keys import TRAJ_IDS
 from recurl.envs import EnvBase, GroupedEnv, GymEnv
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
@@ -112,4 +113,28 @@ def test_errors_of_the_thread_are_raised() -> None:
     with pytest.raises(ValueError, match="no such thing"):
         collector.collect()
     collector.shutdown()
+    collector.shutdown()
+
+
+def test_weights_of_another_policy_are_refused_at_the_call() -> None:
+    collector = ThreadedCollector(seeded(), make_policy(), frames_per_batch=40)
+    wrong = {name: torch.zeros(9) for name in make_policy().state_dict()}
+    for weights in (wrong, {"weight": torch.zeros(1)}):
+        with pytest.raises(ArgumentError, match="names and shapes"):
+            collector.update_policy_weights_(weights)
+    assert [collector.collect().shape for _ in range(2)] == [(4, 10), (4, 10)]
+    collector.shutdown()
+
+
+def test_a_saved_state_does_not_change_with_the_batches_delivered_since() -> None:
+    collector = ThreadedCollector(seeded(), make_policy(), frames_per_batch=40)
+    collector.wait()
+    state, saved = collector.state_dict(), []
+    for _ in range(2):
+        saved.append({key: value.clone() for key, value in state["parts"][0][0]["entries"].items()})
+        batch = collector.collect()
+        assert all(torch.equal(batch[key], value) for key, value in saved[0].items())
+        batch["logits"].add_(1)
+        collector.load_state_dict(state)
+    assert all(torch.equal(saved[1][key], value) for key, value in saved[0].items())
     collector.shutdown()

@@ -1,5 +1,8 @@
 """Tensors in memory shared with workers."""
 
+import os
+import sys
+
 import pytest
 import torch
 
@@ -21,3 +24,14 @@ def test_entries_have_their_own_memory(sizes: list[int]) -> None:
             assert torch.equal(found, values[entry.key])
     finally:
         shared.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists open files in /proc")
+def test_no_file_stays_open_without_the_object_and_its_tensors() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    shared = SharedTensors([Entry("reward", (2,), torch.float32)])
+    reward = shared.tensors["reward"].zero_()
+    del shared
+    assert reward.tolist() == [0.0, 0.0]
+    del reward
+    assert sorted(os.listdir("/proc/self/fd")) == before

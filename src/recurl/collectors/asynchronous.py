@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, units_of
-from recurl.collectors.weights import Weights
+from recurl.collectors.weights import Weights, matching
 from recurl.collectors.worker import CollectorInfo
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.core.keys import TRAJ_IDS, NestedKey
@@ -304,6 +304,8 @@ class AsynchronousCollector(CollectorBase):
         self._check_open()
         if not isinstance(self._policy, nn.Module):
             raise UsageError(f"Only an nn.Module has weights to update, got a policy {type(self._policy).__name__}.")
+        if weights is not None:
+            matching(weights, self._policy.state_dict())
         self._source = self._policy if weights is None else weights
         if not self._follows:
             self._publish(self._source)
@@ -372,7 +374,7 @@ class AsynchronousCollector(CollectorBase):
 
     def _state_dict(self) -> dict[str, Any]:
         saved = self._query([("save",)] * self._count)
-        parts = [[part._asdict() for part in queue] for queue in self._parts]
+        parts = [[_saved(part) for part in queue] for queue in self._parts]
         return {"frames": self.frames, "version": self.version, "sent": self._sent, "workers": saved, "parts": parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -395,7 +397,7 @@ class AsynchronousCollector(CollectorBase):
             TRAJECTORY_IDS.skip(saved["collector"]["traj_ids"])
         restored = self._query([("load", saved, TRAJECTORY_IDS.reserve()) for saved in workers])
         self.frames, self.version, self._sent = state["frames"], state["version"], state["sent"]
-        self._parts = [deque(Part(**part) for part in queue) for queue in state["parts"]]
+        self._parts = [deque(Part(**_saved(Part(**part))) for part in queue) for queue in state["parts"]]
         self._order = 1 + max((part.order for queue in self._parts for part in queue), default=-1)
         return all(restored)
 
@@ -408,6 +410,11 @@ class AsynchronousCollector(CollectorBase):
 
     def _close(self) -> None:
         self._transport.close()
+
+
+def _saved(part: Part) -> dict[str, Any]:
+    """Return a part with copies of its entries, which will be delivered or overwritten by its worker."""
+    return {**part._asdict(), "entries": {key: value.clone() for key, value in part.entries.items()}}
 
 
 def common_info(infos: Sequence[CollectorInfo], kind: str = "workers") -> CollectorInfo:

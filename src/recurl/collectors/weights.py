@@ -55,12 +55,16 @@ def matching(weights: Weights, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ArgumentError: names or shapes differ.
     """
     state = state_of(weights)
-    expected = {name: tuple(value.shape) for name, value in like.items()}
-    given = {name: tuple(value.shape) for name, value in state.items()}
+    expected, given = _shapes(like), _shapes(state)
     if given != expected:
         differ = sorted(n for n in given.keys() | expected.keys() if given.get(n) != expected.get(n))
         raise ArgumentError(f"The weights must have the policy's names and shapes, but they differ in {differ}.")
     return state
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    """Return the shapes of the tensors of a state dict, and None for extra state."""
+    return {name: tuple(value.shape) if isinstance(value, Tensor) else None for name, value in state.items()}
 
 
 class SharedWeights:

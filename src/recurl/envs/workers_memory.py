@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -74,8 +75,8 @@ class Entry(NamedTuple):
 class SharedTensors:
     """CPU tensors, by key, in one block of anonymous memory that can be sent to other processes.
 
-    The memory has no name, so it is freed once the last process has closed it or died, and it does not count against
-    the size of ``/dev/shm``.
+    The file is closed with this object and its tensors. The memory has no name, so it is freed once the last process
+    has closed it or died, and it does not count against the size of ``/dev/shm``.
 
     Args:
         entries: keys, shapes, and dtypes of the tensors.
@@ -103,7 +104,8 @@ class SharedTensors:
         for entry in self.entries:
             offsets.append(-(-(offsets[-1] + entry.size) // _ALIGNMENT) * _ALIGNMENT)
         size = max(offsets[-1], _ALIGNMENT)
-        self._file: int | None = anonymous_file(size) if file is None else file
+        self._file = anonymous_file(size) if file is None else file
+        self._closing = weakref.finalize(self, os.close, self._file)
         self.block = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
         self.tensors: dict[NestedKey, Tensor] = {}
         for entry, offset in zip(self.entries, offsets, strict=False):
@@ -112,7 +114,7 @@ class SharedTensors:
 
     def send(self, connection: Connection) -> None:
         """Send the memory to the process at the other end of ``connection``, which calls :meth:`receive`."""
-        assert self._file is not None
+        assert self._closing.alive
         send_handle(connection, self._file, None)
 
     @classmethod
@@ -130,7 +132,7 @@ class SharedTensors:
         Raises:
             WorkerError: another process holds the lock for longer.
         """
-        assert self._file is not None
+        assert self._closing.alive
         end = math.inf if seconds is None else time.monotonic() + seconds
         while not self._try_lock():
             if time.monotonic() > end:
@@ -144,7 +146,6 @@ class SharedTensors:
             os.lockf(self._file, os.F_ULOCK, 0)
 
     def _try_lock(self) -> bool:
-        assert self._file is not None
         try:
             os.lockf(self._file, os.F_TLOCK, 0)
         except (BlockingIOError, PermissionError):
@@ -153,9 +154,7 @@ class SharedTensors:
 
     def close(self) -> None:
         """Close the file descriptor; the tensors remain valid, and the memory is freed with the last of them."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._closing()
 
 
 def anonymous_file(size: int) -> int:

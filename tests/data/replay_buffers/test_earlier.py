@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recurl.core.archive import load_archive
-from recurl.data import LazyTensorStorage, TensorDictReplayBuffer
+from recurl.data import LazyTensorStorage, PrioritizedSliceSampler, TensorDictReplayBuffer
 from recurl.data.replay_buffers.device import DeviceSliceBuffer
 from recurl.execution.lowering import leaves
 from recurl.execution.readback import refuse_read_back
@@ -75,3 +75,58 @@ def check_same(loaded, expected):
         torch.manual_seed(0)
         samples.append(dict(leaves(buffer.sample())))
     assert all(torch.equal(value, samples[1][path]) for path, value in samples[0].items())
+
+
+@pytest.mark.parametrize("kind", [2, 3], ids=KINDS[2:])
+def test_priorities_of_positions_that_rows_do_not_divide(kind):
+    state = load_archive(FILES / f"host_{KINDS[kind]}.pt")
+    state["max_size"] = SIZE + 1  # the sampler has one position more than the rows
+    for name in ("tree", "priorities"):
+        state["sampler"][name] = torch.cat([state["sampler"][name], torch.zeros(1, dtype=torch.float64)])
+    host = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(SIZE + 1, ndim=2), sampler=HOST[kind](3, SIZE + 1), batch_size=12
+    )
+    device = DeviceSliceBuffer(SIZE + 1, 4, 3, DRAWINGS[kind](), padded=False)
+    host.load_state_dict(state)
+    device.load_state_dict(state)
+    check_same(device, host)
+    device.load_state_dict(host.state_dict())
+    host.load_state_dict(device.state_dict())
+    check_same(device, host)
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["current", "earlier"])
+@pytest.mark.parametrize("kind", [2, 3], ids=KINDS[2:])
+def test_priorities_saved_under_another_rule(kind, earlier):
+    other = 5 - kind
+    saved, loaded, expected = (
+        TensorDictReplayBuffer(storage=LazyTensorStorage(SIZE, ndim=2), sampler=HOST[rule](3, SIZE), batch_size=12)
+        for rule in (other, kind, kind)
+    )
+    if earlier:
+        state = load_archive(FILES / f"host_{KINDS[other]}.pt")
+        expected.load_state_dict(load_archive(FILES / f"host_{KINDS[kind]}.pt"))
+    else:
+        for batch in pieces():
+            saved.extend(batch)
+            expected.extend(batch)
+        state = saved.state_dict()
+    loaded.load_state_dict(state)
+    for buffer in (loaded, expected):
+        buffer.sample()
+    got, wanted = (buffer.sampler.state_dict() for buffer in (loaded, expected))
+    assert torch.equal(got["tree"], wanted["tree"])
+    torch.testing.assert_close(got["sums"], wanted["sums"], rtol=1e-14, atol=0)
+
+
+def test_priorities_saved_with_slices_of_any_length():
+    def make(strict):
+        sampler = PrioritizedSliceSampler(SIZE, 0.7, 0.5, slice_len=3, strict_length=strict)
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(SIZE, ndim=2), sampler=sampler, batch_size=600)
+
+    saved, strict = make(False), make(True)
+    for batch in pieces():
+        saved.extend(batch)
+    saved.sample()
+    strict.load_state_dict(saved.state_dict())
+    assert len(strict.sample()) == 600

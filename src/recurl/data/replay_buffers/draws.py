@@ -177,10 +177,12 @@ class Priorities:
             "tree": self.tree.leaves.clone(),
             "sums": self.tree.inner_sums(),
             "length": self.length,
+            "slices": self.slices,
+            "strict": self.strict,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a :meth:`state_dict` in place.
+        """Restore a :meth:`state_dict` in place; it may be that of another rule, or for more or fewer positions.
 
         Raises:
             ArgumentError: a number is out of range.
@@ -192,12 +194,15 @@ class Priorities:
             )
         if length is not None and (type(length) is not int or length < 1):
             raise ArgumentError(f"The saved length of slices must be a positive integer or None, got {length!r:.80}.")
+        priority, tree = state.get("priorities", state["tree"]), state["tree"]
+        slices = state.get("slices", not torch.equal(priority, tree))  # absent from earlier formats
+        same = slices == self.slices and state.get("strict", self.strict) == self.strict
         self.largest.fill_(highest)
-        self.priority.copy_(state.get("priorities", state["tree"]))
-        self.length = length if self.slices else None
+        _fill(self.priority, priority)
+        self.length = length if same and self.slices else None
         if self.slices:
-            self.tree.leaves.copy_(state["tree"])
-        self.tree.restore(state.get("sums"))
+            _fill(self.tree.leaves, tree)
+        self.tree.restore(state.get("sums") if same and tree.shape == self.tree.leaves.shape else None)
 
 
 class ByPriority(Priorities):
@@ -213,6 +218,13 @@ class ByPriority(Priorities):
 
     def __init__(self, alpha: float, beta: float, *, by_step: bool, eps: float = 1e-8) -> None:
         super().__init__(alpha, beta, eps, slices=not by_step)
+
+
+def _fill(numbers: Tensor, saved: Tensor) -> None:
+    """Copy saved numbers by position; a storage may use fewer positions than a sampler has, and the others are 0."""
+    count = min(numbers.numel(), saved.numel())
+    numbers[:count].copy_(saved[:count])
+    numbers[count:].zero_()
 
 
 def uniform(count: int, index: TrajectoryIndex, generator: torch.Generator | None) -> Tensor:

@@ -31,9 +31,9 @@ from torch import Tensor
 from linear_recurrence_peers import PEERS
 from recurl.recurrence import Boundaries
 from recurl.recurrence.backend import LINEAR, LinearSupport
+from recurl.recurrence.cuda.linear.backend import TritonLinear
+from recurl.recurrence.cuda.linear.config import Chunk
 from recurl.recurrence.linear.kernels import LinearInputs, LinearKernels
-from recurl.recurrence.triton.linear import TritonLinear
-from recurl.recurrence.triton.linear_config import Chunk
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "linear_recurrence.csv"

@@ -28,9 +28,9 @@ from torch import Tensor
 from recurl.core.precision import resolve_precision
 from recurl.execution.traced import InductorFunction
 from recurl.recurrence import CELLS, LayerWeights, Options, record_backends, step_stack
-from recurl.recurrence.triton.launch import processors_of
-from recurl.recurrence.triton.step_config import StepTile, pays, tile_for_step
-from recurl.recurrence.triton.step_launch import run_step
+from recurl.recurrence.cuda.launch import processors_of
+from recurl.recurrence.cuda.step.config import StepTile, pays, tile_for_step
+from recurl.recurrence.cuda.step.launch import run_step
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "step_gpu.csv"

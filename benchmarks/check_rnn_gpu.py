@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence import BACKENDS, Boundaries, LayerCall, LayerWeights, Options, Support
+from recurl.recurrence.cuda.products.launch import over_tokens, product
 from recurl.recurrence.operation import arguments_of
-from recurl.recurrence.triton.products import over_tokens, product
 from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
 
 GATES = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "bf16": 1.5e-2}

@@ -89,7 +89,7 @@ def _import(packages: list[str]) -> dict[str, Any]:
         "seconds": seconds,
         "modules": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
         "torch": sorted(name for name in set(sys.modules) - modules if name.startswith("torch.")),
-        "triton": sorted(name for name in set(sys.modules) - modules if name.startswith("recurl.recurrence.triton")),
+        "triton": sorted(name for name in set(sys.modules) - modules if name.startswith("recurl.recurrence.cuda")),
         "changed": sorted(name for name in before if before[name] != after[name]),
         "filters": added,
         "warnings": [str(entry.message) for entry in caught],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tools import kernels
 
-KERNEL = "src/recurl/recurrence/triton/forward.py"
+KERNEL = "src/recurl/recurrence/cuda/portable/forward.py"
 
 
 class Copy:
@@ -61,7 +61,7 @@ def test_kernels_are_tested_until_recorded(copy: Copy, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "file",
     [
-        *(KERNEL, "src/recurl/recurrence/triton/gates.cu", "src/recurl/recurrence/cells/lstm.py"),
+        *(KERNEL, "src/recurl/recurrence/cuda/gates.cu", "src/recurl/recurrence/cells/lstm.py"),
         *(f"tests/recurrence/{name}" for name in ("emulated_instructions.cpp", "test_clusters.py", "contract.py")),
     ],
 )
@@ -92,7 +92,7 @@ def test_another_version_is_a_change(
 
 def test_other_files_are_no_change(copy: Copy) -> None:
     copy.run("--record")
-    for file in ("recurrence/cpu/step.py", "trainers/run.py", "recurrence/triton/__pycache__/forward.pyc"):
+    for file in ("recurrence/cpu/step.py", "trainers/run.py", "recurrence/cuda/__pycache__/forward.pyc"):
         path = copy.root / "src" / "recurl" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("changed")

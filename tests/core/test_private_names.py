@@ -151,7 +151,7 @@ def remove(path):
     sys.modules[module] = Without(found, names.split(".")) if names and found else None
 
 def import_all():
-    for room in ("", ".modules", ".objectives", ".envs", ".collectors", ".trainers", ".recurrence.triton"):
+    for room in ("", ".modules", ".objectives", ".envs", ".collectors", ".trainers", ".recurrence.cuda"):
         found = importlib.import_module("recurl" + room)
         for name in getattr(found, "__all__", ()):
             getattr(found, name)

@@ -147,7 +147,7 @@ def test_every_public_package_has_its_page() -> None:
     source = ROOT / "src"
     packages = {".".join(file.parent.relative_to(source).parts) for file in source.glob("recurl/**/__init__.py")}
     public = {name for name in packages if getattr(importlib.import_module(name), "__all__", None)}
-    inner = {"recurl.cli", "recurl.recurrence.cpu", "recurl.recurrence.triton"}
+    inner = {"recurl.cli", "recurl.recurrence.cpu", "recurl.recurrence.cuda"}
     inner |= {"recurl"}  # its names are on the pages of their packages
     # their names are on the page of recurl.recurrence
     inner |= {"recurl.recurrence.cells", "recurl.recurrence.linear"}

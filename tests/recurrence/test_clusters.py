@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import recurl.recurrence.triton
+import recurl.recurrence.cuda
 
 from .kernel_tests import but_first
 
 pytestmark = pytest.mark.slow
 
-KERNELS = Path(recurl.recurrence.triton.__file__).parent
+KERNELS = Path(recurl.recurrence.cuda.__file__).parent
 INSTRUCTIONS = Path(__file__).with_name("emulated_instructions.cpp")
 ENTRY = """
 extern "C" void run(const i64* words, int clusters) {
@@ -34,7 +34,7 @@ Run = Callable[..., None]
 
 @dataclass(frozen=True)
 class Size:
-    """Units of a layer and parameters of its kernels: see clustered.cu and, for 0 members, quartered.cu."""
+    """Units of a layer and parameters of its kernels: see cluster.cu and, for 0 members, rows.cu."""
 
     hidden: int
     width: int
@@ -44,7 +44,7 @@ class Size:
 
     @property
     def kernels(self) -> str:
-        return "clustered" if self.members else "quartered"
+        return "cluster" if self.members else "rows"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, st
 
     def build(direction: str, lstm: bool, kind: str, size: Size) -> Run:
         folder = tmp_path_factory.mktemp(direction)
-        sources = [INSTRUCTIONS, KERNELS / "gates.cu", KERNELS / f"{size.kernels}.cu"]
+        sources = [INSTRUCTIONS, KERNELS / "gates.cu", KERNELS / size.kernels / f"{size.kernels}.cu"]
         entry = ENTRY.replace("KERNEL_NAME", f"{size.kernels}_{direction}_kernel")
         source = "".join(path.read_text() for path in sources) + entry
         (folder / "walk.cpp").write_text(source)
@@ -143,18 +143,18 @@ def error(found: Tensor, exact: Tensor) -> float:
     return ((found.double() - exact).norm() / exact.norm()).item()
 
 
-CLUSTERED = [  # every precision with either cell
+CLUSTER = [  # every precision with either cell
     *[("gru", "ieee", Size(96, 96, 2, 10)), ("lstm", "ieee", Size(100, 128, 8, 32))],
     *[("lstm", "tf32", Size(150, 160, 4, 32)), ("gru", "tf32", Size(180, 192, 8, 14))],
     *[(cell, "bf16", Size(150, 160, 4, 32)) for cell in ("lstm", "gru")],
 ]
-QUARTERED = [
+ROWS = [
     *[("lstm", "ieee", Size(61, 64)), ("gru", "ieee", Size(72, 80, slots=1))],
     *[(cell, "tf32", Size(16, 16)) for cell in ("lstm", "gru")],
 ]
 
 
-@pytest.mark.parametrize(("cell", "kind", "size"), [*but_first(CLUSTERED), *but_first(QUARTERED)], ids=str)
+@pytest.mark.parametrize(("cell", "kind", "size"), [*but_first(CLUSTER), *but_first(ROWS)], ids=str)
 def test_walks_agree_with_the_definition(
     program: Callable[[str, bool, str, Size], Run], cell: str, kind: str, size: Size
 ) -> None:

@@ -32,7 +32,7 @@ assert CELLS["lru"].name == "lru" and [cell.name for cell in CELLS.values()] == 
 assert [type(BACKENDS.named(name)).__name__ for name in BACKENDS.names[2:]] == [
     "PadBackend", "AutogradBackend", "KernelBackend", "KernelBackend", "ScanBackend", "ReferenceBackend"
 ]
-assert not any(name.startswith("recurl.recurrence.triton.") and name.endswith("launch") for name in sys.modules)
+assert not any(name.startswith("recurl.recurrence.cuda.") and name.endswith("launch") for name in sys.modules)
 """)
 
 
@@ -45,7 +45,7 @@ from recurl.recurrence import BACKENDS, CELLS, Boundaries, Support, linear_recur
 for cell in CELLS.values():
     BACKENDS.choose("fastest", Support(cell, torch.device("cpu")))
 linear_recurrence(torch.ones(2), torch.ones(3, 2), torch.ones(3, 2), Boundaries.of_rows((1, 3)))
-assert not any(name.startswith("recurl.recurrence.triton") for name in sys.modules)
+assert not any(name.startswith("recurl.recurrence.cuda") for name in sys.modules)
 """)
 
 

@@ -14,11 +14,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
-from recurl.recurrence.triton import TritonKernels, cuda_launch, nvrtc, products, triton_compat
-from recurl.recurrence.triton import backend as backend_module
-from recurl.recurrence.triton.config import Clustered, Quartered, Resident, Single, Wide, chosen_for, tile_for
-from recurl.recurrence.triton.gluon_launch import Grid, grid_for
-from recurl.recurrence.triton.layout import GateLayout
+from recurl.recurrence.cuda import TritonKernels, cuda_launch, nvrtc, triton_compat
+from recurl.recurrence.cuda import backend as backend_module
+from recurl.recurrence.cuda.choose import chosen_for
+from recurl.recurrence.cuda.cluster.config import Cluster
+from recurl.recurrence.cuda.layout import GateLayout
+from recurl.recurrence.cuda.portable.config import tile_for
+from recurl.recurrence.cuda.precision import PRECISIONS
+from recurl.recurrence.cuda.products import launch as products
+from recurl.recurrence.cuda.resident.config import Resident
+from recurl.recurrence.cuda.rows.config import Rows
+from recurl.recurrence.cuda.single.config import Single
+from recurl.recurrence.cuda.tiles.config import Tiles
 from tests.programs import Programs
 
 from .kernel_tests import but_first, core_and_rest, opposites, run
@@ -46,14 +53,14 @@ CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in
 }
 CORE = "bounds", "turned", "lstm ieee", "gru recompute", "lstm projection"
 # Kind, kernel, cell, hidden size and precision.
-PLAIN_TYPES = [
-    "plain,forward,lstm,64,tf32",
-    "plain,backward,lstm,64,tf32",
-    "plain,backward,gru,100,tf32x3",
-    "plain,forward,lstm,128,bf16",
-    "plain,forward,gru,96,ieee",
-    "plain,backward,lstm,256,bf16",
-    "plain,backward,gru,1024,tf32",
+PORTABLE = [
+    "portable,forward,lstm,64,tf32",
+    "portable,backward,lstm,64,tf32",
+    "portable,backward,gru,100,tf32x3",
+    "portable,forward,lstm,128,bf16",
+    "portable,forward,gru,96,ieee",
+    "portable,backward,lstm,256,bf16",
+    "portable,backward,gru,1024,tf32",
     "pointwise,bounds,lstm,64,ieee",
     "pointwise,previous,lstm,60,ieee",
     "pointwise,gates,gru,60,tf32",
@@ -76,29 +83,29 @@ GROUPS = [
     for direction in ("forward", "backward")
     for cell, hidden, precision in (("lstm", 256, "tf32"), ("gru", 160, "tf32"), ("lstm", 200, "ieee"))
 ]
-WIDE = [
-    "wide,forward,lstm,512,tf32",
-    "wide,forward,gru,300,bf16",
-    "wide,forward,gru,352,tf32",
-    "wide,forward,lstm,1024,tf32",
-    "wide,backward,lstm,512,tf32",
-    "wide,backward,gru,480,tf32",
-    "wide,backward,lstm,512,bf16",
-    "wide,backward,gru,1024,tf32",
-    "wide,forward,gru,160,ieee",
-    "wide,backward,lstm,512,ieee",
+TILES = [
+    "tiles,forward,lstm,512,tf32",
+    "tiles,forward,gru,300,bf16",
+    "tiles,forward,gru,352,tf32",
+    "tiles,forward,lstm,1024,tf32",
+    "tiles,backward,lstm,512,tf32",
+    "tiles,backward,gru,480,tf32",
+    "tiles,backward,lstm,512,bf16",
+    "tiles,backward,gru,1024,tf32",
+    "tiles,forward,gru,160,ieee",
+    "tiles,backward,lstm,512,ieee",
 ]
 PRODUCTS = ["product,128,tf32", "product,256,tf32", "product,128,exact", "product,128,biased"]
 COMPILED = {
-    "80": (PLAIN_TYPES, 163 * 1024),
-    "90": ([*PLAIN_TYPES, *SINGLE, *RESIDENT, *GROUPS, *WIDE, *PRODUCTS], 227 * 1024),
+    "80": (PORTABLE, 163 * 1024),
+    "90": ([*PORTABLE, *SINGLE, *RESIDENT, *GROUPS, *TILES, *PRODUCTS], 227 * 1024),
 }
 CORE_COMPILED = {
-    "80": ["plain,forward,lstm,64,tf32", "pointwise,bounds,lstm,64,ieee"],
+    "80": ["portable,forward,lstm,64,tf32", "pointwise,bounds,lstm,64,ieee"],
     "90": [SINGLE[0], RESIDENT[1]],
 }
 # Bytes, elsewhere none. 128 slots of 32 units: some of the inputs prefetched for the next step are spilled.
-SPILLED = {name: 48 for name in GROUPS if "ieee" in name} | {"wide,backward,gru,1024,tf32": 120}
+SPILLED = {name: 48 for name in GROUPS if "ieee" in name} | {"tiles,backward,gru,1024,tf32": 120}
 
 
 @pytest.mark.parametrize("names", core_and_rest(CORE, CHECKS))
@@ -126,7 +133,7 @@ def test_compiled_kernels_hardly_spill_and_fit(capability: str, part: int, progr
         assert int(shared) <= limit, name
 
 
-PRECISIONS = "tf32", "bf16", "ieee"
+TESTED = "tf32", "bf16", "ieee"
 CLUSTERED = 66, 30, 15  # clusters of two, four and eight CTAs on an H200
 
 
@@ -144,16 +151,14 @@ CLUSTERED = 66, 30, 15  # clusters of two, four and eight CTAs on an H200
 )
 def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, size: tuple[int, str]) -> None:
     hidden, precision = size
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, 300 if hidden <= 128 else 200, CLUSTERED)
     assert chosen is not None
     config = chosen.forward
-    assert isinstance(config, Clustered)
+    assert isinstance(config, Cluster)
     layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
-    kept = torch.float32 if precision == "ieee" else torch.float16
-    constants = Grid(None, direction, config, layout, config.groups, config.members).constants(dtype, kept)
+    constants = config.constants(direction, layout, PRECISIONS[precision])
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
-    _, log = nvrtc.compiled("clustered.cu", {**constants, flag: True}, "--ptxas-options=-v")
+    _, log = nvrtc.compiled("cluster/cluster.cu", {**constants, flag: True}, "--ptxas-options=-v")
     spilled, shared = re.search(r"(\d+) bytes spill stores", log), re.search(r"(\d+) bytes smem", log)
     assert spilled, log
     assert int(spilled[1]) <= (128 if precision == "ieee" else 48), log  # before the loop
@@ -173,12 +178,11 @@ def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str,
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, 264, CLUSTERED)
     assert chosen is not None
     config = chosen.forward
-    assert isinstance(config, Quartered)
+    assert isinstance(config, Rows)
     layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
-    kept = torch.float32 if precision == "ieee" else torch.float16
-    constants = Grid(None, direction, config, layout, 1, 1).constants(torch.float32, kept)
+    constants = config.constants(direction, layout, PRECISIONS[precision])
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
-    _, log = nvrtc.compiled("quartered.cu", {**constants, flag: True}, "--ptxas-options=-v")
+    _, log = nvrtc.compiled("rows/rows.cu", {**constants, flag: True}, "--ptxas-options=-v")
     assert " 0 bytes spill stores" in log
     assert "warning" not in log
     used = re.search(r"Used (\d+) registers", log)
@@ -187,8 +191,10 @@ def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str,
 
 
 def test_what_does_not_compile_is_said() -> None:
-    with pytest.raises(RuntimeError, match=r"NVRTC doesn't compile clustered.cu with {'WIDTH': 256}: (.|\n)*LSTM"):
-        nvrtc.compiled("clustered.cu", {"WIDTH": 256})
+    with pytest.raises(
+        RuntimeError, match=r"NVRTC doesn't compile cluster/cluster.cu with {'WIDTH': 256}: (.|\n)*LSTM"
+    ):
+        nvrtc.compiled("cluster/cluster.cu", {"WIDTH": 256})
 
 
 def test_without_a_compiler_that_works_there_are_no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +261,7 @@ def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(triton_compat, "_driver", lambda: SimpleNamespace(active=Driver))
     monkeypatch.setattr(cuda_launch, "_function", lambda source, kernel, _, **constants: (kernel, constants))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    launch = cuda_launch.CudaLaunch("clustered.cu", "walk", 120, 256, 512, {"WIDTH": 256})
+    launch = cuda_launch.CudaLaunch("cluster/cluster.cu", "walk", 120, 256, 512, {"WIDTH": 256})
     for _ in range(2):
         a, b = torch.empty(3), torch.empty(3)
         launch(a, 2**40, b)
@@ -294,14 +300,14 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
     assert kinds("lstm", 64, "bf16", 64) == (Resident, Resident)
     assert kinds("gru", 256, "tf32", 64) == (Resident, Resident)
     assert kinds("lstm", 256, "tf32x3", 64) == (Resident, Resident)
-    assert kinds("gru", 256, "tf32", 512) == (Wide, Wide)
-    assert kinds("lstm", 512, "tf32", 1) == (Wide, Wide)
-    assert kinds("lstm", 512, "ieee", 1) == (Wide, Wide)
-    assert kinds("gru", 1000, "bf16", 1) == (Wide, Wide)
+    assert kinds("gru", 256, "tf32", 512) == (Tiles, Tiles)
+    assert kinds("lstm", 512, "tf32", 1) == (Tiles, Tiles)
+    assert kinds("lstm", 512, "ieee", 1) == (Tiles, Tiles)
+    assert kinds("gru", 1000, "bf16", 1) == (Tiles, Tiles)
     for rows, walks in ((64, 1), (512, 2)):
         chosen = chosen_for((9, 0), 132, "lstm", 512, "tf32", rows)
         assert chosen is not None
-        assert isinstance(chosen.forward, Wide)
+        assert isinstance(chosen.forward, Tiles)
         assert chosen.forward.walks == walks
     assert kinds("gru", 256, "tf32", 1, processors=3) is None
     assert kinds("gru", 1024, "tf32", 1, processors=16) is None
@@ -315,7 +321,7 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
             (cell, hidden, precision, 1, None)
             for cell in ("lstm", "gru")
             for hidden in (129, 256)
-            for precision in PRECISIONS
+            for precision in TESTED
         ],
         *[(cell, hidden, "ieee", 265, None) for cell in ("lstm", "gru") for hidden in (65, 96)],
         *[("lstm", 112, "ieee", 133, None), ("gru", 128, "ieee", 133, None), ("lstm", 128, "ieee", 1, None)],
@@ -327,7 +333,7 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
     ],
 )
 def test_clusters_serve_what_was_measured(cell: str, hidden: int, precision: str, least: int, most: int | None) -> None:
-    serves = Clustered, Clustered
+    serves = Cluster, Cluster
     assert kinds(cell, hidden, precision, least, clusters=CLUSTERED) == serves
     assert kinds(cell, hidden, precision, least) != serves
     assert least == 1 or kinds(cell, hidden, precision, least - 1, clusters=CLUSTERED) != serves
@@ -344,8 +350,8 @@ def test_clusters_serve_nothing_else() -> None:
         ("lstm", 64, "tf32"),
     )
     for case, rows in itertools.product(others, (1, 64, 200, 500, 5000)):
-        assert kinds(*case, rows, clusters=CLUSTERED) != (Clustered, Clustered)
-    assert kinds("lstm", 512, "tf32", 1, clusters=(66, 30, 0)) == (Wide, Wide)  # no cluster of eight fits
+        assert kinds(*case, rows, clusters=CLUSTERED) != (Cluster, Cluster)
+    assert kinds("lstm", 512, "tf32", 1, clusters=(66, 30, 0)) == (Tiles, Tiles)  # no cluster of eight fits
 
 
 @pytest.mark.parametrize(
@@ -362,7 +368,7 @@ def test_clusters_serve_nothing_else() -> None:
 def test_four_threads_a_unit_serve_what_was_measured(
     cell: str, hidden: int, precision: str, least: int, most: int | None, programs: int
 ) -> None:
-    serves = Quartered, Quartered
+    serves = Rows, Rows
     assert kinds(cell, hidden, precision, least - 1, clusters=CLUSTERED) != serves or least == 1
     for rows in (least, most or 10**6):
         assert kinds(cell, hidden, precision, rows, clusters=CLUSTERED) == serves
@@ -372,12 +378,12 @@ def test_four_threads_a_unit_serve_what_was_measured(
         if rows >= least:
             chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows, CLUSTERED)
             assert chosen is not None
-            assert chosen.forward == chosen.backward == Quartered(expected)
+            assert chosen.forward == chosen.backward == Rows(expected)
 
 
 def test_large_units_and_bfloat16_never_have_four_threads_a_unit() -> None:
     for case, rows in itertools.product((("lstm", 97, "tf32"), ("gru", 97, "ieee"), ("gru", 16, "bf16")), (1, 64, 200)):
-        assert kinds(*case, rows, clusters=CLUSTERED) != (Quartered, Quartered)
+        assert kinds(*case, rows, clusters=CLUSTERED) != (Rows, Rows)
 
 
 def test_sizes_between_powers_of_two_are_hardly_padded() -> None:
@@ -395,7 +401,7 @@ def test_wide_kernels_fit_and_come_out_even(cell: str, precision: str) -> None:
     for hidden, rows in itertools.product(range(132, 1100, 11), (1, 300, 600, 5000)):
         chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
         assert chosen is not None
-        if isinstance(chosen.forward, Wide) and isinstance(chosen.backward, Wide):
+        if isinstance(chosen.forward, Tiles) and isinstance(chosen.backward, Tiles):
             columns = chosen.width * size // 128
             half = precision == "tf32" and chosen.width % 64 == 0  # float16 operands
             shares = chosen.backward.shares_for(chosen.width, gates * columns)
@@ -423,16 +429,15 @@ def test_products_are_cut_into_whole_rounds() -> None:
             assert tile in ((128,) if exact else (128, 256))
 
 
-def test_operands_of_tf32_are_half_as_wide_in_wide_forward_walks() -> None:
+def test_operands_of_tf32_are_half_as_wide_in_forward_tiles() -> None:
     for hidden, expected in ((512, torch.float16), (352, torch.float32)):
         chosen = chosen_for((9, 0), 132, "lstm", hidden, "tf32", 512)
         assert chosen is not None
         layout = GateLayout(True, hidden, chosen.width, True)
-        grids = {name: grid_for(name, getattr(chosen, name), layout, 132, 32768) for name in ("forward", "backward")}
-        assert grids["forward"].operands(torch.float32, torch.float16) == expected
-        assert grids["forward"].operands(torch.float32, torch.float32) == torch.float32  # accurate to float32
-        assert grids["forward"].operands(torch.bfloat16, torch.float16) == torch.bfloat16
-        assert grids["backward"].operands(torch.float32, torch.float16) == torch.float32
+        assert isinstance(chosen.forward, Tiles)
+        for precision, dtype in (("tf32", expected), ("ieee", torch.float32), ("bf16", torch.bfloat16)):
+            assert chosen.forward.operands("forward", layout, PRECISIONS[precision]) == dtype
+        assert chosen.forward.operands("backward", layout, PRECISIONS["tf32"]) == torch.float32
 
 
 def test_a_row_is_alone_on_a_multiprocessor_where_there_are_enough() -> None:

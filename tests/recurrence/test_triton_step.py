@@ -5,8 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurl.recurrence import GRU, LSTM, LayerWeights, Options, step_stack
-from recurl.recurrence.triton import step as step_module
-from recurl.recurrence.triton.step_config import pays, tile_for_step
+from recurl.recurrence.cuda.step import operation as step_module
+from recurl.recurrence.cuda.step.config import pays, tile_for_step
 from tests.programs import Programs
 
 from .kernel_tests import core_and_rest, run

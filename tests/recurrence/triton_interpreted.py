@@ -13,9 +13,10 @@ from itertools import product
 import torch
 
 from recurl.recurrence import CELLS, Backend, Boundaries, KernelBackend, LayerCall, Options, ReferenceBackend, run_stack
-from recurl.recurrence.triton import TritonKernels, launch, products, weights
-from recurl.recurrence.triton.config import Tile
-from recurl.recurrence.triton.layout import GateLayout
+from recurl.recurrence.cuda import TritonKernels, launch, weights
+from recurl.recurrence.cuda.layout import GateLayout
+from recurl.recurrence.cuda.portable.config import Tile
+from recurl.recurrence.cuda.products import launch as products
 
 from .contract import Case, relative_error
 from .interpreter import allow_bounds, patch_once

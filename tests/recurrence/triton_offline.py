@@ -21,11 +21,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from recurl.recurrence.triton import arrange, backward, forward, large_product, products, step_kernel, walk
-from recurl.recurrence.triton import gluon_launch as launches
-from recurl.recurrence.triton.config import KernelConfig, Resident, Single, Wide, chosen_for, padded, tile_for
-from recurl.recurrence.triton.layout import GateLayout
-from recurl.recurrence.triton.step_config import tile_for_step
+from recurl.recurrence.cuda import arrange, pointwise
+from recurl.recurrence.cuda.choose import chosen_for
+from recurl.recurrence.cuda.family import GluonFamily
+from recurl.recurrence.cuda.layout import GateLayout, padded
+from recurl.recurrence.cuda.portable import backward, forward
+from recurl.recurrence.cuda.portable.config import tile_for
+from recurl.recurrence.cuda.precision import PRECISIONS
+from recurl.recurrence.cuda.products import kernel as large_product
+from recurl.recurrence.cuda.products import launch as products
+from recurl.recurrence.cuda.step import kernel as step_kernel
+from recurl.recurrence.cuda.step.config import tile_for_step
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
 INTEGERS = re.compile(r".*_(row|column|begin|end)$|tokens|share|total|programs|.*columns")
@@ -56,7 +62,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 
 def walk_constants(direction: str, cell: str, hidden: int, precision: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return constants and pointer types shared by plain and resident kernels."""
+    """Return constants and pointer types shared by portable and resident kernels."""
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     narrow = "*bf16" if precision == "bf16" else "*fp32"
     gates = "*fp16" if precision in ("bf16", "tf32") else "*fp32"
@@ -64,7 +70,7 @@ def walk_constants(direction: str, cell: str, hidden: int, precision: str) -> tu
     return {"HIDDEN": hidden, "LSTM": cell == "lstm", flag: True}, types
 
 
-def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
+def portable(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
     tile = tile_for(direction, hidden, 4 if cell == "lstm" else 3, precision)
     kernel = {"forward": forward.forward_kernel, "backward": backward.backward_kernel}[direction]
     constants, types = walk_constants(direction, cell, hidden, precision)
@@ -82,30 +88,30 @@ def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSo
 
 def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
     """Return a Gluon kernel as launched for a batch of few rows (``single``, ``resident``) or of more."""
-    rows = {"single": 64, "resident": 1 if hidden > 128 else 4096, "wide": 512}[kind]
+    rows = {"single": 64, "resident": 1 if hidden > 128 else 4096, "tiles": 512}[kind]
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
     assert chosen is not None
-    config: KernelConfig = getattr(chosen, direction)
-    assert isinstance(config, {"single": Single, "resident": Resident, "wide": Wide}[kind])
-    layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    grid = launches.grid_for(direction, config, layout, processors=132, tokens=2**20)
+    family = getattr(chosen, direction)
+    assert isinstance(family, GluonFamily)
+    assert family.folder == kind
+    layout, kernel = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True), family.kernel(direction)
+    options = family.constants(direction, layout, PRECISIONS[precision])
     constants, types = walk_constants(direction, cell, hidden, precision)
-    kept = {"*fp16": torch.float16, "*fp32": torch.float32}[types["gates"]]
-    options = grid.constants(dtype, kept)
-    operands = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}[grid.operands(dtype, kept)]
+    operands = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}[
+        family.operands(direction, layout, PRECISIONS[precision])
+    ]
     types |= {"weights": operands, "buffer": operands}
-    constants |= {name: value for name, value in options.items() if name in grid.kernel.arg_names}
-    types = signature(grid.kernel.arg_names, constants, types)
+    constants |= {name: value for name, value in options.items() if name in kernel.arg_names}
+    types = signature(kernel.arg_names, constants, types)
     aligned = [["tt.divisibility", 16]]
-    attributes = {(i,): aligned for i, name in enumerate(grid.kernel.arg_names) if types[name].startswith("*")}
-    return GluonASTSource(grid.kernel, types, constants, attributes), {
+    attributes = {(i,): aligned for i, name in enumerate(kernel.arg_names) if types[name].startswith("*")}
+    return GluonASTSource(kernel, types, constants, attributes), {
         name: value for name, value in options.items() if name not in constants
     }
 
 
-def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    module = {"arrange": arrange, "restore": arrange, "pack": arrange}.get(name, walk)
+def small(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
+    module = {"arrange": arrange, "restore": arrange, "pack": arrange}.get(name, pointwise)
     kernel = getattr(module, f"{name}_kernel")
     block, rows = {"arrange": (128, 8), "pack": (64, 64), "restore": (256, 1)}.get(name, (1024, 32))
     every: dict[str, object] = {
@@ -157,7 +163,7 @@ def source_of(case: str) -> tuple[Any, dict[str, object]]:
     if kind == "product":
         return product(*words)
     name, cell, hidden, precision = words
-    make = {"plain": plain, "pointwise": pointwise}.get(kind) or partial(on_chip, kind)
+    make = {"portable": portable, "pointwise": small}.get(kind) or partial(on_chip, kind)
     return make(name, cell, int(hidden), precision)
 
 

@@ -14,8 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler
 from triton.runtime.driver import driver
 
-from recurl.recurrence.triton import walk
-from recurl.recurrence.triton.prepared import prepared
+from recurl.recurrence.cuda import pointwise
+from recurl.recurrence.cuda.prepared import prepared
 
 started: list[tuple[Any, ...]] = []
 
@@ -57,7 +57,7 @@ class Driver:
 
 
 def arguments_of(offset: int, column: int, tokens: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return arguments of ``walk.previous_kernel``."""
+    """Return arguments of ``pointwise.previous_kernel``."""
     stored = torch.zeros(64 + offset, dtype=dtype)[offset:]
     after = torch.zeros(tokens, 16)
     starts = torch.zeros(tokens, dtype=torch.uint8)
@@ -72,9 +72,9 @@ def differing() -> int:
         for kind in kinds:
             arguments = arguments_of(*kind, dtype)
             started.clear()
-            walk.previous_kernel[(2,)](*arguments, **constants)
+            pointwise.previous_kernel[(2,)](*arguments, **constants)
             for _ in range(3):
-                prepared(walk.previous_kernel, 2, **constants)(*arguments)
+                prepared(pointwise.previous_kernel, 2, **constants)(*arguments)
             expected, *found = [(kernel, grid, values) for kernel, grid, _, values in started]
             wrong += found != [expected] * 3
     return wrong
@@ -85,7 +85,7 @@ def streams_kept() -> int:
     arguments = arguments_of(0, 1, 64, torch.float32)
     started.clear()
     for _ in range(3):
-        prepared(walk.previous_kernel, 2, HIDDEN=16, BLOCK=128, num_warps=4)(*arguments)
+        prepared(pointwise.previous_kernel, 2, HIDDEN=16, BLOCK=128, num_warps=4)(*arguments)
     return 3 - len({stream for _, _, stream, _ in started})
 
 

@@ -20,9 +20,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from recurl.core.torch_compat import compiling, traced_graph
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.recurrence import CELLS, LayerWeights, Options, record_backends, stack, step_stack
-from recurl.recurrence.triton import step as triton_step
-from recurl.recurrence.triton import step_launch
-from recurl.recurrence.triton.step_config import StepTile
+from recurl.recurrence.cuda.step import launch as step_launch
+from recurl.recurrence.cuda.step import operation as triton_step
+from recurl.recurrence.cuda.step.config import StepTile
 
 from .contract import Case, relative_error
 from .interpreter import allow_bfloat16_products, allow_bounds, patch_once

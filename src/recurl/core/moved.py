@@ -40,6 +40,7 @@ MOVED = {
     "recurl.recurrence.linear.registry": "recurl.recurrence.backend",
     "recurl.recurrence.linear.reverse": "recurl.sequences.reverse",
     "recurl.recurrence.ops": "recurl.recurrence.operation",
+    "recurl.recurrence.triton": "recurl.recurrence.cuda",
     "recurl.recurrence.triton.adam": "recurl.trainers.optim.triton_adam",
     "recurl.recurrence.triton.adam_kernels": "recurl.trainers.optim.triton_adam_kernels",
     "recurl.sequences.boundaries": "recurl.sequences.index",

@@ -20,7 +20,7 @@ _LAYERS = {
     "pad": ("pad:PadBackend", None),
     "loop": ("kernel_backend:AutogradBackend", "loop:LoopKernels"),
     "cpu": ("kernel_backend:KernelBackend", "cpu.kernels:CpuKernels"),
-    "triton": ("kernel_backend:KernelBackend", "triton.backend:TritonKernels"),
+    "triton": ("kernel_backend:KernelBackend", "cuda.backend:TritonKernels"),
     "scan": ("scan:ScanBackend", "scan:ScanKernels"),
     "reference": ("reference:ReferenceBackend", None),
 }
@@ -28,7 +28,7 @@ _LINEAR = {
     "loop": "linear.loop:LoopLinear",
     "scan": "linear.scan:ScanLinear",
     "cpu": "cpu.linear:CpuLinear",
-    "triton": "triton.linear:TritonLinear",
+    "triton": "cuda.linear.backend:TritonLinear",
     "reference": "linear.loop:ReferenceLinear",
 }
 LINEAR_OPERATIONS: dict[str, Operation] = {}

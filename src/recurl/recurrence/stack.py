@@ -197,7 +197,7 @@ def _step_by_kernels(
     cell: Cell, weights: Weights, x: Tensor, states: States | None, is_init: Tensor | None, options: Options
 ) -> tuple[Tensor, States] | None:
     if _is_on_gpu(x):
-        from recurl.recurrence.triton import step as triton  # noqa: PLC0415 - needed only on a GPU
+        from recurl.recurrence.cuda.step import operation as triton  # noqa: PLC0415 - needed only on a GPU
 
         if triton.can_step_on(x):
             return triton.step(cell, weights, x, states, is_init, options)

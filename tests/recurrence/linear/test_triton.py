@@ -5,8 +5,8 @@ import torch
 
 from recurl.core.errors import UnsupportedError
 from recurl.recurrence.backend import LINEAR, LinearSupport
-from recurl.recurrence.triton.linear import TritonLinear
-from recurl.recurrence.triton.linear_config import chunk_for
+from recurl.recurrence.cuda.linear.backend import TritonLinear
+from recurl.recurrence.cuda.linear.config import chunk_for
 from tests.programs import Programs
 
 from ..kernel_tests import core_and_rest, run

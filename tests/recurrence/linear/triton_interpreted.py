@@ -12,10 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
+from recurl.recurrence.cuda.linear import parts
+from recurl.recurrence.cuda.linear.backend import TritonLinear
+from recurl.recurrence.cuda.linear.config import Chunk
 from recurl.recurrence.linear.kernels import LinearInputs
-from recurl.recurrence.triton import linear_parts as parts
-from recurl.recurrence.triton.linear import TritonLinear
-from recurl.recurrence.triton.linear_config import Chunk
 
 from ..interpreter import allow_bounds, patch_once
 from ..kernel_tests import print_checks

@@ -15,8 +15,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from recurl.recurrence.triton.linear_config import chunk_for
-from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel
+from recurl.recurrence.cuda.linear.config import chunk_for
+from recurl.recurrence.cuda.linear.kernels import backward_kernel, forward_kernel
 
 from ..triton_offline import resources
 

@@ -11,8 +11,8 @@ from torch.autograd.graph import increment_version
 
 from recurl.distributed import average_
 from recurl.execution.explain import NotCompiled
-from recurl.recurrence.triton.launch import on
-from recurl.recurrence.triton.prepared import prepared
+from recurl.recurrence.cuda.launch import on
+from recurl.recurrence.cuda.prepared import prepared
 from recurl.trainers.optim.triton_adam_kernels import adam_kernel, decide_kernel, squares_kernel
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Linear recurrences on a GPU."""

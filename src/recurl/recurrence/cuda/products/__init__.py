@@ -1,0 +1,1 @@
+"""Large matrix products that are faster than ATen's."""

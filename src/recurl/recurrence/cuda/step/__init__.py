@@ -1,0 +1,1 @@
+"""A single step of a layer on a GPU, as one kernel."""

@@ -14,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
-from recurl.recurrence.cuda import TritonKernels, cuda_launch, nvrtc, triton_compat
+from recurl.recurrence.cuda import TritonKernels, cuda_launch, hardware, nvrtc, triton_compat
 from recurl.recurrence.cuda import backend as backend_module
-from recurl.recurrence.cuda.choose import chosen_for
+from recurl.recurrence.cuda.choose import Layer, chosen_for
 from recurl.recurrence.cuda.cluster.config import Cluster
+from recurl.recurrence.cuda.hardware import Hardware
 from recurl.recurrence.cuda.layout import GateLayout
 from recurl.recurrence.cuda.portable.config import tile_for
 from recurl.recurrence.cuda.precision import PRECISIONS
@@ -28,6 +29,7 @@ from recurl.recurrence.cuda.single.config import Single
 from recurl.recurrence.cuda.tiles.config import Tiles
 from tests.programs import Programs
 
+from .gpus import H200, OTHERS, WITHOUT_NVRTC
 from .kernel_tests import but_first, core_and_rest, opposites, run
 
 pytestmark = pytest.mark.slow
@@ -96,13 +98,16 @@ TILES = [
     "tiles,backward,lstm,512,ieee",
 ]
 PRODUCTS = ["product,128,tf32", "product,256,tf32", "product,128,exact", "product,128,biased"]
+# By compute capability, with the shared memory of a program.
 COMPILED = {
     "80": (PORTABLE, 163 * 1024),
     "90": ([*PORTABLE, *SINGLE, *RESIDENT, *GROUPS, *TILES, *PRODUCTS], 227 * 1024),
+    **{newer: (PORTABLE[:7], size * 1024) for newer, size in (("86", 99), ("89", 99), ("100", 227), ("120", 99))},
 }
 CORE_COMPILED = {
     "80": ["portable,forward,lstm,64,tf32", "pointwise,bounds,lstm,64,ieee"],
     "90": [SINGLE[0], RESIDENT[1]],
+    **{newer: ["portable,forward,lstm,64,tf32"] for newer in ("86", "89", "100", "120")},
 }
 # Bytes, elsewhere none. 128 slots of 32 units: some of the inputs prefetched for the next step are spilled.
 SPILLED = {name: 48 for name in GROUPS if "ieee" in name} | {"tiles,backward,gru,1024,tf32": 120}
@@ -134,7 +139,6 @@ def test_compiled_kernels_hardly_spill_and_fit(capability: str, part: int, progr
 
 
 TESTED = "tf32", "bf16", "ieee"
-CLUSTERED = 66, 30, 15  # clusters of two, four and eight CTAs on an H200
 
 
 @pytest.mark.parametrize(
@@ -151,14 +155,14 @@ CLUSTERED = 66, 30, 15  # clusters of two, four and eight CTAs on an H200
 )
 def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, size: tuple[int, str]) -> None:
     hidden, precision = size
-    chosen = chosen_for((9, 0), 132, cell, hidden, precision, 300 if hidden <= 128 else 200, CLUSTERED)
+    chosen = chosen_for(Layer(H200, cell, hidden, precision, 300 if hidden <= 128 else 200))
     assert chosen is not None
     config = chosen.forward
     assert isinstance(config, Cluster)
     layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
     constants = config.constants(direction, layout, PRECISIONS[precision])
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
-    _, log = nvrtc.compiled("cluster/cluster.cu", {**constants, flag: True}, "--ptxas-options=-v")
+    _, log = nvrtc.compiled("cluster/cluster.cu", {**constants, flag: True}, "sm_90", "--ptxas-options=-v")
     spilled, shared = re.search(r"(\d+) bytes spill stores", log), re.search(r"(\d+) bytes smem", log)
     assert spilled, log
     assert int(spilled[1]) <= (128 if precision == "ieee" else 48), log  # before the loop
@@ -175,14 +179,14 @@ def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, siz
 )
 def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str, size: tuple[int, str]) -> None:
     hidden, precision = size
-    chosen = chosen_for((9, 0), 132, cell, hidden, precision, 264, CLUSTERED)
+    chosen = chosen_for(Layer(H200, cell, hidden, precision, 264))
     assert chosen is not None
     config = chosen.forward
     assert isinstance(config, Rows)
     layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
     constants = config.constants(direction, layout, PRECISIONS[precision])
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
-    _, log = nvrtc.compiled("rows/rows.cu", {**constants, flag: True}, "--ptxas-options=-v")
+    _, log = nvrtc.compiled("rows/rows.cu", {**constants, flag: True}, "sm_90", "--ptxas-options=-v")
     assert " 0 bytes spill stores" in log
     assert "warning" not in log
     used = re.search(r"Used (\d+) registers", log)
@@ -190,45 +194,70 @@ def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str,
     assert int(used[1]) * config.threads_for(chosen.width) * config.programs <= 64 * 1024
 
 
+CUDA = [  # kernels in CUDA C++ with the oldest architecture that has their instructions
+    *[(Rows(1), 80, cell, hidden, "tf32") for cell, hidden in (("lstm", 96), ("gru", 64))],
+    *[(Rows(4), 80, "lstm", 32, "ieee"), (Cluster(4, 32), 90, "lstm", 256, "tf32")],
+    *[(Cluster(2, 66), 90, "gru", 128, "bf16"), (Cluster(8, 16), 90, "gru", 512, "tf32")],
+]
+
+
+@pytest.mark.parametrize(
+    "architecture", [80, *(pytest.param(a, marks=pytest.mark.kernels) for a in (86, 89, 100, 120))]
+)
+def test_kernels_in_cuda_compile_for_every_architecture(architecture: int) -> None:
+    for family, oldest, cell, hidden, precision in CUDA:
+        for direction, flag in (("forward", "KEEP"), ("backward", "TO_STORED")):
+            layout = GateLayout(cell == "lstm", hidden, hidden, interleaved=True)
+            constants = {**family.constants(direction, layout, PRECISIONS[precision]), flag: True}
+            if architecture < oldest:
+                with pytest.raises(RuntimeError, match="is not supported for this GPU architecture"):
+                    nvrtc.compiled(family.source, constants, f"sm_{architecture}")
+                continue
+            _, log = nvrtc.compiled(family.source, constants, f"sm_{architecture}", "--ptxas-options=-v")
+            spilled, used = re.search(r"(\d+) bytes spill stores", log), re.search(r"Used (\d+) registers", log)
+            assert spilled, log
+            assert int(spilled[1]) <= 48, log
+            assert used, log
+            assert int(used[1]) * family.threads_for(hidden) * family.programs <= 64 * 1024
+
+
 def test_what_does_not_compile_is_said() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"NVRTC doesn't compile cluster/cluster.cu with {'WIDTH': 256}: (.|\n)*LSTM"
-    ):
-        nvrtc.compiled("cluster/cluster.cu", {"WIDTH": 256})
+    with pytest.raises(RuntimeError, match=r"cluster/cluster.cu for sm_90 with {'WIDTH': 256}: (.|\n)*LSTM"):
+        nvrtc.compiled("cluster/cluster.cu", {"WIDTH": 256}, "sm_90")
 
 
-def test_without_a_compiler_that_works_there_are_no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_that_works_there_are_no_kernels_in_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("NVRTC doesn't compile nothing.cu")
 
     monkeypatch.setattr(cuda_launch, "_function", broken)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    cuda_launch.clusters_on.cache_clear()
+    cuda_launch.can_compile_on.cache_clear()
     with pytest.warns(
         UserWarning, match=r"up to 512 units run slower kernels on cpu: NVRTC doesn't compile nothing.cu"
     ):
-        assert cuda_launch.clusters_on(torch.device("cpu"), (2, 4)) == ()
-    cuda_launch.clusters_on.cache_clear()
+        assert not cuda_launch.can_compile_on(torch.device("cpu"))
+    cuda_launch.can_compile_on.cache_clear()
 
 
 def test_what_one_process_compiled_the_next_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     compilations: list[dict[str, Any]] = []
 
-    def compiled(name: str, constants: dict[str, Any]) -> tuple[bytes, str]:
-        compilations.append(constants)
-        return compile_truly(name, constants)
+    def compiled(name: str, constants: dict[str, Any], architecture: str) -> tuple[bytes, str]:
+        compilations.append({**constants, "architecture": architecture})
+        return compile_truly(name, constants, architecture)
 
     compile_truly = nvrtc.compiled
     monkeypatch.setattr(nvrtc, "compiled", compiled)
-    code = cuda_launch.machine_code("nothing.cu", {"WIDTH": 256})
+    code = cuda_launch.machine_code("nothing.cu", {"WIDTH": 256}, "sm_90")
     assert code[:4] == b"\x7fELF"
-    assert cuda_launch.machine_code("nothing.cu", {"WIDTH": 256}) == code
-    assert compilations == [{"WIDTH": 256}]
-    cuda_launch.machine_code("nothing.cu", {"WIDTH": 128})
+    assert cuda_launch.machine_code("nothing.cu", {"WIDTH": 256}, "sm_90") == code
+    assert compilations == [{"WIDTH": 256, "architecture": "sm_90"}]
+    cuda_launch.machine_code("nothing.cu", {"WIDTH": 256}, "sm_120")
     monkeypatch.setattr(nvrtc, "_source", lambda _: b'extern "C" __global__ void nothing_kernel() { __syncthreads(); }')
-    assert cuda_launch.machine_code("nothing.cu", {"WIDTH": 256}) != code
+    assert cuda_launch.machine_code("nothing.cu", {"WIDTH": 256}, "sm_90") != code
     assert len(compilations) == 3
 
 
@@ -285,9 +314,9 @@ def test_a_group_holds_all_units(direction: str) -> None:
 
 
 def kinds(
-    cell: str, hidden: int, precision: str, rows: int, processors: int = 132, clusters: tuple[int, ...] = ()
+    cell: str, hidden: int, precision: str, rows: int, hardware: Hardware = WITHOUT_NVRTC
 ) -> tuple[type, type] | None:
-    chosen = chosen_for((9, 0), processors, cell, hidden, precision, rows, clusters)
+    chosen = chosen_for(Layer(hardware, cell, hidden, precision, rows))
     assert chosen is None or chosen.width >= hidden
     return None if chosen is None else (type(chosen.forward), type(chosen.backward))
 
@@ -305,13 +334,18 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
     assert kinds("lstm", 512, "ieee", 1) == (Tiles, Tiles)
     assert kinds("gru", 1000, "bf16", 1) == (Tiles, Tiles)
     for rows, walks in ((64, 1), (512, 2)):
-        chosen = chosen_for((9, 0), 132, "lstm", 512, "tf32", rows)
+        chosen = chosen_for(Layer(WITHOUT_NVRTC, "lstm", 512, "tf32", rows))
         assert chosen is not None
         assert isinstance(chosen.forward, Tiles)
         assert chosen.forward.walks == walks
-    assert kinds("gru", 256, "tf32", 1, processors=3) is None
-    assert kinds("gru", 1024, "tf32", 1, processors=16) is None
-    assert chosen_for((8, 0), 108, "lstm", 64, "tf32", 64) is None
+    assert kinds("gru", 256, "tf32", 1, hardware=WITHOUT_NVRTC._replace(processors=3)) is None
+    assert kinds("gru", 1024, "tf32", 1, hardware=WITHOUT_NVRTC._replace(processors=16)) is None
+
+
+def test_unmeasured_chips_run_portable_kernels() -> None:
+    for gpu in OTHERS.values():
+        for hidden, rows in ((16, 1), (64, 64), (256, 512), (1024, 64)):
+            assert chosen_for(Layer(gpu, "lstm", hidden, "tf32", rows)) is None
 
 
 @pytest.mark.parametrize(
@@ -334,11 +368,11 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
 )
 def test_clusters_serve_what_was_measured(cell: str, hidden: int, precision: str, least: int, most: int | None) -> None:
     serves = Cluster, Cluster
-    assert kinds(cell, hidden, precision, least, clusters=CLUSTERED) == serves
+    assert kinds(cell, hidden, precision, least, hardware=H200) == serves
     assert kinds(cell, hidden, precision, least) != serves
-    assert least == 1 or kinds(cell, hidden, precision, least - 1, clusters=CLUSTERED) != serves
-    assert kinds(cell, hidden, precision, most or 10**6, clusters=CLUSTERED) == serves
-    assert most is None or kinds(cell, hidden, precision, most + 1, clusters=CLUSTERED) != serves
+    assert least == 1 or kinds(cell, hidden, precision, least - 1, hardware=H200) != serves
+    assert kinds(cell, hidden, precision, most or 10**6, hardware=H200) == serves
+    assert most is None or kinds(cell, hidden, precision, most + 1, hardware=H200) != serves
 
 
 def test_clusters_serve_nothing_else() -> None:
@@ -350,8 +384,11 @@ def test_clusters_serve_nothing_else() -> None:
         ("lstm", 64, "tf32"),
     )
     for case, rows in itertools.product(others, (1, 64, 200, 500, 5000)):
-        assert kinds(*case, rows, clusters=CLUSTERED) != (Cluster, Cluster)
-    assert kinds("lstm", 512, "tf32", 1, clusters=(66, 30, 0)) == (Tiles, Tiles)  # no cluster of eight fits
+        assert kinds(*case, rows, hardware=H200) != (Cluster, Cluster)
+    assert kinds("lstm", 512, "tf32", 1, hardware=H200._replace(clusters=(66, 30, 0))) == (
+        Tiles,
+        Tiles,
+    )  # no cluster of eight fits
 
 
 @pytest.mark.parametrize(
@@ -369,27 +406,27 @@ def test_four_threads_a_unit_serve_what_was_measured(
     cell: str, hidden: int, precision: str, least: int, most: int | None, programs: int
 ) -> None:
     serves = Rows, Rows
-    assert kinds(cell, hidden, precision, least - 1, clusters=CLUSTERED) != serves or least == 1
+    assert kinds(cell, hidden, precision, least - 1, hardware=H200) != serves or least == 1
     for rows in (least, most or 10**6):
-        assert kinds(cell, hidden, precision, rows, clusters=CLUSTERED) == serves
+        assert kinds(cell, hidden, precision, rows, hardware=H200) == serves
         assert kinds(cell, hidden, precision, rows) != serves
-    assert most is None or kinds(cell, hidden, precision, most + 1, clusters=CLUSTERED) != serves
+    assert most is None or kinds(cell, hidden, precision, most + 1, hardware=H200) != serves
     for rows, expected in ((1, programs), (4, 1), (132, 1), (133, min(2, programs)), (264, min(2, programs))):
         if rows >= least:
-            chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows, CLUSTERED)
+            chosen = chosen_for(Layer(H200, cell, hidden, precision, rows))
             assert chosen is not None
             assert chosen.forward == chosen.backward == Rows(expected)
 
 
 def test_large_units_and_bfloat16_never_have_four_threads_a_unit() -> None:
     for case, rows in itertools.product((("lstm", 97, "tf32"), ("gru", 97, "ieee"), ("gru", 16, "bf16")), (1, 64, 200)):
-        assert kinds(*case, rows, clusters=CLUSTERED) != (Rows, Rows)
+        assert kinds(*case, rows, hardware=H200) != (Rows, Rows)
 
 
 def test_sizes_between_powers_of_two_are_hardly_padded() -> None:
     widths = {(72, 64): 80, (72, 4096): 96, (112, 64): 112, (160, 64): 160, (200, 4096): 224, (320, 64): 320}
     for (hidden, rows), width in widths.items():
-        chosen = chosen_for((9, 0), 132, "lstm", hidden, "tf32", rows)
+        chosen = chosen_for(Layer(WITHOUT_NVRTC, "lstm", hidden, "tf32", rows))
         assert chosen is not None
         assert chosen.width == width
 
@@ -399,7 +436,7 @@ def test_sizes_between_powers_of_two_are_hardly_padded() -> None:
 def test_wide_kernels_fit_and_come_out_even(cell: str, precision: str) -> None:
     gates, size, parts = 4 if cell == "lstm" else 3, 2 if precision == "bf16" else 4, 2 if precision == "ieee" else 1
     for hidden, rows in itertools.product(range(132, 1100, 11), (1, 300, 600, 5000)):
-        chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
+        chosen = chosen_for(Layer(WITHOUT_NVRTC, cell, hidden, precision, rows))
         assert chosen is not None
         if isinstance(chosen.forward, Tiles) and isinstance(chosen.backward, Tiles):
             columns = chosen.width * size // 128
@@ -431,7 +468,7 @@ def test_products_are_cut_into_whole_rounds() -> None:
 
 def test_operands_of_tf32_are_half_as_wide_in_forward_tiles() -> None:
     for hidden, expected in ((512, torch.float16), (352, torch.float32)):
-        chosen = chosen_for((9, 0), 132, "lstm", hidden, "tf32", 512)
+        chosen = chosen_for(Layer(WITHOUT_NVRTC, "lstm", hidden, "tf32", 512))
         assert chosen is not None
         layout = GateLayout(True, hidden, chosen.width, True)
         assert isinstance(chosen.forward, Tiles)
@@ -442,14 +479,14 @@ def test_operands_of_tf32_are_half_as_wide_in_forward_tiles() -> None:
 
 def test_a_row_is_alone_on_a_multiprocessor_where_there_are_enough() -> None:
     for rows, programs in ((1, 2), (64, 1), (200, 2)):
-        chosen = chosen_for((9, 0), 132, "lstm", 64, "ieee", rows)
+        chosen = chosen_for(Layer(WITHOUT_NVRTC, "lstm", 64, "ieee", rows))
         assert chosen is not None
         assert isinstance(chosen.forward, Single)
         assert chosen.forward.programs == programs
 
 
 def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132, CLUSTERED))
+    monkeypatch.setattr(backend_module, "hardware_of", lambda _: H200)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     tokens = mode.from_tensor(torch.empty(37), symbolic_context=sizes).shape[0]
@@ -467,21 +504,40 @@ def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.Monkey
 
 
 def test_torch_compile_asks_the_driver_outside_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    def clusters_on(device: torch.device, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    def clusters_on(device: torch.device, sizes: tuple[int, ...], shared: int) -> tuple[int, ...]:
         return tuple(ctypes.c_int(30).value for _ in sizes)  # which torch.compile can't trace
 
-    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    properties = SimpleNamespace(
+        major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=2**17, name="a GPU"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(cuda_launch, "clusters_on", clusters_on)
-    backend_module._query_hardware.cache_clear()
+    monkeypatch.setattr(cuda_launch, "can_compile_on", lambda _: True)
+    hardware._query.cache_clear()
 
     def scaled(x: torch.Tensor) -> torch.Tensor:
-        _, processors, clusters = backend_module._hardware(x.device)
-        return x * processors + clusters[1]
+        found = hardware.hardware_of(x.device)
+        return x * found.processors + found.clusters[1]
 
     found = torch.compile(scaled, backend="eager", fullgraph=True)(torch.ones(2))
-    backend_module._query_hardware.cache_clear()
+    hardware._query.cache_clear()
     assert found.tolist() == [162, 162]
+
+
+@pytest.mark.parametrize(("capability", "clusters"), [((8, 6), (0, 0, 0)), ((9, 0), (7, 7, 7)), ((12, 0), (7, 7, 7))])
+def test_only_chips_with_clusters_are_asked_for_them(
+    capability: tuple[int, int], clusters: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "major", "minor", "multi_processor_count", "shared_memory_per_block_optin", "name"
+    properties = SimpleNamespace(**dict(zip(names, (*capability, 82, 99 * 1024, "a GPU"), strict=True)))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(cuda_launch, "clusters_on", lambda device, sizes, shared: (7,) * len(sizes))
+    for able in (True, False):
+        monkeypatch.setattr(cuda_launch, "can_compile_on", lambda _, able=able: able)
+        hardware._query.cache_clear()
+        expected = Hardware(capability, 82, 99 * 1024, able, clusters if able else (0, 0, 0), "a GPU")
+        assert hardware.hardware_of(torch.device("cuda")) == expected
+    hardware._query.cache_clear()
 
 
 def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,9 +546,9 @@ def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it needs an NVIDIA GPU, the tensors are on cpu" in (
         kernels.unsupported(Support(LSTM, torch.device("cpu"))) or ""
     )
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((7, 5), 40, ()))
+    monkeypatch.setattr(backend_module, "hardware_of", lambda _: H200._replace(capability=(7, 5)))
     assert "this GPU has 7.5" in (kernels.unsupported(Support(LSTM, cuda)) or "")
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132, CLUSTERED))
+    monkeypatch.setattr(backend_module, "hardware_of", lambda _: H200)
     assert "got torch.float64" in (kernels.unsupported(Support(GRU, cuda, torch.float64)) or "")
     assert "hidden_size=16384 is too large" in (kernels.unsupported(Support(LSTM, cuda, hidden_size=16384)) or "")
     assert kernels.unsupported(Support(LSTM, cuda, hidden_size=1024, options=Options(True, "tf32"))) is None

@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from recurl.recurrence.cuda import arrange, pointwise
-from recurl.recurrence.cuda.choose import chosen_for
+from recurl.recurrence.cuda.choose import Layer, chosen_for
 from recurl.recurrence.cuda.family import GluonFamily
 from recurl.recurrence.cuda.layout import GateLayout, padded
 from recurl.recurrence.cuda.portable import backward, forward
@@ -32,6 +32,7 @@ from recurl.recurrence.cuda.products import kernel as large_product
 from recurl.recurrence.cuda.products import launch as products
 from recurl.recurrence.cuda.step import kernel as step_kernel
 from recurl.recurrence.cuda.step.config import tile_for_step
+from tests.recurrence.gpus import WITHOUT_NVRTC
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
 INTEGERS = re.compile(r".*_(row|column|begin|end)$|tokens|share|total|programs|.*columns")
@@ -89,7 +90,7 @@ def portable(direction: str, cell: str, hidden: int, precision: str) -> tuple[AS
 def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
     """Return a Gluon kernel as launched for a batch of few rows (``single``, ``resident``) or of more."""
     rows = {"single": 64, "resident": 1 if hidden > 128 else 4096, "tiles": 512}[kind]
-    chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
+    chosen = chosen_for(Layer(WITHOUT_NVRTC, cell, hidden, precision, rows))
     assert chosen is not None
     family = getattr(chosen, direction)
     assert isinstance(family, GluonFamily)

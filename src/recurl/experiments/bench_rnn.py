@@ -22,8 +22,10 @@ from recurl._version import __version__
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import Count, NonNegative, NonNegativeInt, Threads
 from recurl.diagnostics import RNNCase, RNNTime, time_rnn
+from recurl.diagnostics.kernel_tuning import tune_kernels
 from recurl.experiments.bench_figure import figure
 from recurl.recurrence import BACKENDS
+from recurl.recurrence.cuda.tuned import path
 from recurl.trainers.files.durable import write_atomic
 
 _THREADS = min(torch.get_num_threads(), 1024)
@@ -60,6 +62,8 @@ class BenchRNN:
     """Number of CPU threads of torch."""
     backends: tuple[str, ...] = ()
     """Backends to time; by default all but the slow reference."""
+    tune: bool = False
+    """Time the families of GPU kernels for an lstm or gru, instead of the backends, and use the fastest from now on."""
     repeats: Count = 20
     """Repetitions per backend; the backends take turns."""
     seconds: NonNegative = 30.0
@@ -73,6 +77,8 @@ def bench_rnn(args: BenchRNN) -> int:
     for name in args.backends:
         if name not in BACKENDS.names:
             raise ArgumentError(f"--backends must be of {', '.join(BACKENDS.names)}, got {name!r}.")
+    if args.tune and args.backends:
+        raise ArgumentError("--tune times the families of the triton backend: leave out --backends.")
     cases = _cases(args)
     for case in cases:
         case.check_machine()
@@ -83,7 +89,11 @@ def bench_rnn(args: BenchRNN) -> int:
     results: list[RNNTime] = []
     try:
         for case in cases:
-            measured = time_rnn(case, args.backends, repeats=args.repeats, seconds=args.seconds)
+            measured = (
+                tune_kernels(case, repeats=args.repeats, seconds=args.seconds)
+                if args.tune
+                else time_rnn(case, args.backends, repeats=args.repeats, seconds=args.seconds)
+            )
             _show(console, case, measured)
             results += measured
     finally:
@@ -92,6 +102,8 @@ def bench_rnn(args: BenchRNN) -> int:
     picture = io.BytesIO()
     figure(cases, results).savefig(picture, format="png", dpi=120)
     write_atomic(args.out / "rnn.png", picture.getvalue())
+    if args.tune:
+        console.print(f"Layers of these sizes use the fastest kernels from now on: see {path()}", soft_wrap=True)
     console.print(f"Results written to {args.out / 'rnn.csv'} and {args.out / 'rnn.png'}", soft_wrap=True)
     return 0
 

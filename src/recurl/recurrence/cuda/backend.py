@@ -12,13 +12,11 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
-from recurl.recurrence.cuda.choose import GLUON_CAPABILITY
-from recurl.recurrence.cuda.cluster.config import CLUSTERS
 from recurl.recurrence.cuda.family import lazy_import
+from recurl.recurrence.cuda.hardware import hardware_of
 from recurl.recurrence.cuda.layer import TritonLayer
 from recurl.recurrence.cuda.plan import plan_for
 from recurl.recurrence.cuda.portable.config import Tile, tile_for
-from recurl.recurrence.cuda.triton_compat import nvrtc_library
 from recurl.recurrence.kernels import Gradients, Inputs, Kernels, known_rows
 
 _OLDEST_TRITON = (3, 6)
@@ -48,7 +46,7 @@ class TritonKernels(Kernels):
         refusal = self.missing() or refused_device(support.device)
         if refusal is not None:
             return refusal
-        _, processors, _ = _hardware(support.device)
+        processors = hardware_of(support.device).processors
         if support.dtype not in _DTYPES:
             return f"it computes in float32 and bfloat16, got {support.dtype}; use 'loop'"
         tile = self.tile_for("forward", support.hidden_size, _GATES[support.cell.name], "bf16")
@@ -97,7 +95,7 @@ class TritonKernels(Kernels):
         precision = "bf16" if lowest else call.options.precision
         hardware, rows = None, 1
         if call.x.device.type == "cuda":
-            hardware = _hardware(call.x.device)
+            hardware = hardware_of(call.x.device)
             rows = known_rows(call)
         return TritonLayer(call, plan_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
 
@@ -125,21 +123,6 @@ def _backward(
     return layer.gradients(grad_gates, grad_stored, weight, h, grads[0], unprojected, needs)
 
 
-@torch.compiler.assume_constant_result
-def _hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
-    """Compute capability, multiprocessors and clusters of a GPU; torch.compile can't trace the driver calls."""
-    return _query_hardware(device)
-
-
-@cache
-def _query_hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
-    properties = torch.cuda.get_device_properties(device)
-    capability = properties.major, properties.minor
-    can = capability == GLUON_CAPABILITY and nvrtc_library() is not None
-    clusters = lazy_import("cuda_launch").clusters_on(device, CLUSTERS) if can else ()
-    return capability, properties.multi_processor_count, clusters
-
-
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
@@ -148,7 +131,7 @@ def refused_device(device: torch.device) -> str | None:
     """Return why the kernels can't run on ``device``, or None."""
     if device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, the tensors are on {device}; use 'loop' or 'auto'"
-    capability, *_ = _hardware(device)
+    capability = hardware_of(device).capability
     if capability < _OLDEST_CAPABILITY:
         return f"it needs compute capability 8.0 or newer, this GPU has {capability[0]}.{capability[1]}; use 'loop'"
     return None

@@ -60,7 +60,7 @@ class CudaLaunch:
 @cache
 def _function(source: str, kernel: str, device: int, **constants: Any) -> ctypes.c_void_p:
     """Return the compiled kernel, loaded on the current device."""
-    code = machine_code(source, constants)
+    code = machine_code(source, constants, architecture_of(device))
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check("cuModuleLoadData", _driver().cuModuleLoadData(ctypes.byref(module), code))
     _check("cuModuleGetFunction", _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
@@ -71,13 +71,21 @@ def _allow_shared(function: ctypes.c_void_p, size: int) -> None:
     _check("cuFuncSetAttribute", _driver().cuFuncSetAttribute(function, _MOST_SHARED, size))
 
 
-def machine_code(source: str, constants: dict[str, Any]) -> bytes:
+def architecture_of(device: int) -> str:
+    """Return the architecture of a GPU as NVRTC names it, such as ``"sm_90"``."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def machine_code(source: str, constants: dict[str, Any], architecture: str) -> bytes:
     """Return the machine code of a source file, from Triton's disk cache if it was compiled before."""
-    key = nvrtc.identity(source, constants)
-    return from_disk_cache(key, f"{PurePosixPath(source).name}bin", lambda: nvrtc.compiled(source, constants)[0])
+    key = nvrtc.identity(source, constants, architecture)
+    return from_disk_cache(
+        key, f"{PurePosixPath(source).name}bin", lambda: nvrtc.compiled(source, constants, architecture)[0]
+    )
 
 
-_SHARED_BYTES = 120 * 1024  # more than half of a multiprocessor's, so that a CTA is alone on it
+_ALONE = 120 * 1024  # bytes of shared memory: more than half of a multiprocessor's, so that a CTA is alone on it
 _MOST_SHARED, _CLUSTER = 8, 4  # codes of CUDA's function and launch attributes
 
 
@@ -93,27 +101,39 @@ class _Config(ctypes.Structure):
 
 
 @cache
-def clusters_on(device: torch.device, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many clusters of each size a GPU holds at once, with each CTA alone on a multiprocessor.
+def can_compile_on(device: torch.device) -> bool:
+    """Return whether an empty kernel can be compiled and loaded; if not, a warning states the reason."""
+    try:
+        _nothing(device)
+    except RuntimeError as error:
+        warnings.warn(f"recurrent layers of up to 512 units run slower kernels on {device}: {error}", stacklevel=2)
+        return False
+    return True
 
-    That is less than the number of multiprocessors divided by the size, because CTAs of a cluster must be neighbors. If
-    even an empty kernel can't be compiled or loaded, the tuple is empty, and a warning states the reason.
-    """
+
+def _nothing(device: torch.device) -> ctypes.c_void_p:
     with torch.cuda.device(device):
         torch.empty(1, device=device)  # the driver API needs the context that torch creates at its first use
-        try:
-            function = _function("nothing.cu", "nothing_kernel", torch.cuda.current_device())
-        except RuntimeError as error:
-            warnings.warn(f"recurrent layers of up to 512 units run slower kernels on {device}: {error}", stacklevel=2)
-            return ()
-        _allow_shared(function, _SHARED_BYTES)
-        return tuple(_clusters_of(function, members) for members in sizes)
+        return _function("nothing.cu", "nothing_kernel", torch.cuda.current_device())
 
 
-def _clusters_of(function: ctypes.c_void_p, members: int) -> int:
+@cache
+def clusters_on(device: torch.device, sizes: tuple[int, ...], shared: int) -> tuple[int, ...]:
+    """Return how many clusters of each size a GPU holds at once, with each CTA alone on a multiprocessor.
+
+    That is less than the number of multiprocessors divided by the size, because CTAs of a cluster must be neighbors.
+    ``shared``: most bytes of shared memory of a CTA.
+    """
+    function, alone = _nothing(device), min(_ALONE, shared)
+    with torch.cuda.device(device):
+        _allow_shared(function, alone)
+        return tuple(_clusters_of(function, members, alone) for members in sizes)
+
+
+def _clusters_of(function: ctypes.c_void_p, members: int, shared: int) -> int:
     attribute = _Attribute(_CLUSTER, 0, (members, 1, 1))
     three = ctypes.c_uint * 3
-    config = _Config(three(members, 1, 1), three(256, 1, 1), _SHARED_BYTES, None, ctypes.pointer(attribute), 1)
+    config = _Config(three(members, 1, 1), three(256, 1, 1), shared, None, ctypes.pointer(attribute), 1)
     found = ctypes.c_int()
     status = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), function, ctypes.byref(config))
     return 0 if status else found.value

@@ -178,11 +178,13 @@ class TritonLayer:
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
     def _large(self, numbers: int) -> bool:
-        """Return whether a float32 product of ``numbers`` multiplications per token is too large for plain ATen."""
+        """Return whether a float32 product of ``numbers`` multiplications per token is too large for plain ATen.
+
+        The large products follow torch's setting, not the precision of the recurrent product.
+        """
         if self.plan.precision.operands != torch.float32 or self.plan.chosen is None:
             return False
-        least = _LEAST_EXACT if _exact() else _LEAST_TF32
-        return self.call.x.shape[0] * numbers >= least and (not _exact() or self.plan.precision.exact)
+        return self.call.x.shape[0] * numbers >= (_LEAST_EXACT if _exact() else _LEAST_TF32)
 
     def _hidden_weight(self) -> Tensor:
         """Return W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from recurl.recurrence.cuda.choose import KernelChoice, chosen_for
+from recurl.recurrence.cuda.choose import KernelChoice, Layer, chosen_for, fitting_for
+from recurl.recurrence.cuda.hardware import Hardware
 from recurl.recurrence.cuda.layout import GateLayout
 from recurl.recurrence.cuda.precision import PRECISIONS, Precision
 
@@ -17,7 +20,7 @@ class LayerPlan:
     Attributes:
         layout: layout of the gates.
         precision: precision of the recurrent products, with the dtypes that follow from it.
-        chosen: kernels for sm_90, or None for the portable ones.
+        chosen: the kernels, or None for the portable ones.
     """
 
     layout: GateLayout
@@ -26,21 +29,38 @@ class LayerPlan:
 
 
 @lru_cache(maxsize=256)
-def plan_for(
-    hardware: tuple[tuple[int, int], int, tuple[int, ...]] | None, cell: str, hidden: int, precision: str, rows: int
-) -> LayerPlan:
+def plan_for(hardware: Hardware | None, cell: str, hidden: int, precision: str, rows: int) -> LayerPlan:
     """Return the execution plan of a layer.
 
     Args:
-        hardware: compute capability of the GPU, its multiprocessors and clusters of each size, or None without a GPU.
+        hardware: the GPU, or None without one.
         cell: name of the cell.
         hidden: H.
         precision: precision of the recurrent products.
         rows: rows of the batch.
     """
     chosen = None
-    if hardware:
-        capability, processors, clusters = hardware
-        chosen = chosen_for(capability, processors, cell, hidden, precision, rows, clusters)
+    if hardware is not None:
+        layer = Layer(hardware, cell, hidden, precision, rows)
+        chosen = chosen_for(layer) if _only is None else fitting_for(layer).get(_only)
     layout = GateLayout(cell == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
     return LayerPlan(layout, PRECISIONS[precision], chosen)
+
+
+@contextmanager
+def only(family: str) -> Generator[None]:
+    """Inside a ``with`` block, run layers with the kernels of this family, or with the portable ones if it can't.
+
+    The setting holds for the process. Afterwards choices are made anew.
+    """
+    global _only
+    before, _only = _only, family
+    plan_for.cache_clear()
+    try:
+        yield
+    finally:
+        _only = before
+        plan_for.cache_clear()
+
+
+_only: str | None = None

@@ -10,7 +10,6 @@ from recurl.recurrence.cuda.family import CudaFamily
 __all__ = ["CLUSTERS", "Cluster"]
 
 CLUSTERS = 2, 4, 8  # supported cluster sizes
-_MOST_SHARED = 227 * 1024  # of one CTA
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Cluster(CudaFamily):
         """Return the macros that depend on this configuration."""
         return {"MEMBERS": self.members, "HELD": self.held}
 
-    def fits(self, width: int, exact: bool) -> bool:
-        """Return whether these weights and the exchange buffers of the backward pass fit in shared memory."""
+    def fits(self, width: int, exact: bool, shared: int) -> bool:
+        """Return whether these weights and the exchange buffers of the backward pass fit in ``shared`` bytes."""
         exchanged = 64 * width + self.threads_for(width) * (32 if exact else 16) + 1024
-        return self.shared_for(width, exact) + exchanged <= _MOST_SHARED
+        return self.shared_for(width, exact) + exchanged <= shared

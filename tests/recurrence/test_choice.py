@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from contextlib import contextmanager
@@ -96,6 +97,13 @@ def test_a_damaged_file_is_reported_and_not_used(text: str, file: Path) -> None:
     if text == "{":
         with pytest.raises(StorageError, match=r"kernels.json is not a file of tuned kernels .*: delete it"):
             tuned.save(GPU, [Measured("lstm", 64, "tf32", 64, "tiles")])
+
+
+def test_tf32x3_is_another_name_of_ieee() -> None:
+    for gpu, hidden in itertools.product((GPU, WITHOUT_NVRTC, OTHERS["A100"], None), (16, 100, 300)):
+        one, other = (plan_for(gpu, "lstm", hidden, name, 64) for name in ("ieee", "tf32x3"))
+        assert one.precision is other.precision
+        assert one.chosen == other.chosen
 
 
 def test_only_one_family_is_used_inside_the_block() -> None:

@@ -200,7 +200,6 @@ def checks_of(cell: str) -> dict[str, Callable[[], float]]:
         "ieee": partial(error, Options(), poison=True, shape=(2, 9)),
         "recompute": partial(error, Options(recompute=True), bias=False, shape=(2, 9)),
         "tf32": partial(error, Options(precision="tf32"), shape=(2, 9)),
-        "tf32x3": partial(error, Options(precision="tf32x3"), pattern="every", shape=(7,)),
         "layers": partial(error, Options(), layers=2, directions=2, pattern="alternating", shape=(2, 5)),
         "group": partial(group_error, cell),
         "saved": partial(saved_differs, cell, 0),

@@ -48,7 +48,7 @@ def set_recurrent_matmul_precision(mode: str | None) -> None:
     """Set the default precision of recurrent matrix products, for all modules without their own value, in all threads.
 
     Args:
-        mode: ``"ieee"`` (accurate to float32), ``"tf32"``, ``"tf32x3"`` (three products, about 22 bits), ``"fast"`` or
+        mode: ``"ieee"`` (accurate to float32), ``"tf32"``, ``"tf32x3"`` (another name of ieee), ``"fast"`` or
             ``"high-prec"`` (presets by device: tf32 or tf32x3 on GPUs with tf32 tensor cores, else ieee);
             ``"auto"`` or None: reread the environment variable ``RECURL_RNN_PRECISION``, or follow
             ``torch.get_float32_matmul_precision()`` if it is not set.

@@ -14,6 +14,7 @@ from recurl.recurrence.cuda import tuned
 from recurl.recurrence.cuda.choose import Layer, fitting_for
 from recurl.recurrence.cuda.hardware import Hardware, hardware_of
 from recurl.recurrence.cuda.plan import only, plan_for
+from recurl.recurrence.cuda.precision import PRECISIONS
 
 __all__ = ["tune_kernels"]
 
@@ -56,7 +57,7 @@ def tune_kernels(case: RNNCase, *, repeats: int = 20, seconds: float = 30.0) -> 
 
 def _precision_of(case: RNNCase, device: torch.device) -> str:
     low = "bf16" in (case.precision, case.dtype.replace("bfloat", "bf"))
-    return "bf16" if low else resolve_precision(case.precision, device)
+    return "bf16" if low else PRECISIONS[resolve_precision(case.precision, device)].name
 
 
 def _store(hardware: Hardware, layer: Layer, results: list[RNNTime]) -> None:

@@ -41,7 +41,7 @@ def plan_for(hardware: Hardware | None, cell: str, hidden: int, precision: str, 
     """
     chosen = None
     if hardware is not None:
-        layer = Layer(hardware, cell, hidden, precision, rows)
+        layer = Layer(hardware, cell, hidden, PRECISIONS[precision].name, rows)
         chosen = chosen_for(layer) if _only is None else fitting_for(layer).get(_only)
     layout = GateLayout(cell == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
     return LayerPlan(layout, PRECISIONS[precision], chosen)

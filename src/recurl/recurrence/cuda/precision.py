@@ -14,7 +14,7 @@ class Precision:
     """Precision of a layer's kernels.
 
     Attributes:
-        name: ``"ieee"``, ``"tf32x3"``, ``"tf32"`` or ``"bf16"``.
+        name: ``"ieee"``, ``"tf32"`` or ``"bf16"``.
         exact: whether results are accurate to float32.
         operands: dtype of the operands of large products.
         kept: dtype of the gates kept for the backward pass. Gates are bounded: float16 keeps three more bits than
@@ -34,7 +34,7 @@ class Precision:
 
 PRECISIONS = {
     "ieee": Precision("ieee", True, torch.float32, torch.float32),
-    "tf32x3": Precision("tf32x3", True, torch.float32, torch.float32),
     "tf32": Precision("tf32", False, torch.float32, torch.float16),
     "bf16": Precision("bf16", False, torch.bfloat16, torch.float16),
 }
+PRECISIONS["tf32x3"] = PRECISIONS["ieee"]

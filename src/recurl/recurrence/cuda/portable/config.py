@@ -36,7 +36,7 @@ class Tile:
 _UNITS = 64  # most units of a program: eight warps with eight units each
 # Registers per thread that resident weights may take: the backward pass needs more of them for other values.
 _WEIGHT_REGISTERS = {"forward": 128, "backward": 48}
-_BLOCK_K = {"bf16": 32, "tf32": 32, "tf32x3": 16, "ieee": 16}
+_BLOCK_K = {"bf16": 32, "tf32": 32, "ieee": 16}
 
 
 def tile_for(direction: str, hidden: int, num_gates: int, precision: str) -> Tile:
@@ -46,7 +46,7 @@ def tile_for(direction: str, hidden: int, num_gates: int, precision: str) -> Til
         direction: ``"forward"`` or ``"backward"``.
         hidden: H.
         num_gates: G.
-        precision: precision of the recurrent products: ``"ieee"``, ``"tf32"``, ``"tf32x3"`` or ``"bf16"``.
+        precision: precision of the recurrent products: ``"ieee"``, ``"tf32"`` or ``"bf16"``.
     """
     return _tile(direction, hidden, num_gates, precision)
 

@@ -2,9 +2,11 @@
 
 Each row is one layer, forward and backward with all weight gradients, float32 storage, 16,384 to 65,536 tokens:
 milliseconds of GPU time without host gaps (busy) and wall time of a call in eager mode. A table can be created in
-parts: cases of the commit that are already in the CSV are skipped. cuDNN does not support resets. Usage::
+parts: cases of the commit that are already in the CSV are skipped. cuDNN does not support resets. With --families,
+every family of kernels that fits is timed too, as ``tf32:rows``. Usage::
 
     python benchmarks/bench_rnn_gpu_sweep.py --commit abc123 --seconds 300
+    python benchmarks/bench_rnn_gpu_sweep.py --families --csv benchmarks/results/rnn_gpu_families.csv --sizes 104 128
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench_rnn_gpu import busy, cudnn, wall
-from rnn_gpu_layer import Layer, Problem, guarded, options_of
+from recurl.recurrence.cuda import choose
+from recurl.recurrence.cuda.choose import fitting_for
+from recurl.recurrence.cuda.hardware import hardware_of
+from recurl.recurrence.cuda.plan import only
+from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURE = ROOT / "benchmarks/results/rnn_gpu_sweep.csv", ROOT / "docs/rnn_gpu_sweep.png"
@@ -54,17 +61,30 @@ def key_of(problem: Problem, what: str) -> tuple[str, ...]:
 
 def time_one(layer: Layer, problem: Problem, what: str) -> dict[str, Any]:
     """Return one row of the table."""
-    allowed = NAMES[what] != "ieee"
+    precision, _, family = what.partition(":")
+    allowed = NAMES[precision] != "ieee"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     if what.startswith("cudnn"):
         step = cudnn(layer, problem, torch.bfloat16 if what == "cudnn-bf16" else torch.float32)
     else:
 
         def step() -> object:
-            return layer.step("triton", options_of(what))
+            return layer.step("triton", options_of(precision))
 
-    total, walks = busy(step, 3)
-    return {**dict(zip(KEY, key_of(problem, what), strict=True)), "busy": total, "wall": wall(step, 7), **walks}
+    with only(family) if family else nullcontext():
+        total, walks = busy(step, 3)
+        return {**dict(zip(KEY, key_of(problem, what), strict=True)), "busy": total, "wall": wall(step, 7), **walks}
+
+
+def names_of(arguments: argparse.Namespace, problem: Problem) -> list[str]:
+    """Return what is timed of a case."""
+    names = [what for what in arguments.names if problem.resets == 0.0 or not what.startswith("cudnn")]
+    if arguments.families:
+        hardware = hardware_of(DEVICE)
+        for precision in [name for name in names if not name.startswith("cudnn")]:
+            fitting = fitting_for(choose.Layer(hardware, problem.cell, problem.hidden, precision, problem.rows))
+            names += [f"{precision}:{family}" for family in fitting]
+    return names
 
 
 def compiled(arguments: argparse.Namespace) -> None:
@@ -73,9 +93,11 @@ def compiled(arguments: argparse.Namespace) -> None:
     problems = {(p.cell, p.hidden, p.rows): p for p in cases(arguments)}
     for problem in list(problems.values())[first::step]:
         layer = Layer(problem)
-        for what in arguments.names:
+        for what in names_of(arguments, problem):
+            precision, _, family = what.partition(":")
             if not what.startswith("cudnn"):
-                guarded(layer.step, "triton", options_of(what))
+                with only(family) if family else nullcontext():
+                    guarded(layer.step, "triton", options_of(precision))
 
 
 def compile_all(jobs: int) -> None:
@@ -97,8 +119,7 @@ def sweep(arguments: argparse.Namespace, versions: dict[str, str]) -> None:
         if fresh:
             writer.writeheader()
         for problem in cases(arguments):
-            names = [what for what in arguments.names if problem.resets == 0.0 or not what.startswith("cudnn")]
-            missing = [what for what in names if key_of(problem, what) not in done]
+            missing = [what for what in names_of(arguments, problem) if key_of(problem, what) not in done]
             layer = Layer(problem) if missing else None
             for what in missing:
                 if time.monotonic() > until:
@@ -197,6 +218,7 @@ def draw_map(axes: Any, grid: list[list[float | None]], labels: list[str]) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", nargs="*", default=["tf32", "cudnn"], choices=NAMES)
+    parser.add_argument("--families", action="store_true", help="time every family of kernels that fits")
     parser.add_argument("--cells", nargs="*", default=["lstm", "gru"])
     parser.add_argument("--sizes", nargs="*", type=int, default=SIZES)
     parser.add_argument("--shapes", nargs="*", default=SHAPES)

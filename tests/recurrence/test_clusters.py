@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import recurl.recurrence.cuda
+from recurl.recurrence.cuda import definition
 
 from .kernel_tests import but_first
 
@@ -107,36 +108,17 @@ class Case:
             r_z = padded[:, :2].transpose(1, 2).flatten(1)
             self.input_gates = torch.cat([padded[:, 2], r_z], 1)
 
-    def step(self, x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return h, c and the kept gates of one token."""
-        hidden = (w @ h).view(self.gates, self.hidden)
-        if self.lstm:
-            i, f, o = (torch.sigmoid(x[k] + hidden[k]) for k in (0, 1, 3))
-            g = torch.tanh(x[2] + hidden[2])
-            c = f * c + i * g
-            return o * c.tanh(), c, torch.stack([i, f, g, o], 1)
-        r, z = torch.sigmoid(x[0] + hidden[0]), torch.sigmoid(x[1] + hidden[1])
-        inner = hidden[2] + self.b_hn.double()
-        n = torch.tanh(x[2] + r * inner)
-        return n + z * (h - n), c, torch.stack([r, z, n, inner], 1)
-
     def exact(self) -> dict[str, Tensor]:
-        """Return states, kept gates, and gradients of gates (in the kernels' layout) and of the last stored state."""
-        x = self.x.double().requires_grad_()
-        stored = [torch.where(self.starts.bool()[:, None], state, 0).double().requires_grad_() for state in self.stored]
-        found: list[tuple[Tensor, ...]] = []
-        for token in range(self.tokens):
-            h, c = (state[token] for state in stored) if self.starts[token] else found[-1][:2]
-            w = self.w.double()
-            found.append(self.step(x[token], w, h, c))
-        after_h, after_c, kept = (torch.stack(values) for values in zip(*found, strict=True))
-        loss = (after_h * self.grads[0].double()).sum()
-        loss = loss + (after_c * self.grads[1].double()).sum() if self.lstm else loss
-        to_x, *to_stored = torch.autograd.grad(loss, [x, *stored[: 1 + self.lstm]], retain_graph=True)
-        result = {"after_h": after_h, "gates": kept, "to_x": to_x}
-        if self.lstm:
-            return {**result, "after_c": after_c, "to_stored": to_stored[1]}
-        return {**result, "to_h": to_stored[0]}
+        """Return the results of the definition in float64."""
+        starts, w, x = self.starts.bool(), self.w.double(), self.x.double()
+        stored = tuple(state.double() for state in self.stored[: 1 + self.lstm])
+        grads = tuple(grad.double() for grad in self.grads[: 1 + self.lstm])
+        after, kept = definition.forward(x, self.b_hn.double(), w, stored, starts)
+        to_gates, to_stored = definition.backward(grads, kept, w, stored, after, starts)
+        found = {"after_h": after[0], "after_c": after[-1], "gates": kept.transpose(1, 2), "to_stored": to_stored}
+        hidden = (to_gates if self.lstm else to_gates[:, [0, 1, 3]]).flatten(1)
+        whole = torch.where(starts[:, None], hidden @ w + to_stored, 0)
+        return {**found, "to_x": to_gates[:, : self.gates], "to_h": whole}
 
 
 def error(found: Tensor, exact: Tensor) -> float:
@@ -154,8 +136,25 @@ ROWS = [
 ]
 
 
+@pytest.mark.parametrize("lstm", [True, False])
+def test_the_definition_has_the_gradients_of_autograd(lstm: bool) -> None:
+    case = Case(lstm, "ieee", Size(5, 16))
+    x, w = case.x.double().requires_grad_(), case.w.double()
+    stored = [
+        torch.where(case.starts.bool()[:, None], state, 0).double().requires_grad_()
+        for state in case.stored[: 1 + lstm]
+    ]
+    after, _ = definition.forward(x, case.b_hn.double(), w, tuple(stored), case.starts.bool())
+    loss = sum((state * grad.double()).sum() for state, grad in zip(after, case.grads, strict=False))
+    assert isinstance(loss, Tensor)
+    to_x, *to_stored = torch.autograd.grad(loss, [x, *stored])
+    found = case.exact()
+    torch.testing.assert_close(found["to_x"], to_x, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found["to_stored"] if lstm else found["to_h"], to_stored[-1], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(("cell", "kind", "size"), [*but_first(CLUSTER), *but_first(ROWS)], ids=str)
-def test_walks_agree_with_the_definition(
+def test_kernels_agree_with_the_definition(
     program: Callable[[str, bool, str, Size], Run], cell: str, kind: str, size: Size
 ) -> None:
     case, limit = Case(cell == "lstm", kind, size), LIMITS[kind]

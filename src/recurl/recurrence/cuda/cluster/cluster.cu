@@ -1,5 +1,7 @@
 // Recurrence of an LSTM or GRU with 65 to 512 hidden units: a cluster of CTAs processes eight slots together.
 //
+// The results are those of definition.py.
+//
 // Compiled at run time, with or without FORWARD, and with these macros: HIDDEN, WIDTH, MEMBERS (CTAs of a cluster:
 // WIDTH is a multiple of 32 and of eight times their number), HELD (blocks of weights in registers), LSTM, EXACT, KEEP
 // or TO_STORED, BITS (of input gates and of the gates' gradients: 32, or 16 for bfloat16). The arguments are those of

@@ -2,7 +2,12 @@
 # ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0913, PLR0915
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
-"""Backward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter."""
+"""Backward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter.
+
+A program computes UNITS hidden units of 16 slots, from their last step to the first, with weights as in the forward
+pass; the gradients of the gates of the next step are read from global memory. What it computes is
+:func:`recurl.recurrence.cuda.definition.backward`.
+"""
 
 from __future__ import annotations
 

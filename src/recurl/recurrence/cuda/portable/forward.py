@@ -2,7 +2,12 @@
 # ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
-"""Forward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter."""
+"""Forward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter.
+
+A program computes UNITS hidden units of 16 slots, step by step. It keeps its recurrent weights in registers where
+they fit (RESIDENT), else it loads them at every step; the states are in global memory. What it computes is
+:func:`recurl.recurrence.cuda.definition.forward`.
+"""
 
 from __future__ import annotations
 

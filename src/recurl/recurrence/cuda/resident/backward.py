@@ -3,7 +3,11 @@
 # ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
-"""Backward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
+"""Backward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group.
+
+A program computes UNITS hidden units of ROWS slots, with weights as in the forward pass. What it computes is
+:func:`recurl.recurrence.cuda.definition.backward`.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,11 @@
 # ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM108
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
-"""Forward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
+"""Forward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group.
+
+A program computes UNITS hidden units of ROWS slots. It keeps the weights of some gates in registers and those of
+SHARED_GATES in shared memory. What it computes is :func:`recurl.recurrence.cuda.definition.forward`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 // Recurrence of an LSTM or GRU with few hidden units: a CTA processes one slot, with four threads per hidden unit.
 //
+// The results are those of definition.py.
+//
 // Compiled at run time, with or without FORWARD, and with these macros: HIDDEN, WIDTH (a multiple of 16), PROGRAMS
 // (CTAs per multiprocessor), LSTM, EXACT (for activations and kept gates: products are float32 anyway), KEEP or
 // TO_STORED, and BITS (32). The arguments are those of cluster.cu.

@@ -3,7 +3,11 @@
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
-"""Backward recurrence in Gluon for few rows and few units: one slot per program, float32 products."""
+"""Backward recurrence in Gluon for few rows and few units: one slot per program, float32 products.
+
+A program computes all units of a slot, with weights as in the forward pass. What it computes is
+:func:`recurl.recurrence.cuda.definition.backward`.
+"""
 
 from __future__ import annotations
 

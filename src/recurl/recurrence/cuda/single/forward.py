@@ -3,7 +3,11 @@
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
-"""Forward recurrence in Gluon for few rows and few units: one slot per program, float32 products."""
+"""Forward recurrence in Gluon for few rows and few units: one slot per program, float32 products.
+
+A program computes all units of a slot. It keeps HELD blocks of 16 columns of the weights in registers and the others in
+shared memory, as it does h. What it computes is :func:`recurl.recurrence.cuda.definition.forward`.
+"""
 
 from __future__ import annotations
 

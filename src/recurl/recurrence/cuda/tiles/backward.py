@@ -3,7 +3,11 @@
 # ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915, RUF005
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
-"""Backward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units."""
+"""Backward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units.
+
+A program computes UNITS hidden units of ROWS slots; up to SHARES programs share the columns of a product and add up
+their parts through global memory. What it computes is :func:`recurl.recurrence.cuda.definition.backward`.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,12 @@
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915, RUF005
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
-"""Forward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units."""
+"""Forward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units.
+
+A program computes UNITS hidden units of ROWS slots, with all their gates. It keeps its weights in shared memory where
+they fit, and c in registers; h goes through a buffer in global memory. What it computes is
+:func:`recurl.recurrence.cuda.definition.forward`.
+"""
 
 from __future__ import annotations
 

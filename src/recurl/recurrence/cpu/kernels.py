@@ -17,7 +17,7 @@ from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, LayerStruct, StructArguments, instruction_sets, missing
-from recurl.recurrence.kernels import Gradients, Inputs, Kernels, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels
 
 _V = TypeVar("_V")
 _CELLS = {"lstm": 0, "gru": 1}
@@ -80,7 +80,7 @@ class CpuKernels(Kernels):
         names = ("x", *w._fields, *stored)
         gradients = {
             name: tensor.new_empty(tensor.shape, dtype=dtype) if need and tensor is not None else None
-            for name, tensor, need in zip(names, inputs_of(call).flat, needs.flat, strict=True)
+            for name, tensor, need in zip(names, call.inputs, needs.flat, strict=True)
         }
         for name in stored:  # only the rows at segment starts are written
             if (gradient := gradients[name]) is not None:

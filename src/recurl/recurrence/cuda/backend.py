@@ -19,7 +19,7 @@ from recurl.recurrence.cuda.layer import TritonLayer
 from recurl.recurrence.cuda.plan import plan_for
 from recurl.recurrence.cuda.portable.config import Tile, tile_for
 from recurl.recurrence.cuda.triton_compat import nvrtc_library
-from recurl.recurrence.kernels import Gradients, Inputs, Kernels, known_rows
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels
 
 _OLDEST_TRITON = (3, 6)
 _OLDEST_CAPABILITY = (8, 0)
@@ -98,7 +98,7 @@ class TritonKernels(Kernels):
         hardware, rows = None, 1
         if call.x.device.type == "cuda":
             hardware = _hardware(call.x.device)
-            rows = known_rows(call)
+            rows = call.known_rows
         return TritonLayer(call, plan_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
 
 

@@ -14,7 +14,7 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.cuda.family import lazy_import
 from recurl.recurrence.cuda.plan import LayerPlan
 from recurl.recurrence.cuda.portable.config import Tile
-from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs
 
 # Multiplications above which our own kernel is faster or, in tf32, transposing an operand for ATen's.
 _LEAST_EXACT, _LEAST_TF32 = 2**31, 2**33
@@ -149,7 +149,7 @@ class TritonLayer:
             self._to_projection(back, grad_h, unprojected) if wanted.w_hr and back is not None else None,
             *self._to_states(back, grad_stored, needs),
         )
-        each = zip(found, inputs_of(call).flat, needs.flat, strict=True)
+        each = zip(found, call.inputs, needs.flat, strict=True)
         return Inputs.from_flat(
             call.cell,
             [

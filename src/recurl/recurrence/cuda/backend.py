@@ -106,7 +106,7 @@ def _backward(
     layer: TritonLayer, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
 ) -> Gradients:
     w = layer.call.weights
-    after = tuple(state.float() for state in after)
+    after = tuple([state.float() for state in after])
     if saved:
         gates, weight, *others = saved
         h = after[0], True

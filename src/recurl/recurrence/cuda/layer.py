@@ -45,7 +45,7 @@ class TritonLayer:
 
     def _initial(self) -> States:
         """Return the stored states that the kernels read, float32."""
-        states = tuple(state.float() for state in self.call.states)
+        states = tuple([state.float() for state in self.call.states])
         if self.call.weights.w_hr is None:
             return states
         zero = torch.zeros(1, 1, dtype=torch.float32, device=self.call.x.device)
@@ -184,7 +184,8 @@ class TritonLayer:
         """
         if self.plan.precision.operands != torch.float32 or self.plan.chosen is None:
             return False
-        return self.call.x.shape[0] * numbers >= (_LEAST_EXACT if _exact() else _LEAST_TF32)
+        size = self.call.x.shape[0] * numbers
+        return size >= _LEAST_EXACT and (size >= _LEAST_TF32 or _exact())
 
     def _hidden_weight(self) -> Tensor:
         """Return W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler
+from triton.knobs import runtime
 from triton.runtime.driver import driver
 
 from recurl.recurrence.cuda import pointwise
 from recurl.recurrence.cuda.prepared import prepared
 
 started: list[tuple[Any, ...]] = []
+hooked: list[bool] = []
 
 
 class Launcher:
@@ -27,7 +29,8 @@ class Launcher:
         self.signature = str(source.signature), str(source.attrs), metadata.hash
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: object, *arguments: Any) -> None:
-        _, _, _, _, *values = arguments  # options and hooks
+        _, _, enter, _, *values = arguments  # options and hooks
+        hooked.append(bool(getattr(enter, "calls", enter)))
         pointers = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
         started.append((self.signature, (x, y, z), stream, pointers))
 
@@ -89,11 +92,26 @@ def streams_kept() -> int:
     return 3 - len({stream for _, _, stream, _ in started})
 
 
+def hooks_missed() -> int:
+    """Check that a hook registered after the first launch is passed on with the launches, until it is removed."""
+    arguments = arguments_of(0, 1, 64, torch.float32)
+    launch, hook = prepared(pointwise.previous_kernel, 2, HIDDEN=16, BLOCK=128, num_warps=4), print
+    launch(*arguments)
+    found: list[bool] = []
+    for change in (runtime.launch_enter_hook.add, runtime.launch_enter_hook.remove):
+        change(hook)
+        hooked.clear()
+        launch(*arguments)
+        found += hooked
+    return 2 - (found == [True, False]) * 2
+
+
 def main() -> None:
     compiler.max_shared_mem = lambda _: 232448
     driver.set_active(Driver())
     print("launches:", differing())
     print("streams:", streams_kept())
+    print("hooks:", hooks_missed())
 
 
 if __name__ == "__main__":

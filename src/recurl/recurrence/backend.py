@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from recurl.core.torch_compat import is_exporting
+from recurl.core.torch_compat import is_exporting, is_known
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Cell
 from recurl.sequences.index import Boundaries
@@ -91,6 +91,17 @@ class LayerCall:
     states: States
     boundaries: Boundaries
     options: Options = DEFAULT_OPTIONS
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """The differentiable inputs, ``(x, *weights, *states)``."""
+        return (self.x, *self.weights, *self.states)
+
+    @property
+    def known_rows(self) -> int:
+        """Number of rows in the batch, used to select kernels; 1 if it is symbolic under ``torch.compile``."""
+        rows = self.boundaries.rows
+        return rows if is_known(rows) else 1
 
 
 class Backend(Protocol):

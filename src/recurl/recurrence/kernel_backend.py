@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from recurl.core.autograd import custom_backward_allowed
-from recurl.core.torch_compat import is_compiling, is_forward_mode
-from recurl.recurrence.backend import LayerCall, Support, record_run, without_autocast
+from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
-from recurl.recurrence.kernels import Gradients, Inputs, Kernels, features_and_states, inputs_of, with_inputs
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels, features_and_states
 from recurl.recurrence.operation import Operation, run_operation
 
 
@@ -37,16 +38,7 @@ class KernelBackend:
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """Run the layer."""
-        outputs = self._differentiable(call) if is_forward_mode() and not is_compiling() else None
-        return features_and_states(call.cell, run_operation(self._operation, call) if outputs is None else outputs)
-
-    def _differentiable(self, call: LayerCall) -> States | None:
-        """Run the kernels' differentiable form outside autocast and record the run; None if there is no such form."""
-        with without_autocast(call.x.device):
-            after = self.kernels.differentiable(call)
-        if after is not None:
-            record_run(self.name)
-        return after
+        return features_and_states(call.cell, run_operation(self._operation, call))
 
 
 class AutogradBackend(KernelBackend):
@@ -56,7 +48,7 @@ class AutogradBackend(KernelBackend):
         """Run the layer."""
         by_autograd = call.cell.derivatives is None and not call.options.recompute
         if by_autograd and torch.is_grad_enabled() and custom_backward_allowed():
-            outputs = self._differentiable(call)
+            outputs = self._operation.differentiable(call)
             assert outputs is not None
             return features_and_states(call.cell, outputs)
         return super().run(call)
@@ -67,13 +59,14 @@ def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs
 
     This uses ``torch.func``, since autograd is disabled inside an operator.
     """
-    inputs = inputs_of(call).flat
+    inputs = call.inputs
     chosen = [tensor is not None and need for tensor, need in zip(inputs, needs.flat, strict=True)]
 
     def run(*wanted: Tensor) -> States:
         left = iter(wanted)
         flat = [next(left) if need else tensor for tensor, need in zip(inputs, chosen, strict=True)]
-        outputs = kernels.differentiable(with_inputs(call, Inputs.from_flat(call.cell, flat)))
+        x, weights, states = Inputs.from_flat(call.cell, flat)
+        outputs = kernels.differentiable(replace(call, x=x, weights=weights, states=states))
         assert outputs is not None
         return outputs
 

@@ -7,7 +7,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from recurl.core.torch_compat import is_known
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import Cell, States
 
@@ -94,22 +93,6 @@ class Kernels(Protocol):
     def differentiable(self, call: LayerCall) -> States | None:
         """Return the outputs through operations that torch differentiates to any order and in forward mode, or None."""
         return None
-
-
-def inputs_of(call: LayerCall) -> Inputs[Tensor | None]:
-    """Return the differentiable inputs of a call."""
-    return Inputs(call.x, call.weights, call.states)
-
-
-def with_inputs(call: LayerCall, inputs: Inputs[Any]) -> LayerCall:
-    """Return a copy of ``call`` with different inputs."""
-    return LayerCall(call.cell, inputs.weights, inputs.x, inputs.states, call.boundaries, call.options)
-
-
-def known_rows(call: LayerCall) -> int:
-    """Return the number of rows in the batch, used to select kernels; 1 if it is symbolic under ``torch.compile``."""
-    rows = call.boundaries.rows
-    return rows if is_known(rows) else 1
 
 
 def count_outputs(cell: Cell) -> int:

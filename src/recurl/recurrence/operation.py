@@ -28,7 +28,7 @@ from recurl.core.errors import UnsupportedError
 from recurl.core.torch_compat import is_compiling, is_forward_mode, is_functorch_active
 from recurl.recurrence.backend import LayerCall, Options, record_run, without_autocast
 from recurl.recurrence.cells import States, cell_named, remember
-from recurl.recurrence.kernels import Gradients, Inputs, count_outputs, inputs_of, known_rows
+from recurl.recurrence.kernels import Gradients, Inputs, count_outputs
 from recurl.sequences.index import Boundaries
 
 Run = Callable[[LayerCall], States]
@@ -117,7 +117,7 @@ def arguments_of(call: LayerCall) -> Arguments:
         remember(call.cell)
     given = [weight is not None for weight in call.weights]
     weights = [weight for weight in call.weights if weight is not None]
-    options = call.cell.name, call.options.precision, call.options.compute_dtype, known_rows(call)
+    options = call.cell.name, call.options.precision, call.options.compute_dtype, call.known_rows
     return Arguments(call.x, weights, list(call.states), call.boundaries.starts, given, *options)
 
 
@@ -161,6 +161,16 @@ class Operation:
         with without_autocast(call.x.device):
             return self.kernels.forward(call, keep)
 
+    def differentiable(self, call: LayerCall) -> States | None:
+        """Run the kernels' differentiable form outside autocast and record the run; None if there is no such form."""
+        if self.closed:
+            return None
+        with without_autocast(call.x.device):
+            after = self.kernels.differentiable(call)
+        if after is not None:
+            record_run(self.name)
+        return after
+
     def gradients_again(
         self, call: LayerCall, after: States, grads: States, needs: Inputs[bool], run: Run
     ) -> Gradients:
@@ -171,7 +181,7 @@ class Operation:
             outputs = self.kernels.differentiable(call)
         if outputs is None:
             refuse_double_backward(self.name)
-        inputs = inputs_of(call).flat
+        inputs = call.inputs
         chosen = [tensor is not None and need for tensor, need in zip(inputs, needs.flat, strict=True)]
         wanted = [tensor for tensor, need in zip(inputs, chosen, strict=True) if need and tensor is not None]
         found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
@@ -204,7 +214,7 @@ class Operation:
 
     def _run_forward(self, *args: Any) -> list[Tensor]:
         call = self._called(Arguments(*args[:_CALL]))
-        if have_tangents(inputs_of(call).flat):
+        if have_tangents(call.inputs):
             refuse_tangents(self.name)
         after, saved = self.run(call, args[_CALL])
         return [*after, *saved]
@@ -264,15 +274,18 @@ class Operation:
 
 def run_operation(operation: Operation, call: LayerCall) -> States:
     """Run a call; the outputs are differentiable."""
-    inputs, keep = inputs_of(call).flat, not call.options.recompute
+    inputs, keep = call.inputs, not call.options.recompute
     wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     if is_compiling():
         refuse_forward_mode(operation.name)
         return tuple(operation.forward(*arguments_of(call), wanted and keep)[: count_outputs(call.cell)])
+    tangents = is_forward_mode()
+    if tangents and (after := operation.differentiable(call)) is not None:
+        return after
     if is_functorch_active():
         arguments = arguments_of(call)
         return _Transformed.apply(operation, _bare(arguments), arguments.starts, *arguments.tensors)
-    if wanted or is_forward_mode():
+    if wanted or tangents:
         return _Recurrence.apply(operation, call, keep, *inputs)
     return operation.run(call, False)[0]
 
@@ -321,8 +334,8 @@ def _recalled(ctx: Any) -> tuple[Operation, LayerCall, States, States]:
     """Return operation, call, outputs and saved tensors of a call in eager mode."""
     tensors: tuple[Any, ...] = ctx.saved_tensors
     cell, boundaries, options = ctx.frame
-    inputs, kept = Inputs.from_flat(cell, tensors[: ctx.num_inputs]), tensors[ctx.num_inputs :]
-    call = LayerCall(cell, inputs.weights, inputs.x, inputs.states, boundaries, options)
+    (x, weights, states), kept = Inputs.from_flat(cell, tensors[: ctx.num_inputs]), tensors[ctx.num_inputs :]
+    call = LayerCall(cell, weights, x, states, boundaries, options)
     return ctx.operation, call, kept[: ctx.num_outputs], kept[ctx.num_outputs :]
 
 

@@ -20,7 +20,7 @@ from recurl.core.torch_compat import check, is_compiling, is_exporting, scan, tr
 from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
 from recurl.recurrence.kernel_backend import AutogradBackend, backward_by_autograd
-from recurl.recurrence.kernels import Gradients, Inputs, Kernels, features_and_states, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels, features_and_states
 from recurl.recurrence.operation import refuse_forward_mode
 from recurl.sequences.index import Boundaries
 
@@ -68,7 +68,7 @@ class ScanBackend(AutogradBackend):
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """Run the layer."""
-        inputs = inputs_of(call).flat
+        inputs = call.inputs
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
         # torch's own derivatives of a scan reject steps that create views, so a cell without hand-written derivatives
         # runs as an operator when gradients are needed.

@@ -133,7 +133,7 @@ class SequenceIndex:
         if on_host:
             if kept is not None and kept.index.starts.is_cpu and torch.equal(kept.index.starts, index.starts):
                 return kept.index
-            index.attach(batch)
+            index._attach(batch, entries)
         return index
 
     def attach(self, batch: Any) -> None:
@@ -145,8 +145,11 @@ class SequenceIndex:
         """
         entries = _entries_of(batch)
         if _is_cacheable(entries):
-            with suppress(AttributeError):  # a tensorclass
-                setattr(batch, _ATTACHED, _Attached(self, entries))
+            self._attach(batch, entries)
+
+    def _attach(self, batch: Any, entries: _Entries) -> None:
+        with suppress(AttributeError):  # a tensorclass
+            setattr(batch, _ATTACHED, _Attached(self, entries))
 
     @classmethod
     def from_is_init(
@@ -198,13 +201,15 @@ class SequenceIndex:
             )
         starts = torch.zeros(num_tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
         starts.scatter_(0, cu_seqlens.long(), True)
-        return cls(_with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens])), (num_tokens,))
+        starts[:1].fill_(True)
+        return cls(starts[:num_tokens].clone(), (num_tokens,))
 
     @classmethod
     def of_rows(cls, batch_shape: Sequence[int]) -> SequenceIndex:
         """Cut only at row starts, on the CPU: each row of ``(*B, T)`` is one segment."""
-        shape = torch.Size(batch_shape)
-        return cls(_with_row_starts(torch.zeros(shape.numel(), dtype=torch.bool), shape), shape)
+        starts = torch.zeros(tuple(batch_shape), dtype=torch.bool)
+        starts[..., :1].fill_(True)
+        return cls(starts.reshape(-1), batch_shape)
 
     def parts(self, sizes: Sequence[int]) -> list[SequenceIndex]:
         """Split a flat index ``[N]`` into indices of consecutive parts, each of which begins with a start."""
@@ -368,38 +373,32 @@ def _derived_starts(
     given = [values for values in (is_init, traj_ids, traj_steps, done, mask) if values is not None]
     is_plain = _is_eager() and all(type(values) is Tensor and values.is_cpu for values in given)
 
-    def per_token(name: str, values: Tensor) -> Any:
+    def per_step(name: str, values: Tensor) -> Any:
         if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
             raise ArgumentError(
                 f"{name} must have the batch shape {tuple(shape)}, with or without a trailing 1; "
                 f"got shape {tuple(values.shape)}."
             )
-        return (values.numpy() if is_plain else values).reshape(-1)  # NumPy takes a fifth of the time, if N is small
+        return (values.numpy() if is_plain else values).reshape(shape)  # NumPy takes a fifth of the time, if N is small
 
     flags: list[Any] = []
     if is_init is not None:
-        flags.append(per_token("is_init", is_init if is_init.dtype == torch.bool else is_init.bool())[1:])
+        flags.append(per_step("is_init", is_init if is_init.dtype == torch.bool else is_init.bool())[..., 1:])
     if done is not None:
-        flags.append(per_token("done", done)[:-1])
+        flags.append(per_step("done", done)[..., :-1])
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, values in (("traj_ids", traj_ids), ("mask", mask), ("traj_steps", traj_steps)):
         if values is not None:
-            flat = per_token(name, values)
-            pairs[name] = flat[:-1], flat[1:]
-    steps = pairs.pop("traj_steps", None)
-    inner, tokens = begins_sequence(flags, pairs.values(), steps), shape.numel()
+            steps = per_step(name, values)
+            pairs[name] = steps[..., :-1], steps[..., 1:]
+    numbers = pairs.pop("traj_steps", None)
+    inner = begins_sequence(flags, pairs.values(), numbers)
     if is_plain:
-        starts = torch.ones(tokens, dtype=torch.bool)
-        starts.numpy()[1:] = inner
+        starts = torch.ones(shape, dtype=torch.bool)
+        starts.numpy()[..., 1:] = inner
     else:
-        starts = torch.cat((inner.new_ones(min(1, tokens)), inner))
-    return starts if len(shape) == 1 else _with_row_starts(starts, shape)
-
-
-def _with_row_starts(starts: Tensor, shape: torch.Size) -> Tensor:
-    """Set ``starts`` ``[N]`` to true at the first token of each row, in place."""
-    starts.view(shape)[..., :1].fill_(True)
-    return starts
+        starts = torch.cat((inner.new_ones((*shape[:-1], min(1, shape[-1]))), inner), -1)
+    return starts.reshape(-1)
 
 
 class _Attached:

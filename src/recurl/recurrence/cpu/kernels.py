@@ -8,7 +8,7 @@ gradients are summed over tokens in stream order for any number of threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,8 @@ from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, LayerStruct, StructArguments, instruction_sets, missing
-from recurl.recurrence.kernels import Gradients, Inputs, Kernels, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels
 
-_V = TypeVar("_V")
 _CELLS = {"lstm": 0, "gru": 1}
 _COMPUTED_IN = {
     torch.float32: torch.float32,
@@ -27,6 +26,8 @@ _COMPUTED_IN = {
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
 }
+_STATES, _SAVED = ("h", "c"), ("gates", "unprojected")
+_GRADIENTS = tuple(f"grad_{name}" for name in ("x", *LayerWeights._fields, "h0", "c0"))
 
 
 class CpuKernels(Kernels):
@@ -59,41 +60,40 @@ class CpuKernels(Kernels):
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
         """Run the forward pass. Saves the gates and, with projection, o tanh(c)."""
         arguments, saved = self._arguments(call), self.saved_like(call)
-        after = tuple(_empty(call, state.shape[1]) for state in call.states)
-        arguments.set_contiguous(**_named(call, "", after), **_named_saved(saved))
+        after = tuple([_empty(call, state.shape[1]) for state in call.states])
+        arguments.set_contiguous(_SAVED, saved)
+        arguments.set_contiguous(_STATES, after)
         arguments.call("forward")
-        return tuple(state.to(call.x.dtype) for state in after), saved if keep else ()
+        return _cast(after, call.x.dtype), saved if keep else ()
 
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
         """Return the gradients of the call's inputs."""
-        arguments, dtype = self._arguments(call), _COMPUTED_IN[call.x.dtype]
+        arguments, dtype, w = self._arguments(call), _COMPUTED_IN[call.x.dtype], call.weights
         gates = saved or self.saved_like(call)
-        arguments.set_contiguous(**_named(call, "", [state.to(dtype) for state in after]), **_named_saved(gates))
+        arguments.set_contiguous(_SAVED, gates)
+        arguments.set_contiguous(_STATES, _cast(after, dtype))
         if not saved:
             arguments.call("gates")
-        arguments.set_rows(**_named(call, "grad_", [grad.to(dtype) for grad in grads]))
-        w, width = call.weights, after[0].shape[1]
-        wanted: LayerWeights = needs.weights
-        stored = [f"{name}0" for name in call.cell.state_names]
-        names = ("x", *w._fields, *stored)
-        gradients = {
-            name: tensor.new_empty(tensor.shape, dtype=dtype) if need and tensor is not None else None
-            for name, tensor, need in zip(names, inputs_of(call).flat, needs.flat, strict=True)
-        }
-        for name in stored:  # only the rows at segment starts are written
-            if (gradient := gradients[name]) is not None:
+        arguments.set_rows(("grad_h", "grad_c"), _cast(grads, dtype))
+        gradients = [
+            tensor.new_empty(tensor.shape, dtype=dtype) if need and tensor is not None else None
+            for tensor, need in zip(call.inputs, needs.flat, strict=True)
+        ]
+        for gradient in gradients[1 + len(w) :]:  # of the stored states: only the rows at segment starts are written
+            if gradient is not None:
                 gradient.zero_()
-        arguments.set_contiguous(
-            grad_gates=torch.empty_like(gates[0]),
-            grad_output=None if w.w_hr is None else _empty(call, width),
-            h_before=_empty(call, width) if wanted.w_hh or wanted.b_hh else None,
-            **{f"grad_{name}": gradient for name, gradient in gradients.items()},
+        arguments.set_contiguous(_GRADIENTS, gradients)
+        wanted, width = needs.weights, after[0].shape[1]
+        scratch = (
+            torch.empty_like(gates[0]),
+            _empty(call, width) if wanted.w_hh or wanted.b_hh else None,
+            None if w.w_hr is None else _empty(call, width),
         )
+        arguments.set_contiguous(("grad_gates", "h_before", "grad_output"), scratch)
         arguments.call("backward")
-        found = [None if gradient is None else gradient.to(call.x.dtype) for gradient in gradients.values()]
-        return Inputs.from_flat(call.cell, found)
+        return Inputs.from_flat(call.cell, _cast(gradients, call.x.dtype))
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
         """Return empty tensors like those that :meth:`forward` saves."""
@@ -115,12 +115,9 @@ class CpuKernels(Kernels):
             hidden=w.hidden_size,
             outputs=w.w_hh.shape[1],
         )
-        weights = w._asdict().items()
-        arguments.set_contiguous(**{name: None if weight is None else weight.to(dtype) for name, weight in weights})
-        arguments.set_contiguous(starts=call.boundaries.starts)
-        arguments.set_rows(x=call.x.to(dtype))
-        stored = _named(call, "", [state.to(dtype) for state in call.states])
-        arguments.set_rows(**{f"{name}0": state for name, state in stored.items()})
+        arguments.set_contiguous(w._fields, _cast(w, dtype))
+        arguments.set_contiguous(["starts"], [call.boundaries.starts])
+        arguments.set_rows(("x", "h0", "c0"), _cast((call.x, *call.states), dtype))
         return arguments
 
 
@@ -129,9 +126,6 @@ def _empty(call: LayerCall, columns: int) -> Tensor:
     return call.x.new_empty(call.x.shape[0], columns, dtype=_COMPUTED_IN[call.x.dtype])
 
 
-def _named(call: LayerCall, prefix: str, values: Sequence[_V]) -> dict[str, _V]:
-    return {f"{prefix}{name}": value for name, value in zip(call.cell.state_names, values, strict=True)}
-
-
-def _named_saved(saved: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    return dict(zip(("gates", "unprojected"), saved, strict=False))
+def _cast(tensors: Sequence[Any], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return tensors in ``dtype``, and None for None."""
+    return tuple([value if value is None or value.dtype == dtype else value.to(dtype) for value in tensors])

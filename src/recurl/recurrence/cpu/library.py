@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,17 +114,23 @@ class StructArguments:
         for name, value in values.items():
             setattr(self.structure, name, value)
 
-    def set_contiguous(self, **tensors: Tensor | None) -> None:
-        """Point fields at contiguous copies of tensors, or the tensors themselves; None stays a null pointer."""
-        for name, tensor in tensors.items():
+    def set_contiguous(self, names: Sequence[str], tensors: Iterable[Tensor | None]) -> None:
+        """Point fields at contiguous copies of tensors, or the tensors themselves; None stays a null pointer.
+
+        There may be fewer tensors than ``names``.
+        """
+        for name, tensor in zip(names, tensors, strict=False):
             if tensor is not None:
                 tensor = tensor.contiguous()
                 self._tensors.append(tensor)
                 setattr(self.structure, name, tensor.data_ptr())
 
-    def set_rows(self, **tensors: Tensor) -> None:
-        """Point fields at matrices and set their ``_stride`` to the row stride, so that expanded rows aren't copied."""
-        for name, tensor in tensors.items():
+    def set_rows(self, names: Sequence[str], tensors: Iterable[Tensor]) -> None:
+        """Point fields at matrices and set their ``_stride`` to the row stride, so that expanded rows aren't copied.
+
+        There may be fewer tensors than ``names``.
+        """
+        for name, tensor in zip(names, tensors, strict=False):
             if tensor.stride(1) != 1 and tensor.shape[1] != 1:
                 tensor = tensor.contiguous()
             self._tensors.append(tensor)

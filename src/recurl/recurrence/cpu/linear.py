@@ -48,24 +48,24 @@ class CpuLinear:
         """Return h, ``[N, D]``."""
         arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[inputs.b.dtype]
         h = inputs.b.new_empty(inputs.b.shape, dtype=computed_in)
-        arguments.set_rows(b=_numbers(inputs.b.to(computed_in)))
-        arguments.set_contiguous(h=_numbers(h))
+        arguments.set_rows(["b"], [_numbers(inputs.b.to(computed_in))])
+        arguments.set_contiguous(["h"], [_numbers(h)])
         arguments.call("linear_forward")
         return h.to(inputs.b.dtype)
 
     def backward(self, inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
         """Return the gradients of a, b and states."""
         arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[h.dtype]
-        arguments.set_contiguous(h=_numbers(h.to(computed_in)))
-        arguments.set_rows(grad=_numbers(grad.to(computed_in)))
-        a, b, states = (
+        arguments.set_contiguous(["h"], [_numbers(h.to(computed_in))])
+        arguments.set_rows(["grad"], [_numbers(grad.to(computed_in))])
+        found = [
             like.new_empty(like.shape, dtype=computed_in) if need else None
             for like, need in zip((inputs.a, h, inputs.states), needs, strict=True)
-        )
-        for name, gradient in (("grad_a", a), ("grad_b", b), ("grad_states", states)):
-            arguments.set_contiguous(**{name: None if gradient is None else _numbers(gradient)})
+        ]
+        numbers = [None if gradient is None else _numbers(gradient) for gradient in found]
+        arguments.set_contiguous(("grad_a", "grad_b", "grad_states"), numbers)
         arguments.call("linear_backward")
-        a, b, states = (None if gradient is None else gradient.to(h.dtype) for gradient in (a, b, states))
+        a, b, states = (None if gradient is None else gradient.to(h.dtype) for gradient in found)
         return a, b, states
 
     def _arguments(self, inputs: LinearInputs) -> StructArguments:
@@ -81,8 +81,8 @@ class CpuLinear:
             is_complex=int(inputs.a.is_complex()),
             a_stride=0 if a.ndim == 1 else a.shape[1],
         )
-        arguments.set_contiguous(starts=inputs.boundaries.starts, a=a)
-        arguments.set_rows(states=states)
+        arguments.set_contiguous(("starts", "a"), (inputs.boundaries.starts, a))
+        arguments.set_rows(["states"], [states])
         return arguments
 
 

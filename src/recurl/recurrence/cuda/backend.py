@@ -17,7 +17,7 @@ from recurl.recurrence.cuda.hardware import hardware_of
 from recurl.recurrence.cuda.layer import TritonLayer
 from recurl.recurrence.cuda.plan import plan_for
 from recurl.recurrence.cuda.portable.config import Tile, tile_for
-from recurl.recurrence.kernels import Gradients, Inputs, Kernels, known_rows
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels
 
 _OLDEST_TRITON = (3, 6)
 _OLDEST_CAPABILITY = (8, 0)
@@ -96,7 +96,7 @@ class TritonKernels(Kernels):
         hardware, rows = None, 1
         if call.x.device.type == "cuda":
             hardware = hardware_of(call.x.device)
-            rows = known_rows(call)
+            rows = call.known_rows
         return TritonLayer(call, plan_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
 
 
@@ -104,7 +104,7 @@ def _backward(
     layer: TritonLayer, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
 ) -> Gradients:
     w = layer.call.weights
-    after = tuple(state.float() for state in after)
+    after = tuple([state.float() for state in after])
     if saved:
         gates, weight, *others = saved
         h = after[0], True

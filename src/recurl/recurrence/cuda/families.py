@@ -22,7 +22,7 @@ def run_forward(
     """Run the forward pass: return states after every token and, with ``keep``, the gates."""
     tokens, device, layout, precision = input_gates.shape[0], input_gates.device, plan.layout, plan.precision
     family, groups, launch = _launch(plan, "forward", processors_of(device), tokens, keep)
-    after = tuple(torch.empty(tokens, layout.hidden, dtype=torch.float32, device=device) for _ in stored)
+    after = tuple([torch.empty(tokens, layout.hidden, dtype=torch.float32, device=device) for _ in stored])
     gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=precision.kept, device=device)
     launch(
         *(input_gates, b_hn, family.weights("forward", w_hh, layout, precision)),
@@ -50,7 +50,7 @@ def run_backward(
     shape = (tokens if to_stored else 0, layout.hidden)
     grad_stored = (torch.zeros if to_stored else torch.empty)(shape, dtype=torch.float32, device=device)
     if isinstance(family, CudaFamily):
-        grads = tuple(grad.float() for grad in grads)
+        grads = tuple([grad.float() for grad in grads])
     launch(
         *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
         *(gates, family.weights("backward", w_hh, layout, precision), stored[-1], *stored[-1].stride()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ Direction: TypeAlias = Literal["forward", "backward"]
 _FLAGS = {"forward": "KEEP", "backward": "TO_STORED"}
 
 
+@cache
 def lazy_import(name: str) -> Any:
     """Import a module of this package lazily, by name: static imports would load Triton for users without a GPU."""
     return importlib.import_module(f"recurl.recurrence.cuda.{name}")

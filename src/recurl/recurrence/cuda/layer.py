@@ -14,7 +14,7 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.cuda.family import lazy_import
 from recurl.recurrence.cuda.plan import LayerPlan
 from recurl.recurrence.cuda.portable.config import Tile
-from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs
 
 # Multiplications above which our own kernel is faster or, in tf32, transposing an operand for ATen's.
 _LEAST_EXACT, _LEAST_TF32 = 2**31, 2**33
@@ -45,7 +45,7 @@ class TritonLayer:
 
     def _initial(self) -> States:
         """Return the stored states that the kernels read, float32."""
-        states = tuple(state.float() for state in self.call.states)
+        states = tuple([state.float() for state in self.call.states])
         if self.call.weights.w_hr is None:
             return states
         zero = torch.zeros(1, 1, dtype=torch.float32, device=self.call.x.device)
@@ -149,7 +149,7 @@ class TritonLayer:
             self._to_projection(back, grad_h, unprojected) if wanted.w_hr and back is not None else None,
             *self._to_states(back, grad_stored, needs),
         )
-        each = zip(found, inputs_of(call).flat, needs.flat, strict=True)
+        each = zip(found, call.inputs, needs.flat, strict=True)
         return Inputs.from_flat(
             call.cell,
             [
@@ -184,7 +184,8 @@ class TritonLayer:
         """
         if self.plan.precision.operands != torch.float32 or self.plan.chosen is None:
             return False
-        return self.call.x.shape[0] * numbers >= (_LEAST_EXACT if _exact() else _LEAST_TF32)
+        size = self.call.x.shape[0] * numbers
+        return size >= _LEAST_EXACT and (size >= _LEAST_TF32 or _exact())
 
     def _hidden_weight(self) -> Tensor:
         """Return W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""

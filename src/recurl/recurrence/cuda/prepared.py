@@ -34,9 +34,10 @@ class PreparedLaunch:
         self._runs: dict[tuple[Any, ...], Callable[..., None]] = {}
 
     def __call__(self, *arguments: Any) -> None:
-        """PreparedLaunch the kernel on the current device and stream."""
+        """Launch the kernel on the current device and stream."""
+        device = arguments[0].device
         values: list[Any] = []
-        kind: list[Any] = [arguments[0].device]
+        kind: list[Any] = [device]
         for argument in arguments:
             if argument.__class__ is int:
                 values.append(argument)
@@ -52,10 +53,10 @@ class PreparedLaunch:
         if run is None:
             self._prepare(key, arguments)
         else:
-            run(*values, *self._last)
+            run(device.index, *values, *self._last)
 
     def _prepare(self, key: tuple[Any, ...], arguments: tuple[Tensor | int, ...]) -> None:
-        """PreparedLaunch the kernel through Triton, and cache the compiled kernel."""
+        """Launch the kernel through Triton, and cache the compiled kernel."""
         compiled = self._kernel[self._programs](*arguments, **self._constants)
         run = launch_of(compiled, self._programs)
         if run is not None:  # else it is interpreted

@@ -20,17 +20,29 @@ __all__ = ["current_stream", "from_disk_cache", "launch_of", "nvrtc_library"]
 
 
 def launch_of(compiled: Any, programs: tuple[int, ...]) -> Callable[..., None] | None:
-    """Return the launch of a compiled kernel on a grid: a function of all arguments, pointers as integers.
+    """Return the launch of a compiled kernel on a grid: a function of the GPU and all arguments, pointers as integers.
 
+    It omits what Triton prepares for hooks at every launch, unless a hook is registered, as a profiler does.
     Fallback: None, as for an interpreted kernel, so that each launch looks the kernel up.
 
     Args:
         compiled: what a launch through Triton returned.
         programs: the grid.
     """
-    if not isinstance(compiled, _compiled_kernel()):
+    settings: Any = find("triton.knobs:runtime")
+    if isinstance(settings, Absent) or not isinstance(compiled, _compiled_kernel()):
         return None
-    return compiled[(*programs, 1, 1)[:3]]
+    grid = (*programs, 1, 1)[:3]
+    hooked, run, function, options = compiled[grid], compiled.run, compiled.function, compiled.packed_metadata
+
+    def launch(device: int, *arguments: Any) -> None:
+        enter, leave = settings.launch_enter_hook, settings.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a chain of hooks
+            hooked(*arguments)
+        else:
+            run(*grid, current_stream(device), function, options, None, None, None, *arguments)
+
+    return launch
 
 
 @cache

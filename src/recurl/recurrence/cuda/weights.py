@@ -24,11 +24,12 @@ def arranged(w: Tensor, layout: GateLayout, dtype: torch.dtype, biases: tuple[Te
     Without any bias the sum is empty. A GRU's b_hn is excluded: it enters inside the reset gate.
     """
     rows, columns = layout.num_gates * layout.width, w.shape[1]
-    in_bias, hidden_bias = (bias is not None for bias in biases)
+    b_ih, b_hh = biases
+    in_bias, hidden_bias = b_ih is not None, b_hh is not None
     weight = torch.empty(rows, columns, dtype=dtype, device=w.device)
     bias = torch.empty(rows if in_bias or hidden_bias else 0, dtype=dtype, device=w.device)
     arrange_weights = _arrange_launch(layout, in_bias, hidden_bias)
-    arrange_weights(w.contiguous(), *(w if b is None else b.contiguous() for b in biases), weight, bias, columns)
+    arrange_weights(w.contiguous(), *[w if b is None else b.contiguous() for b in biases], weight, bias, columns)
     return weight, bias
 
 
@@ -69,16 +70,15 @@ def restored(
         sums = grad_gates[:0]
     elif sums is None:
         sums = _sums(grad_gates)
-    found = tuple(
+    found = [
         None if value is None else torch.empty(rows, value.shape[1], dtype=torch.float32, device=device)
         for value in (to_w_ih, to_w_hh)
-    )
-    b_ih, b_hh = (torch.empty(rows if biases else 0, dtype=torch.float32, device=device) for _ in range(2))
+    ]
+    b_ih, b_hh = [torch.empty(rows if biases else 0, dtype=torch.float32, device=device) for _ in range(2)]
     _restore_launch(layout)(
-        *(sums if value is None else value for value in (to_w_ih, to_w_hh, *found)),
-        *(sums, b_ih, b_hh),
-        sums.shape[0],
-        *(0 if value is None else value.shape[1] for value in found),
+        *[sums if value is None else value for value in (to_w_ih, to_w_hh, *found)],
+        *(sums, b_ih, b_hh, sums.shape[0]),
+        *[0 if value is None else value.shape[1] for value in found],
     )
     return *found, *((b_ih, b_hh) if biases else (None, None))
 

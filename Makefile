@@ -13,7 +13,7 @@ NUMBERS := $(TEST) $(addprefix tests/,recurrence modules objectives execution se
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurrence/cpu/src/*)
+$(STAMP): pyproject.toml constraints.txt setup.py $(shell find src/recurl/native/src -type f)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile torch -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' -c constraints.txt

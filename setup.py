@@ -1,4 +1,4 @@
-"""Build the C++ library of the cpu backend. All other package metadata is in pyproject.toml.
+"""Build the C++ library. All other package metadata is in pyproject.toml.
 
 The library has a plain C interface: building it needs a C++ compiler, but neither torch nor Python's headers. Without a
 compiler, recurl is installed without the library, and reports this when a run on the CPU begins.
@@ -7,7 +7,7 @@ compiler, recurl is installed without the library, and reports this when a run o
 from __future__ import annotations
 
 import os
-import platform
+import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,23 +26,8 @@ from setuptools import Extension, setup  # noqa: E402 - an older setuptools lack
 from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
 from setuptools.command.build_ext import build_ext  # noqa: E402
 
-PARTS = (
-    "adam",
-    "derivatives",
-    "hermite",
-    "kernels",
-    "linear",
-    "pass",
-    "products",
-    "program",
-    "simd",
-    "step",
-    "sums",
-    "surrogate",
-)
-HEADERS = ("recurl_cpu.h", "kernels.h", *(f"{name}.inc" for name in PARTS))
-SOURCES = Path("src/recurl/recurrence/cpu/src")
-LIBRARY = "librecurl_cpu.so"
+SOURCES = Path("src/recurl/native/src")
+LIBRARY = "librecurl_native.so"
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-pthread"]
 X86_FLAGS = {
     "avx2.cpp": ["-mavx2", "-mfma"],
@@ -55,10 +40,11 @@ class BuildLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Compile and link ``ext`` as a plain shared library."""
-        x86 = platform.machine().lower() in ("x86_64", "amd64")
+        x86 = self.plat_name.endswith(("x86_64", "amd64"))
+        own = shlex.split(os.environ.get("CXXFLAGS", ""))
 
         def compile_source(source: str) -> list[str]:
-            flags = FLAGS + (X86_FLAGS.get(Path(source).name, []) if x86 else [])
+            flags = FLAGS + (X86_FLAGS.get(Path(source).name, []) if x86 else []) + own
             return self.compiler.compile([source], self.build_temp, extra_postargs=flags, depends=ext.depends)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -85,9 +71,9 @@ class Wheel(bdist_wheel):
 setup(
     ext_modules=[
         Extension(
-            "recurl.recurrence.cpu.librecurl_cpu",
-            sources=[str(SOURCES / name) for name in ("driver.cpp", "portable.cpp", "avx2.cpp", "avx512.cpp")],
-            depends=[str(SOURCES / name) for name in HEADERS],
+            f"recurl.native.{Path(LIBRARY).stem}",
+            sources=sorted(map(str, SOURCES.rglob("*.cpp"))),
+            depends=sorted(map(str, (*SOURCES.rglob("*.h"), *SOURCES.rglob("*.inc")))),
             language="c++",
             optional=True,
         )

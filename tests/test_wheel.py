@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 BUILT_FROM = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "src")
-LIBRARY = "recurl/recurrence/cpu/librecurl_cpu.so"
+LIBRARY = "recurl/native/librecurl_native.so"
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:

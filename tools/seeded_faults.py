@@ -37,7 +37,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FAULTS = Path(__file__).with_suffix(".toml")
 RESULTS = ROOT / "benchmarks" / "results" / "seeded_faults.csv"
-LIBRARY = Path("src/recurl/recurrence/cpu/librecurl_cpu.so")
+LIBRARY = Path("src/recurl/native/librecurl_native.so")
 NOT_CAUGHT = ""
 HUNG = 124
 _COPIED = ("benchmarks", "docs", "examples", "src", "tests", "tools")

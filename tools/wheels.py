@@ -80,7 +80,7 @@ def try_out(wheel: Path, python: Path, folder: Path) -> str:
     recurl, has_library = python.with_name("recurl"), "manylinux" in wheel.name
     lines = run(recurl, "doctor", cwd=folder).splitlines()
     (cpu,) = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  cpu ")]
-    assert cpu == "yes" if has_library else "librecurl_cpu.so was not built" in cpu, cpu
+    assert cpu == "yes" if has_library else "librecurl_native.so was not built" in cpu, cpu
     run(recurl, *RUN.split(), "run", cwd=folder)
     run(recurl, "evaluate", "run", "--episodes", "2", cwd=folder)
     run(python, ROOT / "examples" / "ppo.py", cwd=folder)

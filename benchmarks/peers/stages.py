@@ -40,7 +40,7 @@ _RULES = (
     _Rule("/torch/optim/", "optimizer", last=True),
     _Rule("/torch/nn/utils/clip_grad", "optimizer", last=True),
     _Rule("/recurl/sequences/boundaries", "boundaries", last=True),
-    _Rule("/recurl/recurrence/cpu/memory", COLLECTION),
+    _Rule("/recurl/native/memory", COLLECTION),
     _Rule("/recurl/recurrence/", POLICY, (COLLECTION, POLICY)),
     _Rule("/recurl/recurrence/", FORWARD, (LOSS,)),
     _Rule("/recurl/envs/rollout", COLLECTION),

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import ctypes
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
 from recurl.core.errors import UnsupportedError
+from recurl.native import library
 from recurl.recurrence import (
     BACKENDS,
     CELLS,
@@ -23,14 +21,13 @@ from recurl.recurrence import (
     Options,
     Support,
 )
-from recurl.recurrence.cpu import CpuKernels, instruction_sets, library
+from recurl.recurrence.cpu import CpuKernels, instruction_sets
 from recurl.recurrence.operation import arguments_of
 
 from .contract import PATTERNS, Case, assert_agree, exact_and_allowed
 
 CPU = torch.device("cpu")
 SUPPORT = Support(LSTM, CPU)
-HEADER = (Path(library.__file__).parent / "src" / "recurl_cpu.h").read_text()
 OPTIONS = [
     {"cell": "lstm"},
     {"cell": "gru"},
@@ -305,55 +302,3 @@ def test_other_devices_and_dtypes_are_refused() -> None:
         UnsupportedError, match=r"'cpu' can't run this call: it has no kernels for torch.int64; use 'loop'"
     ):
         BACKENDS.choose("cpu", Support(GRU, CPU, dtype=torch.int64))
-
-
-@pytest.fixture
-def fresh_library() -> Iterator[None]:
-    library.missing.cache_clear()
-    yield
-    library.missing.cache_clear()
-
-
-def test_says_why_it_is_missing(fresh_library: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "librecurl_cpu.so")
-    with pytest.raises(UnsupportedError, match=r"was not built when recurl was installed. Install a C\+\+ compiler"):
-        BACKENDS.choose("cpu", SUPPORT)
-    assert BACKENDS.choose("fastest", SUPPORT).name == "loop"
-    (tmp_path / "librecurl_cpu.so").write_text("not a library")
-    library.missing.cache_clear()
-    with pytest.raises(UnsupportedError, match=r"can't be loaded .*invalid ELF header|can't be loaded .*too short"):
-        BACKENDS.choose("cpu", SUPPORT)
-
-
-def test_refuses_a_library_of_another_version(fresh_library: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_ABI", 99)
-    with pytest.raises(UnsupportedError, match=r"its compiled part has version [0-9]+, recurl needs 99"):
-        BACKENDS.choose("cpu", SUPPORT)
-
-
-@pytest.mark.parametrize("structure", [library.LayerStruct, library.Linear])
-def test_structure_is_that_of_the_header(structure: type[ctypes.Structure]) -> None:
-    name = f"recurl_{structure.__name__.removesuffix('Struct').lower()}"
-    body = re.sub(r"//.*", "", HEADER.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0])
-    fields: list[tuple[str, type]] = []
-    for declaration in filter(None, map(str.strip, body.split(";"))):
-        kind, names = re.fullmatch(r"((?:const )?\w+)\s*(.*)", declaration, re.DOTALL).groups()
-        for name in names.split(","):
-            pointer = name.strip().startswith("*") or kind.endswith("*")
-            fields.append((name.strip(" *\n"), ctypes.c_void_p if pointer else ctypes.c_int64))
-    assert list(structure._fields_) == fields
-    assert f"#define RECURL_CPU_ABI {library._ABI}\n" in HEADER
-
-
-def test_unknown_instruction_set_is_refused_by_the_library() -> None:
-    arguments = library.StructArguments(library.LayerStruct())
-    arguments.set_numbers(isa=7)
-    with pytest.raises(UnsupportedError, match=r"an instruction set that this processor lacks"):
-        arguments.call("forward")
-
-
-def test_out_of_memory_is_an_error() -> None:
-    arguments = library.StructArguments(library.LayerStruct())
-    arguments.set_numbers(hidden=2**46, outputs=1, inputs=1)
-    with pytest.raises(MemoryError, match=r"could not allocate"):
-        arguments.call("forward")

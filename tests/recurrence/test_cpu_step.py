@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from recurl.recurrence import CELLS, LayerWeights, step_stack
-from recurl.recurrence.cpu import INSTRUCTION_SETS, instruction_sets, library
+from recurl.recurrence.cpu import INSTRUCTION_SETS, instruction_sets
 from recurl.recurrence.cpu import step as cpu_step
 
 from .contract import Case
@@ -135,13 +133,6 @@ def test_threads_change_nothing() -> None:
         results.append(both(case)[0])
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
     torch.testing.assert_close(results[2], results[0], rtol=0, atol=0)
-
-
-def test_bytes_are_those_of_the_header() -> None:
-    header = (Path(library.__file__).parent / "src" / "recurl_cpu.h").read_text()
-    for name, count in (("recurl_step", cpu_step.NUMBERS), ("recurl_step_weights", cpu_step.NUMBERS_OF_WEIGHTS)):
-        body = re.sub(r"//.*", "", header.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0])
-        assert body.count(",") + body.count(";") == count
 
 
 def test_out_of_memory_is_an_error() -> None:

@@ -13,7 +13,7 @@ from recurl.collectors.start_states import SparseStates
 from recurl.core.errors import ArgumentError, UsageError
 from recurl.core.keys import DONE, NEXT, TRUNCATED
 from recurl.core.torch_compat import edits_of, foreach_copy_
-from recurl.recurrence.cpu.memory import StepMemory, has_contiguous_rows
+from recurl.native.memory import StepMemory, has_contiguous_rows
 from recurl.sequences.entries import Entries, Step, leaves, leaves_by_path
 
 _Key = tuple[str, ...]

@@ -17,10 +17,12 @@ __all__ = ["MOVED", "MovedModules"]
 
 _CORE = "archive autograd errors importing keys precision ranges seeding spans specs untrusted versions"
 _SEQUENCES = "continuity mode start_states"
+_NATIVE = "library memory passes program"
 _EXECUTION = "capture columns compiled lowering readback small_products source_lines traced"
 MOVED = {
     **{f"recurl.{name}": f"recurl.core.{name}" for name in _CORE.split()},
     **{f"recurl.{name}": f"recurl.sequences.{name}" for name in _SEQUENCES.split()},
+    **{f"recurl.recurrence.cpu.{name}": f"recurl.native.{name}" for name in _NATIVE.split()},
     **{f"recurl.{name}": f"recurl.execution.{name}" for name in _EXECUTION.split()},
     "recurl.data.replay_buffers.device.draws": "recurl.data.replay_buffers.draws",
     "recurl.data.replay_buffers.device.learning": "recurl.data.replay_buffers.recurrent",

@@ -14,8 +14,9 @@ from torch.nn.utils import parametrize
 from recurl.execution.compiled import CompiledPass, NotCompiled, check_passes
 from recurl.execution.lowering import Entries, Network
 from recurl.modules import GRUModule, LSTMModule, NormalParamExtractor
+from recurl.native import program
+from recurl.native.library import INSTRUCTION_SETS, instruction_sets
 from recurl.recurrence import Boundaries, record_backends
-from recurl.recurrence.cpu import INSTRUCTION_SETS, instruction_sets, program
 from recurl.sequences.mode import set_recurrent_mode
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")

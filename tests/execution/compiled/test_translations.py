@@ -35,9 +35,10 @@ from recurl.modules import (
 )
 from recurl.modules.actors import Sampler
 from recurl.modules.recurrent_net import RecurrentNet
+from recurl.native import program
+from recurl.native.library import INSTRUCTION_SETS, instruction_sets
 from recurl.objectives import ClipPPOLoss
 from recurl.recurrence import Boundaries
-from recurl.recurrence.cpu import INSTRUCTION_SETS, instruction_sets, program
 from recurl.sequences.entries import takes_entries
 from recurl.sequences.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 from recurl.trainers.networks.action_head import MaskedNaNSafeCategorical, NaNSafeCategorical

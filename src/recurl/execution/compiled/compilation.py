@@ -16,7 +16,7 @@ from recurl.core.keys import NestedKey
 from recurl.core.torch_compat import has_hooks, tensors_of
 from recurl.execution.compiled.translations import TRANSLATIONS
 from recurl.execution.explain import NotCompiled
-from recurl.recurrence.cpu.program import SOURCES, Program, ProgramBuilder, Value
+from recurl.native.program import SOURCES, Program, ProgramBuilder, Value
 from recurl.sequences.entries import Entries
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from recurl.core.keys import NestedKey
 from recurl.execution.compiled.compilation import Density
 from recurl.execution.compiled.passes import CompiledPass, gradients_of
 from recurl.execution.explain import NotCompiled
+from recurl.native import structures
 from recurl.sequences.entries import Entries
 from recurl.sequences.index import Boundaries
 
@@ -31,7 +31,7 @@ RESULTS = (
 )
 """In the order of ``enum recurl_result``."""
 DISTANCES = ("smooth_l1", "l1", "l2")
-_SURROGATE = struct.Struct("16q4d4q")  # recurl_surrogate
+_SURROGATE = structures.Surrogate.packer()
 
 
 class SurrogateOptions(NamedTuple):

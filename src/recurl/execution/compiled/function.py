@@ -16,8 +16,8 @@ from recurl.execution.compiled.compilation import Compilation
 from recurl.execution.compiled.network import write_all
 from recurl.execution.explain import NotCompiled
 from recurl.execution.lowering import Network
-from recurl.recurrence.cpu.library import missing
-from recurl.recurrence.cpu.program import Program
+from recurl.native.library import missing
+from recurl.native.program import Program
 from recurl.sequences.entries import Entries
 
 __all__ = ["CompiledFunction", "OneRow", "Port", "function_of"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recurl.core.keys import NestedKey
-from recurl.recurrence.cpu.memory import has_contiguous_rows
-from recurl.recurrence.cpu.program import Program
+from recurl.native.memory import has_contiguous_rows
+from recurl.native.program import Program
 from recurl.sequences.entries import Entries
 
 __all__ = ["StepsInMemory"]

@@ -16,8 +16,7 @@ from recurl.execution.compiled.compilation import Compilation
 from recurl.execution.compiled.in_memory import StepsInMemory
 from recurl.execution.explain import Explanation, NotCompiled
 from recurl.execution.lowering import Link, Network, children_in_order, link, modules_in_order
-from recurl.recurrence.cpu.library import missing
-from recurl.recurrence.cpu.step import can_step
+from recurl.native.library import can_call, missing
 from recurl.sequences.entries import Entries
 from recurl.sequences.mode import set_recurrent_mode
 from recurl.sequences.tensordict_compat import returns_other_entries
@@ -67,7 +66,7 @@ class CompiledNetwork:
 
     def explain(self, entries: Entries) -> Explanation:
         """Explain whether a step on ``entries`` is one call of the C++ library."""
-        if can_step():
+        if can_call():
             with set_recurrent_mode(False):
                 reason = self._compiled(self._leaves, entries, [])[1]
         else:
@@ -99,18 +98,18 @@ class CompiledNetwork:
             NotCompiled: that is impossible; the message is the reason.
         """
         parts = self._parts.get(entries.batch_size)
-        if parts is None and can_step():
+        if parts is None and can_call():
             program, reason = self._compiled(self._leaves, entries, [])
             if program is not None and reason is None:
                 parts = self._parts[entries.batch_size] = [cast(Link, program)]
         first, *others = parts or [self._whole]
-        if not can_step() or others or not isinstance(first, _CompiledModules):
+        if not can_call() or others or not isinstance(first, _CompiledModules):
             raise NotCompiled("a step of the policy is more than one call of the C++ library")
         return first.in_memory(memory)
 
     def _begin(self, entries: Entries) -> None:
         """Run entries of a new batch size, and store how they are run."""
-        if not can_step():
+        if not can_call():
             self._whole(entries)
             return
         parts = self._divided(entries)
@@ -264,7 +263,7 @@ class _CompiledModules:
 
     def _ran(self, entries: Entries) -> bool:
         """Run the program on ``entries`` if they match those it was compiled for; return whether it ran."""
-        if not can_step():
+        if not can_call():
             return False
         places, kept = self._places.copy(), list[Tensor]()
         for slot, key, shape, dtype in self._reads:

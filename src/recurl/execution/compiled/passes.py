@@ -15,9 +15,9 @@ from recurl.core.keys import NestedKey
 from recurl.core.torch_compat import are_modes_active, has_tensor_hooks
 from recurl.execution.compiled.compilation import Compilation
 from recurl.execution.explain import NotCompiled
+from recurl.native.library import missing
+from recurl.native.passes import Pass
 from recurl.recurrence.backend import record_run
-from recurl.recurrence.cpu.library import missing
-from recurl.recurrence.cpu.passes import Pass
 from recurl.sequences.entries import Entries
 from recurl.sequences.index import Boundaries
 from recurl.sequences.mode import set_recurrent_mode

@@ -14,8 +14,8 @@ from torch import Tensor
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import shown
 from recurl.execution.compiled.function import CompiledFunction, Port
+from recurl.native.program import ProgramBuilder, Value
 from recurl.recurrence import CELLS, Cell, LayerWeights
-from recurl.recurrence.cpu.program import ProgramBuilder, Value
 
 __all__ = ["Recorder", "read_function", "write_function"]
 

@@ -1,6 +1,6 @@
-"""CPU backend: a C++ library with AVX-512, AVX2 and portable kernels, loaded on first use."""
+"""CPU backend: layers, linear recurrences and steps by the kernels of the C++ library."""
 
+from recurl.native.library import INSTRUCTION_SETS, instruction_sets
 from recurl.recurrence.cpu.kernels import CpuKernels
-from recurl.recurrence.cpu.library import INSTRUCTION_SETS, instruction_sets
 
 __all__ = ["INSTRUCTION_SETS", "CpuKernels", "instruction_sets"]

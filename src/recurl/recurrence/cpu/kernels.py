@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from recurl.core.torch_compat import is_compiling
+from recurl.native.library import CELLS, DTYPES, INSTRUCTION_SETS, StructArguments, instruction_sets, missing
+from recurl.native.structures import Layer
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
-from recurl.recurrence.cpu.library import INSTRUCTION_SETS, LayerStruct, StructArguments, instruction_sets, missing
 from recurl.recurrence.kernels import Gradients, Inputs, Kernels
 
-_CELLS = {"lstm": 0, "gru": 1}
 _COMPUTED_IN = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
@@ -38,7 +38,7 @@ class CpuKernels(Kernels):
     """
 
     name = "cpu"
-    cells = tuple(_CELLS)
+    cells = tuple(CELLS)
 
     def __init__(self, instruction_set: str | None = None) -> None:
         self.instruction_set = instruction_set
@@ -104,10 +104,10 @@ class CpuKernels(Kernels):
     def _arguments(self, call: LayerCall) -> StructArguments:
         """Build the arguments shared by the forward and backward passes."""
         w: LayerWeights = call.weights
-        dtype, arguments = _COMPUTED_IN[call.x.dtype], StructArguments(LayerStruct())
+        dtype, arguments = _COMPUTED_IN[call.x.dtype], StructArguments(Layer())
         arguments.set_numbers(
-            cell=_CELLS[call.cell.name],
-            dtype=int(dtype == torch.float64),
+            cell=CELLS[call.cell.name],
+            dtype=DTYPES[dtype],
             isa=INSTRUCTION_SETS.index(self.instruction_set or instruction_sets()[-1]),
             threads=torch.get_num_threads(),
             tokens=call.x.shape[0],

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from recurl.core.torch_compat import is_compiling
-from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Linear, StructArguments, instruction_sets, missing
+from recurl.native.library import DTYPES, INSTRUCTION_SETS, StructArguments, instruction_sets, missing
+from recurl.native.structures import Linear
 from recurl.recurrence.linear.kernels import Gradients, LinearInputs, Needs
 
 _COMPUTED_IN = {
@@ -17,7 +18,7 @@ _COMPUTED_IN = {
     torch.complex64: torch.complex64,
     torch.complex128: torch.complex128,
 }
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+_DTYPES = {**DTYPES, torch.bfloat16: 2}
 
 
 class CpuLinear:

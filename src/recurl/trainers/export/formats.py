@@ -24,7 +24,7 @@ from recurl.core.messages import quiet
 from recurl.core.torch_compat import EXPORT_LOGGER
 from recurl.execution.compiled import Recorder, function_of, read_function, write_function
 from recurl.execution.lowering import Network
-from recurl.recurrence.cpu.library import missing
+from recurl.native.library import missing
 from recurl.sequences.entries import Entries
 from recurl.sequences.mode import ExplorationType, set_exploration_type
 from recurl.trainers.export.policy_step import PolicyStep

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,16 +12,23 @@ from torch.autograd.graph import increment_version
 
 from recurl.distributed import average_, world_size
 from recurl.execution.explain import NotCompiled
-from recurl.recurrence.cpu.library import INSTRUCTION_SETS, adam_function, check, instruction_sets
-from recurl.recurrence.cpu.step import PLAIN_TYPES, can_step
+from recurl.native import structures
+from recurl.native.library import (
+    DTYPES,
+    INSTRUCTION_SETS,
+    PLAIN_TYPES,
+    adam_function,
+    can_call,
+    check,
+    instruction_sets,
+)
 
 if TYPE_CHECKING:
     from recurl.trainers.optim.gradient_step import GradientStep
 
 __all__ = ["CpuAdam"]
 
-_DTYPES = {torch.float32: 0, torch.float64: 1}
-_ADAM = struct.Struct("6q5d")  # recurl_adam
+_ADAM = structures.Adam.packer()
 
 
 class CpuAdam:
@@ -46,7 +52,7 @@ class CpuAdam:
             raise NotCompiled(f"the parameters are on {device}")
         if not instruction_sets():
             raise NotCompiled("recurl's C++ library isn't available")
-        if self._dtype not in _DTYPES:
+        if self._dtype not in DTYPES:
             raise NotCompiled(f"the parameters are {str(self._dtype).removeprefix('torch.')}, not float32 or float64")
         states = [owner.optimizer.state[parameter] for parameter in self._parameters]
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
@@ -57,12 +63,12 @@ class CpuAdam:
         self._kept = [(m.data_ptr(), s.data_ptr(), n.data_ptr(), m.numel()) for m, s, n in columns]
         self._state = means, squares, steps  # keeps their memory
         self._isa = INSTRUCTION_SETS.index(instruction_set or instruction_sets()[-1])
-        self._parts = struct.Struct(f"{6 * len(states)}q")  # one recurl_parameter each
+        self._parts = structures.Parameter.packer(len(states))
 
     def __call__(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
         """Make a step and return the norm of the gradients before clipping."""
         parameters, group = self._parameters, self._group
-        if not can_step():
+        if not can_call():
             raise NotCompiled("autograd, a tracer or a dispatch mode tracks torch's operations")
         if not _are_plain((loss, *grads, *parameters), self._dtype):
             raise NotCompiled("the loss, a gradient or a parameter isn't a contiguous CPU tensor of the same dtype")
@@ -77,7 +83,7 @@ class CpuAdam:
         parts = ctypes.create_string_buffer(self._parts.pack(*numbers))
         norm = torch.empty((), dtype=self._dtype)
         pointers = ctypes.addressof(parts), loss.data_ptr(), norm.data_ptr()
-        head = (_DTYPES[self._dtype], self._isa, len(self._kept), *pointers)
+        head = (DTYPES[self._dtype], self._isa, len(self._kept), *pointers)
         options = self._max_norm, float(group["lr"]), *group["betas"], group["eps"]
         check(adam_function()(_ADAM.pack(*head, *options)))
         increment_version([*parameters, *grads])

@@ -1,5 +1,9 @@
 // Differentiable run of a program over all tokens of a batch. The values of its slots and the saved tensors of
 // recurrent layers persist from the forward to the backward pass; gradients of slots live only during the call.
+#include "../driver.h"
+
+namespace recurl {
+namespace {
 
 // Number of elements per row of a slot, padded to whole cache lines.
 inline int64_t slot_columns(int64_t columns, int64_t size) {
@@ -223,3 +227,19 @@ class Pass {
   bool once_ = false;  // backward may overwrite the results of forward
   Memory memory_;
 };
+
+}  // namespace
+}  // namespace recurl
+
+int64_t recurl_native_pass_memory(const recurl_program* program, int64_t tokens) {
+  return recurl::pass_memory(*program, tokens);
+}
+int recurl_native_pass_forward(const recurl_pass* pass) {
+  return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).forward(); });
+}
+int recurl_native_pass_backward(const recurl_pass* pass) {
+  return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).backward(); });
+}
+int recurl_native_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate) {
+  return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).descend(*surrogate); });
+}

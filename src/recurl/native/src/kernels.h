@@ -2,10 +2,10 @@
 //
 // Each instruction set is a separate translation unit, compiled with its own flags. Such a unit must not include
 // headers with inline functions: the linker could keep the copy with the newer instructions for all units.
-#ifndef RECURL_CPU_KERNELS_H
-#define RECURL_CPU_KERNELS_H
+#ifndef RECURL_NATIVE_KERNELS_H
+#define RECURL_NATIVE_KERNELS_H
 
-#include "recurl_cpu.h"
+#include "recurl_native.h"
 
 namespace recurl {
 

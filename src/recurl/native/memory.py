@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from recurl.core.torch_compat import foreach_copy_
-from recurl.recurrence.cpu.library import Memory, write_function
-from recurl.recurrence.cpu.step import can_step
+from recurl.native.library import can_call, write_function
+from recurl.native.structures import Memory
 
 __all__ = ["StepMemory", "has_contiguous_rows"]
 
@@ -46,7 +46,7 @@ class StepMemory:
     def __init__(self, tensors: Sequence[Tensor], lead: int, repeated: Sequence[int] = ()) -> None:
         self._tensors = tensors
         self._slots: dict[int, tuple[Tensor, ...]] = {}
-        fast = can_step()
+        fast = can_call()
         self._shapes = [tensor.shape[1:] for tensor in tensors]
         whole = [fast and has_contiguous_rows(tensor, lead) for tensor in tensors]
         self._dtypes = [tensor.dtype if plain else None for tensor, plain in zip(tensors, whole, strict=True)]

@@ -1,9 +1,9 @@
-// C ABI of the cpu backend, in plain C: neither torch nor Python is needed to build it.
+// C ABI of recurl's native library, in plain C: neither torch nor Python is needed to build it.
 //
 // N tokens, I inputs, H hidden units, P outputs (P = H without projection), G gates. All matrices are row-major; a
 // *_stride is the distance between rows in elements. A pointer may be null only if its comment says so.
-#ifndef RECURL_CPU_H
-#define RECURL_CPU_H
+#ifndef RECURL_NATIVE_H
+#define RECURL_NATIVE_H
 
 #include <stdint.h>
 
@@ -14,7 +14,7 @@
 #endif
 
 // Incremented whenever a structure or a function below changes; the loader rejects a library of another version.
-#define RECURL_CPU_ABI 9
+#define RECURL_NATIVE_ABI 10
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1, RECURL_BFLOAT16 = 2 };  // bfloat16: recurl_linear only
@@ -67,15 +67,17 @@ typedef struct recurl_layer {
 extern "C" {
 #endif
 
-RECURL_EXPORT int64_t recurl_cpu_abi(void);
+RECURL_EXPORT int64_t recurl_native_abi(void);
+// Sizes in bytes of the structures, in the order of this header, then 0; the loader compares them with its own.
+RECURL_EXPORT const int64_t* recurl_native_sizes(void);
 // Returns whether the library was built with this instruction set and the processor supports it.
-RECURL_EXPORT int recurl_cpu_has(int64_t isa);
+RECURL_EXPORT int recurl_native_has(int64_t isa);
 // Fills gates, h, c and unprojected.
-RECURL_EXPORT int recurl_cpu_forward(const recurl_layer* layer);
+RECURL_EXPORT int recurl_native_forward(const recurl_layer* layer);
 // Recomputes gates and unprojected bit for bit from x, the stored states, h and c, for all tokens at once.
-RECURL_EXPORT int recurl_cpu_gates(const recurl_layer* layer);
+RECURL_EXPORT int recurl_native_gates(const recurl_layer* layer);
 // Fills everything marked "backward only".
-RECURL_EXPORT int recurl_cpu_backward(const recurl_layer* layer);
+RECURL_EXPORT int recurl_native_backward(const recurl_layer* layer);
 
 // Weights of one layer of a step, as in recurl_layer.
 typedef struct recurl_step_weights {
@@ -101,7 +103,7 @@ typedef struct recurl_step {
   void* c_after;  // [B, L, H], LSTM only
   int64_t c_after_stride;
 } recurl_step;
-RECURL_EXPORT int recurl_cpu_step(const recurl_step* step, const recurl_step_weights* layers);
+RECURL_EXPORT int recurl_native_step(const recurl_step* step, const recurl_step_weights* layers);
 
 // One step of a complete network: operations on slots, which hold one row of numbers per batch row. Slots 0 to
 // `given` - 1 are external: each call passes their places. The following `inner` slots are in memory of the library.
@@ -163,7 +165,7 @@ typedef struct recurl_place {
   int64_t stride;  // distance between rows in elements
 } recurl_place;
 // Runs B rows through all operations; `given` has one place per external slot.
-RECURL_EXPORT int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int64_t rows,
+RECURL_EXPORT int recurl_native_run(const recurl_program* program, const recurl_place* given, int64_t rows,
                                  int64_t threads);
 
 // Forward and backward pass over all tokens of a batch, for programs whose operations have derivatives; recurrent
@@ -179,15 +181,15 @@ typedef struct recurl_pass {
   const recurl_place* given;
   int64_t tokens, threads;
   const uint8_t* starts;  // [N], nonzero at the first token of each segment; token 0 always starts one
-  void* memory;           // recurl_cpu_pass_memory bytes, unchanged between forward and backward
+  void* memory;           // recurl_native_pass_memory bytes, unchanged between forward and backward
   // Backward only.
   const recurl_place* grads;  // of the external slots; null for none
   int64_t weight_count;
   const recurl_weight* weights;  // the weights that have a gradient
 } recurl_pass;
-RECURL_EXPORT int64_t recurl_cpu_pass_memory(const recurl_program* program, int64_t tokens);
-RECURL_EXPORT int recurl_cpu_pass_forward(const recurl_pass* pass);
-RECURL_EXPORT int recurl_cpu_pass_backward(const recurl_pass* pass);
+RECURL_EXPORT int64_t recurl_native_pass_memory(const recurl_program* program, int64_t tokens);
+RECURL_EXPORT int recurl_native_pass_forward(const recurl_pass* pass);
+RECURL_EXPORT int recurl_native_pass_backward(const recurl_pass* pass);
 
 // PPO losses of the outputs of a pass, and their gradients with respect to these outputs, over all N tokens.
 enum recurl_density {
@@ -220,7 +222,7 @@ enum recurl_result {
   RECURL_RESULTS = 9,
 };
 // Runs the forward pass, the losses and the backward pass. Gradients of weights are overwritten.
-RECURL_EXPORT int recurl_cpu_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate);
+RECURL_EXPORT int recurl_native_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate);
 
 // Adam step with gradients clipped by their total norm. If that norm or the loss is not finite, values and optimizer
 // state are left unchanged.
@@ -236,7 +238,7 @@ typedef struct recurl_adam {
   void* norm;  // written
   double max_norm, rate, beta1, beta2, epsilon;
 } recurl_adam;
-RECURL_EXPORT int recurl_cpu_adam(const recurl_adam* adam);
+RECURL_EXPORT int recurl_native_adam(const recurl_adam* adam);
 
 // Memory layout of a batch entry that is written step by step.
 typedef struct recurl_memory {
@@ -245,7 +247,7 @@ typedef struct recurl_memory {
   int64_t row_stride, step_stride;  // bytes
 } recurl_memory;
 // Writes a step: for each of `count` pairs (index, address), copies contiguous rows at the address to that entry.
-RECURL_EXPORT void recurl_cpu_write(const recurl_memory* memory, int64_t step, const int64_t* pairs, int64_t count);
+RECURL_EXPORT void recurl_native_write(const recurl_memory* memory, int64_t step, const int64_t* pairs, int64_t count);
 
 // Linear recurrence h[n] = a[n] h[n - 1] + b[n] over a flat stream of tokens cut into segments, elementwise. Where a
 // segment starts, the stored state replaces h[n - 1]. A row has W numbers; a complex number counts as two.
@@ -267,8 +269,8 @@ typedef struct recurl_linear {
   void* grad_b;       // [N, W] or null
   void* grad_states;  // [N, W] or null; zeros except at segment starts
 } recurl_linear;
-RECURL_EXPORT int recurl_cpu_linear_forward(const recurl_linear* linear);
-RECURL_EXPORT int recurl_cpu_linear_backward(const recurl_linear* linear);
+RECURL_EXPORT int recurl_native_linear_forward(const recurl_linear* linear);
+RECURL_EXPORT int recurl_native_linear_backward(const recurl_linear* linear);
 
 #ifdef __cplusplus
 }

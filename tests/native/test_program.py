@@ -1,68 +1,18 @@
-"""Programs of the C++ library: interface, and independence of threads and tiles."""
+"""Programs of the C++ library: independence of threads and tiles, and errors."""
 
 from __future__ import annotations
-
-import ctypes
-import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from recurl.core.errors import UnsupportedError
-from recurl.execution.compiled import descent
+from recurl.native import program
+from recurl.native.library import instruction_sets
+from recurl.native.program import ProgramBuilder, Value
 from recurl.recurrence import CELLS
-from recurl.recurrence.cpu import instruction_sets, library, passes, program
-from recurl.recurrence.cpu.program import ProgramBuilder, Value
-
-from .contract import Case
+from tests.recurrence.contract import Case
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
-
-
-def header() -> str:
-    text = (Path(library.__file__).parent / "src" / "recurl_cpu.h").read_text()
-    return re.sub(r"//.*", "", text)
-
-
-@pytest.mark.parametrize(("name", "structure"), [("op", library.Op), ("program", library.ProgramStruct)])
-def test_structures_are_those_of_the_header(name: str, structure: type[ctypes.Structure]) -> None:
-    body = header().split(f"typedef struct recurl_{name} {{")[1].split(f"}} recurl_{name};")[0]
-    declared = [re.sub(r"\[\d+\]", "", field).strip() for field in re.findall(r"\*?([\w\[\]]+)\s*[,;]", body)]
-    renamed = {"source": "from"}  # not a valid attribute name
-    assert declared == [renamed.get(field[0], field[0]) for field in structure._fields_]
-    assert ctypes.sizeof(structure) == 8 * (len(declared) + 4 * (name == "op"))
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("pass", passes._PASS.size),
-        ("surrogate", descent._SURROGATE.size),
-        ("memory", ctypes.sizeof(library.Memory)),
-        ("weight", 3 * 8),
-    ],
-)
-def test_packed_structures_are_as_long_as_those_of_the_header(name: str, size: int) -> None:
-    body = header().split(f"typedef struct recurl_{name} {{")[1].split(f"}} recurl_{name};")[0]
-    assert 8 * len(re.findall(r"\*?(\w+)\s*[,;]", body)) == size
-
-
-@pytest.mark.parametrize(
-    ("enum", "names"),
-    [
-        ("op_kind", program._KINDS),
-        ("activation", program.ACTIVATIONS),
-        ("source", program.SOURCES),
-        ("distance", descent.DISTANCES),
-    ],
-)
-def test_numbers_are_those_of_the_header(enum: str, names: tuple[object, ...]) -> None:
-    body = header().split(f"enum recurl_{enum} {{")[1].split("}")[0]
-    declared = re.findall(r"RECURL_(\w+) = (\d+)", body)
-    assert [int(number) for _, number in declared] == list(range(len(names)))
-    found = [str(name).removeprefix("torch.") for name in names]
-    assert [name.removeprefix("FROM_").lower() for name, _ in declared] == found
 
 
 def policy(case: Case) -> tuple[program.Program, list[torch.Tensor], list[int]]:

@@ -7,7 +7,6 @@ takes effect immediately. Several threads can run the same program at the same t
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 from recurl.core.errors import UnsupportedError
-from recurl.recurrence.cells import Cell
-from recurl.recurrence.cpu.library import Op, ProgramStruct, check, instruction_sets, run_function
-from recurl.recurrence.cpu.step import PLAIN_TYPES, Layers, sizes_of
+from recurl.native import structures
+from recurl.native.layers import Layers, StepCell, sizes_of, weights_of
+from recurl.native.library import DTYPES, PLAIN_TYPES, check, instruction_sets, run_function
 
 __all__ = ["ACTIVATIONS", "SOURCES", "Program", "ProgramBuilder", "Value"]
 
@@ -25,7 +24,6 @@ _KINDS = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "r
 ACTIVATIONS = ("tanh", "sigmoid", "silu", "elu", "leaky", "clamp")
 SOURCES = (torch.float32, torch.float64, torch.uint8, torch.int16, torch.int32, torch.int64)
 """Source dtypes that can be converted, in the order of ``enum recurl_source``."""
-_DTYPES = (torch.float32, torch.float64)
 _NO_CHOICE, _NAN = 4, 3
 _ONE_HOT, _REFUSES, _VALUE = 1, 2, 4
 _DIFFERENTIABLE = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "recur", "positive")
@@ -57,12 +55,12 @@ class Program:
         address: address of its recurl_program.
     """
 
-    def __init__(self, structure: ProgramStruct, given: int, kept: list[object]) -> None:
+    def __init__(self, structure: structures.Program, given: int, kept: list[object]) -> None:
         self._structure = structure
         self.given = given
         self.address = ctypes.addressof(structure)
         self._kept = kept
-        self._places = struct.Struct(f"{2 * given}q")
+        self._places = structures.Place.packer(given)
         self._run = run_function()
 
     def __call__(self, places: Sequence[int], rows: int) -> bool:
@@ -110,7 +108,6 @@ class ProgramBuilder:
         UnsupportedError: the library doesn't support an argument; the message states which.
 
     Example:
-        >>> from recurl.recurrence.cpu import instruction_sets
         >>> builder = ProgramBuilder(torch.float32)
         >>> x, y = builder.outside(3), builder.outside(2)
         >>> weight = torch.ones(2, 3)
@@ -123,10 +120,10 @@ class ProgramBuilder:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise UnsupportedError(f"the C++ library computes in float32 and float64, not in {dtype}")
         self.dtype = dtype
-        self._ops: list[Op] = []
+        self._ops: list[structures.Op] = []
         self._columns: list[int] = []
         self._given = 0
         self._kept: list[object] = []
@@ -177,7 +174,7 @@ class ProgramBuilder:
 
     def recur(
         self,
-        cell: Cell,
+        cell: StepCell,
         layers: Layers,
         value: Value,
         is_init: Value | None,
@@ -186,13 +183,14 @@ class ProgramBuilder:
         to: Value,
     ) -> None:
         """Write the features and the states after one step; states that aren't given are zero."""
-        sizes = sizes_of(cell, layers, self.dtype, value.columns)
-        if sizes is None:
+        packed = weights_of(cell, layers, self.dtype, value.columns)
+        if packed is None:
             raise UnsupportedError(f"the C++ library has no step for this {cell.name}")
-        step, weights = (ctypes.create_string_buffer(part) for part in sizes)
-        self.weights += [w for (layer,) in layers for w in layer if w is not None]
-        self._kept += [step, weights, *(w for (layer,) in layers for w in layer if w is not None)]
-        self._kept += [w.detach() for (layer,) in layers for w in layer if w is not None]
+        sizes = sizes_of(cell, layers, self.dtype, value.columns)
+        step, weights = (ctypes.create_string_buffer(part) for part in (sizes, packed))
+        tensors = [w for (layer,) in layers for w in layer if w is not None]
+        self.weights += tensors
+        self._kept += [step, weights, *tensors, *(tensor.detach() for tensor in tensors)]
         slots = (is_init, *_pad_to_two(before), *_pad_to_two(after))
         addresses = {"step": ctypes.addressof(step), "layers": ctypes.addressof(weights)}
         self._add("recur", value, to, slots=slots, **addresses)
@@ -248,13 +246,16 @@ class ProgramBuilder:
 
     def finish(self) -> Program:
         """Build the program."""
-        ops, columns = (Op * len(self._ops))(*self._ops), (ctypes.c_int64 * len(self._columns))(*self._columns)
+        ops, columns = (
+            (structures.Op * len(self._ops))(*self._ops),
+            (ctypes.c_int64 * len(self._columns))(*self._columns),
+        )
         for op in ops:
             op.source, op.to = self._number(op.source), self._number(op.to)
             for place, slot in enumerate(op.slots):
                 op.slots[place] = self._number(slot)
-        structure = ProgramStruct(
-            dtype=_DTYPES.index(self.dtype),
+        structure = structures.Program(
+            dtype=DTYPES[self.dtype],
             isa=len(instruction_sets()) - 1,
             given=self._given,
             inner=len(columns),
@@ -276,7 +277,7 @@ class ProgramBuilder:
         slots: Sequence[Value | None] = (),
         **fields: float | None,
     ) -> None:
-        op = Op(kind=_KINDS.index(kind), source=value.slot, from_column=value.column, inputs=value.columns)
+        op = structures.Op(kind=_KINDS.index(kind), source=value.slot, from_column=value.column, inputs=value.columns)
         op.to, op.to_column, op.outputs = to.slot, to.column, to.columns
         for name, field in fields.items():
             setattr(op, name, field)

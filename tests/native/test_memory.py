@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurl.recurrence.cpu import memory as module
-from recurl.recurrence.cpu.memory import StepMemory
+from recurl.native import memory as module
+from recurl.native.memory import StepMemory
 
 CASES = {
     "rows": ((5, 7, 3), torch.float32, 1),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from recurl.recurrence.cpu.library import check, pass_functions, surrogate_function
-from recurl.recurrence.cpu.program import Program
+from recurl.native import structures
+from recurl.native.library import check, pass_functions, surrogate_function
+from recurl.native.program import Program
 
 __all__ = ["Pass"]
 
-_PASS = struct.Struct("9q")  # recurl_pass
+_PASS = structures.Pass.packer()
 
 
 class Pass:
@@ -27,10 +27,11 @@ class Pass:
 
     def __init__(self, program: Program, weights: Sequence[tuple[Tensor, int]]) -> None:
         self._pointer, self._kept = program.address, program
-        self._places = struct.Struct(f"{2 * program.given}q")
+        self._places = structures.Place.packer(program.given)
         self._weights = [
             (tensor.data_ptr(), first * tensor.element_size(), tensor.numel()) for tensor, first in weights
         ]
+        self._packed_weights = structures.Weight.packer(len(self._weights))
         self._memory, self._forward, self._backward = pass_functions()
         self._surrogate = surrogate_function()
 
@@ -95,7 +96,7 @@ class Pass:
         """Return an array of recurl_weight."""
         first = into.data_ptr()
         numbers = [number for weight, offset, count in self._weights for number in (weight, first + offset, count)]
-        return struct.pack(f"{len(numbers)}q", *numbers)
+        return self._packed_weights.pack(*numbers)
 
     def _buffer(self, places: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
         return ctypes.create_string_buffer(self._places.pack(*places), self._places.size)

@@ -231,6 +231,11 @@ class SequenceIndex:
         return math.prod(self.batch_shape[:-1]) or 1
 
     @_Cached
+    def flags(self) -> Tensor:
+        """uint8 ``[N]``: :attr:`starts` as kernels read them, in the same memory."""
+        return self.starts.view(torch.uint8)
+
+    @_Cached
     def ends(self) -> Tensor:
         """Bool ``[N]``, true at the last token of each segment."""
         return torch.cat([self.starts[1:], self.starts.new_ones(min(1, self.num_tokens))])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recurl.recurrence.cells import States
 from recurl.recurrence.cuda.family import CudaFamily, Direction, Family
-from recurl.recurrence.cuda.launch import flags_of, groups_for, processors_of, slot_bounds
+from recurl.recurrence.cuda.launch import groups_for, processors_of, slot_bounds
 from recurl.recurrence.cuda.plan import LayerPlan
 from recurl.sequences.index import Boundaries
 
@@ -27,7 +27,7 @@ def run_forward(
     launch(
         *(input_gates, b_hn, family.weights("forward", w_hh, layout, precision)),
         *(stored[0], *stored[0].stride(), stored[-1], *stored[-1].stride()),
-        *(flags_of(boundaries), slot_bounds(boundaries, groups * family.rows), after[0], after[-1], gates),
+        *(boundaries.flags, slot_bounds(boundaries, groups * family.rows), after[0], after[-1], gates),
         *family.mail("forward", layout, precision, groups, input_gates),
     )
     return after, gates
@@ -54,7 +54,7 @@ def run_backward(
     launch(
         *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
         *(gates, family.weights("backward", w_hh, layout, precision), stored[-1], *stored[-1].stride()),
-        *(after[0], after[-1], flags_of(boundaries), slot_bounds(boundaries, groups * family.rows)),
+        *(after[0], after[-1], boundaries.flags, slot_bounds(boundaries, groups * family.rows)),
         *(grad_gates, grad_stored, *family.mail("backward", layout, precision, groups, grad_gates)),
     )
     return grad_gates, grad_stored

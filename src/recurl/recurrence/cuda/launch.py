@@ -50,14 +50,15 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
 
     During the capture of a CUDA graph it is always computed, since a replay brings other segments.
     """
-    capturing = boundaries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    starts = boundaries.starts
+    capturing = starts.is_cuda and torch.cuda.is_current_stream_capturing()
     plans = {} if capturing else boundaries.plans
     bounds = plans.get(slots)
     if bounds is None:
-        tokens = boundaries.num_tokens
+        tokens = starts.shape[0]
         share = share_for(tokens, slots, boundaries.batch_shape[-1])
-        bounds = torch.empty(slots + 1, dtype=torch.int64, device=boundaries.device)
-        _bounds_launch(slots)(flags_of(boundaries), bounds, tokens, share)
+        bounds = torch.empty(slots + 1, dtype=torch.int64, device=starts.device)
+        _bounds_launch(slots)(boundaries.flags, bounds, tokens, share)
         plans[slots] = bounds
     return bounds
 
@@ -65,14 +66,6 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
 @lru_cache(maxsize=256)
 def _bounds_launch(slots: int) -> PreparedLaunch:
     return prepared(pointwise.bounds_kernel, slots + 1, BLOCK=_BLOCK, num_warps=4)
-
-
-def flags_of(boundaries: Boundaries) -> Tensor:
-    """Return uint8 ``[N]``: 1 at the first token of each segment."""
-    flags = boundaries.plans.get("flags")
-    if flags is None:
-        flags = boundaries.plans["flags"] = boundaries.starts.view(torch.uint8)
-    return flags
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
@@ -87,7 +80,7 @@ def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: 
     before = torch.empty_like(after, dtype=dtype)
     numbers = after.numel()
     launch = _previous_launch(-(-numbers // _BLOCK), after.shape[1])
-    launch(stored, *stored.stride(), after, flags_of(boundaries), before, numbers)
+    launch(stored, *stored.stride(), after, boundaries.flags, before, numbers)
     return before
 
 

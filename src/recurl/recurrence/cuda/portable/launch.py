@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.cells import States
-from recurl.recurrence.cuda.launch import flags_of, groups_for, processors_of, slot_bounds
+from recurl.recurrence.cuda.launch import groups_for, processors_of, slot_bounds
 from recurl.recurrence.cuda.portable import backward, forward
 from recurl.recurrence.cuda.portable.config import Tile
 from recurl.recurrence.cuda.precision import Precision
@@ -41,7 +41,7 @@ def run_forward(
     arguments = (
         *(input_gates, b_hn, w_hh, *w_hh.stride()),
         *(stored[0], *stored[0].stride(), stored[-1], *stored[-1].stride()),
-        *(flags_of(boundaries), bounds, after[0], after[-1], gates, flags),
+        *(boundaries.flags, bounds, after[0], after[-1], gates, flags),
     )
     constants = {"HIDDEN": hidden, "LSTM": lstm, "KEEP": keep, "PRECISION": precision.name}
     _launch(forward.forward_kernel, arguments, constants, tile, groups, bounds)
@@ -71,7 +71,7 @@ def run_backward(
     arguments = (
         *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
         *(gates, w_hh, stored[-1], *stored[-1].stride()),
-        *(after[0], after[-1], flags_of(boundaries), bounds, grad_gates, grad_stored, carry, flags),
+        *(after[0], after[-1], boundaries.flags, bounds, grad_gates, grad_stored, carry, flags),
     )
     constants = {"HIDDEN": hidden, "LSTM": lstm, "TO_STORED": to_stored, "PRECISION": precision.name}
     _launch(backward.backward_kernel, arguments, constants, tile, groups, bounds)

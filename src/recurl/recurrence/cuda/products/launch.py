@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.cuda import pointwise
-from recurl.recurrence.cuda.launch import flags_of, processors_of
+from recurl.recurrence.cuda.launch import processors_of
 from recurl.recurrence.cuda.prepared import PreparedLaunch, prepared
 from recurl.recurrence.cuda.products.kernel import large_product_kernel
 from recurl.sequences.index import Boundaries
@@ -71,7 +71,7 @@ def transpose_in_blocks(values: Tensor, before: tuple[Tensor, Boundaries] | None
     """Return the kernel's operand b, ``[blocks, parts, width, terms of a block]`` in tf32, padded by zeros."""
     tokens, columns = values.shape
     blocks = -(-tokens // _DEPTH)
-    stored, starts = (values, values) if before is None else (before[0], flags_of(before[1]))
+    stored, starts = (values, values) if before is None else (before[0], before[1].flags)
     found = torch.empty(blocks, 2 if split else 1, width, _DEPTH, dtype=torch.float32, device=values.device)
     turn = _transpose_launch(blocks, width, before is not None, split)
     turn(values, *values.stride(), stored, *stored.stride(), starts, found, tokens, columns)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recurl import execution
-from recurl.core.errors import MissingKeyError, UsageError
+from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.execution import NotCompiled
 from recurl.modules import OneHotCategorical
 from recurl.objectives import A2CLoss, ClipPPOLoss
@@ -177,6 +177,20 @@ def test_subclasses_run_in_the_fastest_form_of_what_they_keep() -> None:
         torch.testing.assert_close(found["loss_objective"], losses["loss_objective"], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(grads, others, rtol=1e-4, atol=1e-6)
     assert execution.compile(_Doubled(actor, critic).gradients).explain()["fused"] == "_Doubled overrides losses_of"
+
+
+class _Huber(ClipPPOLoss):
+    @property
+    def distance(self) -> str:
+        return "huber"
+
+
+def test_a_distance_that_does_not_exist_is_named() -> None:
+    actor, critic, batch = make("choice")
+    loss = _Huber(actor, critic)
+    for run in (loss.gradients, execution.compile(loss.gradients)):
+        with pytest.raises(ArgumentError, match=r"distance of a loss must be one of \['l1', 'l2', .*\], got 'huber'"):
+            run(batch)
 
 
 def test_other_batches_say_why_not() -> None:

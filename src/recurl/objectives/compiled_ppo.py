@@ -16,7 +16,7 @@ from recurl.execution.explain import NotCompiled
 from recurl.objectives.common import standardized
 from recurl.objectives.compiled_policy import compiled_plan
 from recurl.objectives.ppo import ClipPPOLoss
-from recurl.objectives.surrogate import SurrogateInputs
+from recurl.objectives.surrogate import DISTANCES, SurrogateInputs
 from recurl.sequences.continuity import check_order, check_starts
 from recurl.sequences.entries import Step
 from recurl.sequences.mode import set_recurrent_mode
@@ -105,6 +105,8 @@ class CompiledPPO:
 
 
 def _options_of(loss: ClipPPOLoss) -> SurrogateOptions:
+    if loss.distance not in DISTANCES:
+        raise NotCompiled(f"it has no distance {loss.distance!r:.80}")
     coefficients = (loss.clip_epsilon, loss.entropy_coeff, loss.critic_coeff)
     if any(isinstance(value, Tensor) and value.requires_grad for value in coefficients):
         raise NotCompiled("a coefficient of the loss requires gradients")

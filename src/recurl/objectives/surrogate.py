@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recurl.core.errors import ArgumentError
 from recurl.objectives.common import masked_mean
 
 __all__ = ["DISTANCES", "Surrogate", "SurrogateInputs", "SurrogateTerms", "value_distances"]
@@ -76,7 +77,12 @@ def value_distances(
         old_value: stored values; None disables clipping.
         clip_value: maximum distance of a value from the stored one, compared in their dtype. Values within this
             distance stay bitwise unchanged.
+
+    Raises:
+        ArgumentError: the key is unknown.
     """
+    if kind not in DISTANCES:
+        raise ArgumentError(f"The distance of a loss must be one of {sorted(DISTANCES)}, got {kind!r:.80}.")
     distance = DISTANCES[kind]
     plain = distance(value, target, reduction="none")
     if old_value is None:

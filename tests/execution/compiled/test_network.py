@@ -320,7 +320,7 @@ def test_with_gradients_the_modules_run() -> None:
 def test_without_a_compiler_the_modules_run(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, entries = actor(gru()), root(4, h=HIDDEN)
     expected = both(policy, entries)[1]
-    monkeypatch.setattr(compiled, "can_step", lambda: False)
+    monkeypatch.setattr(compiled, "can_call", lambda: False)
     monkeypatch.setattr(compiled, "missing", lambda: "there was no compiler")
     found, _, network = both(policy, entries)
     assert network.explain(entries)["cpp"] == "there was no compiler"

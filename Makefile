@@ -9,7 +9,7 @@ TEST   := -n 2 -m "not kernels and not full"
 ALL    := -n 2 -m "not kernels"
 NUMBERS := $(TEST) $(addprefix tests/,recurrence modules objectives execution sequences collectors)
 
-.PHONY: setup train quick test full check kernels instructions practice bench docs wheel matrix tritons clean
+.PHONY: setup train quick test full check kernels instructions sanitize arm practice bench docs wheel matrix tritons clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,23 @@ instructions: setup  ## numerical tests as on older processors, with SSE4, AVX a
 practice: setup  ## tests with environments of other packages, after installing these
 	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt
 	$(BIN)/pytest -n 2 tests/practice
+
+# Python leaks by design. libasan finds C++ exceptions only if libstdc++ is loaded when it starts, and doesn't throw when
+# memory is exhausted.
+SANITIZED := tests/native tests/recurrence/test_cpu.py tests/recurrence/test_cpu_step.py tests/recurrence/linear/test_cpu.py \
+	tests/execution/compiled tests/objectives/test_compiled_ppo.py tests/trainers/optim/test_adam_forms.py
+sanitize: setup  ## tests of the C++ library, built with AddressSanitizer and UBSan, which end at the first error
+	rm -rf build/sanitize
+	CXXFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" LDFLAGS=-fsanitize=address,undefined \
+		$(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/objects
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		RECURL_NATIVE_LIBRARY=$(CURDIR)/build/sanitize/recurl/native/librecurl_native.so \
+		$(BIN)/pytest -n 2 --capture=sys $(SANITIZED) -m "not kernels and not slow" -k "not triton" \
+		--deselect tests/native/test_library.py::test_out_of_memory_is_an_error
+
+arm: setup  ## the C++ library for aarch64, tested under QEMU
+	$(BIN)/python tools/arm.py
 
 bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_rnn_cpu.py

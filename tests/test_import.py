@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 PACKAGES = sorted(
     ".".join(file.parent.relative_to(SOURCE).parts)
     for file in SOURCE.glob("recurl/**/__init__.py")
-    if file.parent.name not in ("cpu", "triton")
+    if not {"cpu", "cuda"} & {*file.relative_to(SOURCE).parts}
 )
 LIGHT = {"recurl", "gymnasium", "numpy", "farama_notifications"}
 RUNS = 3

@@ -56,6 +56,9 @@ class Joined:
             self._states[number] = torch.get_rng_state()
         return torch.cat(batches)
 
+    def update_policy_weights_(self):
+        """Do nothing: the collectors have the policy itself."""
+
     def shutdown(self):
         for collector in self._collectors:
             collector.shutdown()
@@ -161,6 +164,7 @@ def improve(kind, env, rows):
     own = collector.collect()[rank() * rows : (rank() + 1) * rows].reshape(-1)
     trained = own.select(*learner.loss.in_keys, strict=False)
     learner.sample = lambda: (trained, trained)
+    learner.prioritize = lambda *_: None  # the steps aren't from the buffer
     numbers = learner.update(learner.count())
     norms = {name: value.item() for name, value in numbers.items() if name.startswith("grad_norm")}
     gradients = {name: value.grad for name, value in learner.agent.named_parameters() if value.grad is not None}
@@ -177,7 +181,7 @@ def estimate_as_on_a_gpu(algorithm, options):
         small = {"env": "recurl/MaskedCartPole-v1", "num_envs": 2, "rollout_steps": 16, "hidden_size": 8}
         with graphs_only():
             learner = kind(config(**small, **options, total_steps=4096))
-            is_program = learner._estimate is not learner.estimator
+            is_program = learner._results.explain().form == "inductor"
             learner.close()
             return is_program, learn(algorithm, options)
     finally:

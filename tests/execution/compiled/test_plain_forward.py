@@ -194,8 +194,8 @@ def draws_in_torch(self: Any, x: Tensor) -> Tensor:
     return F.dropout(x, 0.1)
 
 
-def prints(self: Any, x: Tensor) -> Tensor:
-    print(x)  # noqa: T201 - the point of the test
+def opens(self: Any, x: Tensor) -> Tensor:
+    open(x)  # noqa: SIM115 - never called
     return x
 
 
@@ -304,7 +304,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "random": (draws, "'return self.first.*random.random has no operation"),
     "random tensor": (draws_tensors, "torch.randn has no operation"),
     "dropout": (draws_in_torch, "dropout draws random numbers"),
-    "print": (prints, "print has no operation"),
+    "open": (opens, "open has no operation"),
     "import": (imports, "it imports time"),
     "branch": (branches, "sum has no operation in C"),
     "equal": (compares, "eq.* has no operation in C"),

@@ -28,7 +28,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,7 +118,8 @@ def main() -> int:
 
     failed = left = 0
     with ThreadPoolExecutor(options.parallel) as pool:
-        for found in pool.map(one, missing):
+        for done_case in as_completed([pool.submit(one, case) for case in missing]):
+            found = done_case.result()
             if found is None:
                 left += 1
                 continue
@@ -126,8 +127,7 @@ def main() -> int:
             row = {"date": datetime.now(UTC).date().isoformat(), **case._asdict(), "outcome": outcome}
             append(options.csv, {**row, "seconds": f"{seconds:.0f}", "updates": UPDATES, **versions})
             failed += not outcome.startswith("ok")
-            if outcome != "ok":
-                print(f"{case}: {outcome}", flush=True)
+            print(f"{case}: {outcome}", flush=True)
     print(f"{len(chosen) - failed - left} of {len(chosen)} ok, {failed} failed, {left} left to another call")
     return int(failed > 0)
 

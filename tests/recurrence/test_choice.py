@@ -157,3 +157,4 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
         bench_rnn(BenchRNN(tune=True, device="cpu", out=tmp_path / "out"))
     with pytest.raises(ArgumentError, match="--tune times the families of the triton backend: leave out --backends"):
         bench_rnn(BenchRNN(tune=True, device="cpu", backends=("loop",), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -16,11 +16,17 @@ from recurl.recurrence.cuda.hardware import Hardware, hardware_of
 from recurl.recurrence.cuda.plan import only, plan_for
 from recurl.recurrence.cuda.precision import PRECISIONS
 
-__all__ = ["tune_kernels"]
+__all__ = ["check_tunable", "tune_kernels"]
 
 _BACKEND = "triton"
 _CELLS = ("lstm", "gru")
 _LEAST_ACCURATE = 4  # times the error of the portable kernels
+
+
+def check_tunable(case: RNNCase) -> None:
+    """Raise ``ArgumentError`` unless a case is an LSTM or GRU on an NVIDIA GPU."""
+    if case.cell not in _CELLS or numbered(case.device).type != "cuda":
+        raise ArgumentError(f"--tune is for cells lstm and gru on a GPU, got {case.cell} on {case.device}.")
 
 
 def tune_kernels(case: RNNCase, *, repeats: int = 20, seconds: float = 30.0) -> list[RNNTime]:
@@ -41,9 +47,8 @@ def tune_kernels(case: RNNCase, *, repeats: int = 20, seconds: float = 30.0) -> 
     Raises:
         ArgumentError: the case isn't an LSTM or GRU on an NVIDIA GPU.
     """
+    check_tunable(case)
     device = numbered(case.device)
-    if case.cell not in _CELLS or device.type != "cuda":
-        raise ArgumentError(f"--tune is for cells lstm and gru on a GPU, got {case.cell} on {case.device}.")
     hardware, precision = hardware_of(device), _precision_of(case, device)
     layer = Layer(hardware, case.cell, case.hidden_size, precision, case.batch)
     results: list[RNNTime] = []

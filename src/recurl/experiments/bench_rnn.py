@@ -22,7 +22,7 @@ from recurl._version import __version__
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import Count, NonNegative, NonNegativeInt, Threads
 from recurl.diagnostics import RNNCase, RNNTime, time_rnn
-from recurl.diagnostics.kernel_tuning import tune_kernels
+from recurl.diagnostics.kernel_tuning import check_tunable, tune_kernels
 from recurl.experiments.bench_figure import figure
 from recurl.recurrence import BACKENDS
 from recurl.recurrence.cuda.tuned import path
@@ -82,6 +82,8 @@ def bench_rnn(args: BenchRNN) -> int:
     cases = _cases(args)
     for case in cases:
         case.check_machine()
+        if args.tune:
+            check_tunable(case)
     _make_folder(args.out)
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)

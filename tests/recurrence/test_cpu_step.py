@@ -7,6 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
+from recurl.native.library import can_call
 from recurl.recurrence import CELLS, LayerWeights, step_stack
 from recurl.recurrence.cpu import INSTRUCTION_SETS, instruction_sets
 from recurl.recurrence.cpu import step as cpu_step
@@ -46,7 +47,7 @@ def both(case: Case, is_init: torch.Tensor | None = None) -> tuple[list[torch.Te
     """Return features and states after the step, from the library and from the definition."""
     arguments = (CELLS[case.cell], case.weights, case.x, case.states)
     with torch.no_grad():
-        assert cpu_step.can_step()
+        assert can_call()
         result = cpu_step.step(*arguments, is_init)
         assert result is not None
         features, after = result
@@ -155,7 +156,7 @@ def test_saturated_gates_and_no_rows() -> None:
 
 
 def test_what_follows_operations_sees_them_all() -> None:
-    assert not cpu_step.can_step()  # gradients are enabled
+    assert not can_call()  # gradients are enabled
     case = Case("gru", shape=(2,))
     run = lambda x: step_stack(CELLS["gru"], case.weights, x, None, shapes=[(7,)])[0]  # noqa: E731 - used thrice
     with torch.no_grad():

@@ -234,7 +234,7 @@ def test_without_a_compiler_that_works_there_are_no_kernels_in_cuda(monkeypatch:
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     cuda_launch.can_compile_on.cache_clear()
     with pytest.warns(
-        UserWarning, match=r"up to 512 units run slower kernels on cpu: NVRTC doesn't compile nothing.cu"
+        UserWarning, match=r"can't be compiled for cpu, which runs others: NVRTC doesn't compile nothing.cu"
     ):
         assert not cuda_launch.can_compile_on(torch.device("cpu"))
     cuda_launch.can_compile_on.cache_clear()

@@ -12,10 +12,10 @@ from torch import Tensor
 from recurl.core.autograd import custom_backward_allowed
 from recurl.core.errors import ArgumentError
 from recurl.core.torch_compat import is_compiling
+from recurl.native.library import can_call
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
 from recurl.recurrence.cells import Cell, Shape, States
 from recurl.recurrence.cells import Weights as OneLayer
-from recurl.recurrence.cpu.step import can_step
 from recurl.recurrence.cpu.step import step as cpu_step
 from recurl.sequences.index import Boundaries
 
@@ -201,7 +201,7 @@ def _step_by_kernels(
 
         if triton.can_step_on(x):
             return triton.step(cell, weights, x, states, is_init, options)
-    return cpu_step(cell, weights, x, states, is_init) if can_step() else None
+    return cpu_step(cell, weights, x, states, is_init) if can_call() else None
 
 
 def _is_on_gpu(x: Tensor) -> bool:

@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 
 from recurl.native.layers import Layers, is_plain, weights_of
-from recurl.native.library import CELLS, DTYPES, can_call, check, instruction_sets, step_function
+from recurl.native.library import CELLS, DTYPES, check, instruction_sets, step_function
 from recurl.native.structures import Step
 from recurl.recurrence.cells import Cell, States
 
-__all__ = ["can_step", "step"]
+__all__ = ["step"]
 
 _STEP = Step.packer()
 _NO_STATE = (0, 0, 0)
-
-can_step = can_call
-"""Condition of :func:`step`: see :func:`recurl.native.library.can_call`."""
 
 
 def step(

@@ -106,7 +106,7 @@ def can_compile_on(device: torch.device) -> bool:
     try:
         _nothing(device)
     except RuntimeError as error:
-        warnings.warn(f"recurrent layers of up to 512 units run slower kernels on {device}: {error}", stacklevel=2)
+        warnings.warn(f"CUDA C++ kernels can't be compiled for {device}, which runs others: {error}", stacklevel=2)
         return False
     return True
 

@@ -162,6 +162,8 @@ class GradientStep:
     def explain(self) -> Explanation:
         """Return the forms of the step, fastest first, each with the reason why the last step didn't use it.
 
+        Before the first step, these are the forms that it will try.
+
         Example:
             >>> print(GradientStep([nn.Parameter(torch.zeros(2))], learning_rate=0.1, max_norm=1.0).explain())
             Adam: cpp

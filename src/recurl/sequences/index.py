@@ -21,6 +21,7 @@ from operator import or_
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError, UsageError
@@ -402,7 +403,7 @@ def _derived_starts(
         starts = torch.ones(shape, dtype=torch.bool)
         starts.numpy()[..., 1:] = inner
     else:
-        starts = torch.cat((inner.new_ones((*shape[:-1], min(1, shape[-1]))), inner), -1)
+        starts = F.pad(inner, (min(1, shape[-1]), 0), value=True)
     return starts.reshape(-1)
 
 

@@ -256,6 +256,7 @@ def checks() -> list[Callable[[], object]]:
             *((512, 300, "tf32"), (256, 200, "tf32"), (150, 200, "tf32"), (256, 200, "bf16")),
             *((256, 200, "ieee"), (128, 500, "tf32"), (100, 400, "ieee"), (512, 110, "tf32"), (384, 110, "ieee")),
             *((16, 40, "ieee"), (32, 500, "tf32"), (48, 200, "ieee"), (72, 200, "tf32"), (96, 40, "ieee")),
+            *((112, 40, "tf32"), (128, 100, "ieee")),
         ):
             problem = Problem(cell, hidden, rows, 9, 0.05)
             found += [partial(check, problem, precision) for check in (agrees, permutes, captures, isolates)]

@@ -17,7 +17,7 @@ from recurl.recurrence.cuda.hardware import Hardware
 from recurl.recurrence.cuda.precision import PRECISIONS
 
 MAP = Path(choose.__file__).with_name("MAP.md")
-FAMILIES = ("portable", "rows", "cluster", "tiles", "resident", "single")
+FAMILIES = ("portable", "rows", "cluster", "tiles", "resident")
 LANGUAGES = {"rows": "CUDA C++", "cluster": "CUDA C++", "portable": "Triton"}
 H100 = Hardware((9, 0), 132, 227 * 1024, nvrtc=True, clusters=(66, 32, 16))
 ROWS = (1, 4, 64, 132, 264, 528, 1056, 4096)

@@ -46,9 +46,11 @@ def test_what_fits_depends_on_the_properties_of_the_chip() -> None:
     def fitting(gpu: Any, hidden: int, precision: str = "tf32") -> list[str]:
         return [*fitting_for(Layer(gpu, "lstm", hidden, precision, 64))]
 
-    assert fitting(H200, 64) == ["rows", "single", "resident", "tiles"]
-    assert fitting(H200, 64, "bf16") == ["resident", "tiles"]
-    assert fitting(WITHOUT_NVRTC, 64) == ["single", "resident", "tiles"]
+    assert fitting(H200, 64) == ["rows", "resident"]
+    assert fitting(H200, 64, "bf16") == ["resident"]
+    assert fitting(H200, 160) == ["cluster", "resident", "tiles"]
+    assert fitting(WITHOUT_NVRTC, 64) == ["resident"]
+    assert fitting(WITHOUT_NVRTC, 64, "ieee") == []
     assert fitting(OTHERS["A100"], 64) == ["rows"]
     assert fitting(OTHERS["A100"], 128) == []  # no clusters
     assert fitting(OTHERS["B200"], 256) == ["cluster"]
@@ -60,20 +62,34 @@ def test_what_fits_depends_on_the_properties_of_the_chip() -> None:
 def test_a_tuned_choice_holds_for_about_as_many_rows(file: Path) -> None:
     layer = Layer(GPU, "lstm", 64, "tf32", 64)
     assert family(layer) == "rows"
-    tuned.save(GPU, [Measured("lstm", 64, "tf32", 64, "tiles"), Measured("lstm", 64, "tf32", 128, "portable")])
+    tuned.save(GPU, [Measured("lstm", 64, "tf32", 64, "resident"), Measured("lstm", 64, "tf32", 128, "portable")])
     assert [family(layer._replace(rows=rows)) for rows in (30, 43, 64, 90, 91, 128, 192, 193)] == [
-        *("rows", "tiles", "tiles", "tiles", "portable", "portable", "portable", "rows"),
+        *("rows", "resident", "resident", "resident", "portable", "portable", "portable", "rows"),
     ]
-    for other in ({"hidden": 65}, {"cell": "gru"}, {"precision": "ieee"}, {"hardware": H200}):
+    for other in ({"hidden": 63}, {"cell": "gru"}, {"precision": "ieee"}, {"hardware": H200}):
         assert family(layer._replace(**other)) == "rows"
-    tuned.save(GPU, [Measured("lstm", 64, "tf32", 64, "single")])  # replaces the first one
-    assert family(layer) == "single"
+    tuned.save(GPU, [Measured("lstm", 64, "tf32", 64, "rows")])  # replaces the first one
+    assert family(layer) == "rows"
     assert family(layer._replace(rows=128)) == "portable"
 
 
-def test_a_family_that_no_longer_fits_gives_way_to_the_portable_kernels(file: Path) -> None:
-    tuned.save(GPU, [Measured("lstm", 64, "tf32", 64, "cluster")])
-    assert family(Layer(GPU, "lstm", 64, "tf32", 64)) == "portable"
+@pytest.mark.parametrize("name", ["cluster", "a family of the past"])
+def test_a_family_that_does_not_fit_gives_way_to_the_rule(name: str, file: Path) -> None:
+    tuned.save(GPU, [Measured("lstm", 64, "tf32", 64, name)])
+    assert family(Layer(GPU, "lstm", 64, "tf32", 64)) == "rows"
+
+
+def test_few_units_are_served_by_rows_or_clusters() -> None:
+    def chosen(cell: str, hidden: int, precision: str, *rows: int) -> list[str]:
+        return [family(Layer(H200, cell, hidden, precision, one)) for one in rows]
+
+    assert chosen("gru", 128, "ieee", 1, 132, 133) == ["rows", "rows", "cluster"]
+    assert chosen("gru", 112, "tf32", 4, 132, 133) == ["rows", "rows", "cluster"]
+    assert chosen("gru", 113, "tf32", 4, 132, 133) == ["cluster"] * 3
+    assert chosen("lstm", 96, "ieee", 1, 132, 264, 265) == ["rows", "rows", "rows", "cluster"]
+    assert chosen("lstm", 97, "ieee", 1, 132, 265) == ["cluster"] * 3
+    assert family(Layer(WITHOUT_NVRTC, "gru", 128, "ieee", 64)) == "portable"
+    assert family(Layer(WITHOUT_NVRTC, "gru", 129, "ieee", 64)) == "resident"
 
 
 def test_choices_of_another_version_or_gpu_are_ignored_and_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,18 +128,19 @@ def test_only_one_family_is_used_inside_the_block() -> None:
         return "portable" if chosen is None else type(chosen.forward).__name__.lower()
 
     assert used() == "rows"
-    for name in ("tiles", "portable", "resident"):
+    for name in ("portable", "resident"):
         with only(name):
             assert used() == name
-    with only("cluster"):  # doesn't serve 64 units
-        assert used() == "portable"
+    for name in ("cluster", "tiles"):  # they don't serve 64 units
+        with only(name):
+            assert used() == "portable"
     assert used() == "rows"
 
 
 def test_the_fastest_accurate_family_is_stored(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[str] = []
-    times = {"portable": 4.0, "rows": 1.0, "single": 2.0, "resident": 3.0, "tiles": 5.0}
-    errors = {"portable": 1e-4, "rows": 5e-4, "single": 2e-4, "resident": 1e-4, "tiles": 1e-4}
+    times = {"portable": 4.0, "rows": 1.0, "cluster": 5.0, "resident": 3.0}
+    errors = {"portable": 1e-4, "rows": 5e-4, "cluster": 1e-4, "resident": 2e-4}
 
     @contextmanager
     def record(name: str) -> Any:
@@ -133,7 +150,7 @@ def test_the_fastest_accurate_family_is_stored(file: Path, monkeypatch: pytest.M
     def time_rnn(case: RNNCase, backends: tuple[str, ...], *, repeats: int, seconds: float) -> list[RNNTime]:
         assert backends == ("triton",)
         name = running[-1]
-        if name == "tiles":
+        if name == "cluster":
             return [RNNTime(case, "triton", reason="it doesn't fit")]
         return [RNNTime(case, "triton", (times[name],) * repeats, error=errors[name])]
 
@@ -141,12 +158,12 @@ def test_the_fastest_accurate_family_is_stored(file: Path, monkeypatch: pytest.M
     monkeypatch.setattr(kernel_tuning, "time_rnn", time_rnn)
     monkeypatch.setattr(kernel_tuning, "hardware_of", lambda device: GPU)
     monkeypatch.setattr(kernel_tuning, "numbered", lambda device: type("Device", (), {"type": "cuda"}))
-    case = RNNCase(cell="lstm", hidden_size=64, batch=64, precision="tf32")
+    case = RNNCase(cell="lstm", hidden_size=80, batch=64, precision="tf32")
     found = kernel_tuning.tune_kernels(case, repeats=2)
     assert [result.backend.removeprefix("triton: ") for result in found] == [
-        *("rows", "single", "resident", "portable", "tiles")
+        *("rows", "resident", "portable", "cluster")
     ]
-    assert tuned.best(GPU, "lstm", 64, "tf32", 64) == "single"  # rows is too inaccurate
+    assert tuned.best(GPU, "lstm", 80, "tf32", 64) == "resident"  # rows is too inaccurate
     errors["portable"] = math.nan
     kernel_tuning.tune_kernels(RNNCase(cell="gru", hidden_size=64, batch=64, precision="tf32"))
     assert tuned.best(GPU, "gru", 64, "tf32", 64) is None

@@ -25,7 +25,6 @@ from recurl.recurrence.cuda.precision import PRECISIONS
 from recurl.recurrence.cuda.products import launch as products
 from recurl.recurrence.cuda.resident.config import Resident
 from recurl.recurrence.cuda.rows.config import Rows
-from recurl.recurrence.cuda.single.config import Single
 from recurl.recurrence.cuda.tiles.config import Tiles
 from tests.programs import Programs
 
@@ -71,10 +70,6 @@ PORTABLE = [
     "pointwise,restore,lstm,60,tf32",
     "pointwise,pack,gru,300,tf32",
 ]
-SINGLE = [
-    f"single,{direction},{cell},{size}"
-    for direction, cell, size in opposites(["20,tf32", "64,ieee", "80,tf32", "96,ieee"])
-]
 RESIDENT = [
     f"resident,{direction},{cell},{size}"
     for direction, cell, size in opposites(["20,tf32", "64,tf32", "80,tf32", "128,tf32", "100,bf16", "200,bf16"])
@@ -100,12 +95,12 @@ PRODUCTS = ["product,128,tf32", "product,256,tf32", "product,128,exact", "produc
 # By compute capability, with the shared memory of a program.
 COMPILED = {
     "80": (PORTABLE, 163 * 1024),
-    "90": ([*PORTABLE, *SINGLE, *RESIDENT, *GROUPS, *TILES, *PRODUCTS], 227 * 1024),
+    "90": ([*PORTABLE, *RESIDENT, *GROUPS, *TILES, *PRODUCTS], 227 * 1024),
     **{newer: (PORTABLE[:7], size * 1024) for newer, size in (("86", 99), ("89", 99), ("100", 227), ("120", 99))},
 }
 CORE_COMPILED = {
     "80": ["portable,forward,lstm,64,tf32", "pointwise,bounds,lstm,64,ieee"],
-    "90": [SINGLE[0], RESIDENT[1]],
+    "90": RESIDENT[:2],
     **{newer: ["portable,forward,lstm,64,tf32"] for newer in ("86", "89", "100", "120")},
 }
 # Bytes, elsewhere none. 128 slots of 32 units: some of the inputs prefetched for the next step are spilled.
@@ -191,6 +186,21 @@ def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str,
     used = re.search(r"Used (\d+) registers", log)
     assert used
     assert int(used[1]) * config.threads_for(chosen.width) * config.programs <= 64 * 1024
+
+
+def test_rows_of_many_units_hardly_spill() -> None:
+    for hidden, direction, precision in ((112, "forward", "ieee"), (128, "forward", "ieee"), (112, "backward", "tf32")):
+        chosen = chosen_for(Layer(H200, "gru", hidden, precision, 64))
+        assert chosen is not None
+        config = chosen.forward
+        assert isinstance(config, Rows)
+        layout = GateLayout(False, hidden, chosen.width, interleaved=True)
+        flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
+        constants = {**config.constants(direction, layout, PRECISIONS[precision]), flag: True}
+        _, log = nvrtc.compiled("rows/rows.cu", constants, "sm_90", "--ptxas-options=-v")
+        spilled = re.search(r"(\d+) bytes spill stores", log)
+        assert spilled, log
+        assert int(spilled[1]) <= 96, log
 
 
 CUDA = [  # kernels in CUDA C++ with the oldest architecture that has their instructions
@@ -321,10 +331,10 @@ def kinds(
 
 
 def test_gluon_kernels_serve_what_was_measured() -> None:
-    assert kinds("lstm", 100, "tf32", 64) == (Single, Single)
+    assert kinds("lstm", 100, "tf32", 64) == (Resident, Resident)
     assert kinds("lstm", 100, "tf32", 4096) == (Resident, Resident)
     assert kinds("lstm", 100, "tf32", 1) == (Resident, Resident)
-    assert kinds("gru", 128, "ieee", 4096) == (Single, Single)
+    assert kinds("gru", 128, "ieee", 4096) is None
     assert kinds("lstm", 64, "bf16", 64) == (Resident, Resident)
     assert kinds("gru", 256, "tf32", 64) == (Resident, Resident)
     assert kinds("lstm", 256, "ieee", 64) == (Resident, Resident)
@@ -357,7 +367,7 @@ def test_unmeasured_chips_run_portable_kernels() -> None:
             for precision in TESTED
         ],
         *[(cell, hidden, "ieee", 265, None) for cell in ("lstm", "gru") for hidden in (65, 96)],
-        *[("lstm", 112, "ieee", 133, None), ("gru", 128, "ieee", 133, None), ("lstm", 128, "ieee", 1, None)],
+        *[("lstm", 97, "ieee", 1, None), ("gru", 128, "ieee", 133, None), ("lstm", 128, "ieee", 1, None)],
         *[(cell, hidden, "ieee", 1, None) for cell in ("lstm", "gru") for hidden in (257, 384)],
         *[("gru", hidden, precision, 1, 240) for hidden in (257, 512) for precision in ("tf32", "bf16")],
         *[("lstm", hidden, "tf32", 1, 528) for hidden in (97, 128)],
@@ -418,14 +428,16 @@ def test_four_threads_a_unit_serve_what_was_measured(
 
 
 def test_large_units_and_bfloat16_never_have_four_threads_a_unit() -> None:
-    for case, rows in itertools.product((("lstm", 97, "tf32"), ("gru", 97, "ieee"), ("gru", 16, "bf16")), (1, 64, 200)):
+    for case, rows in itertools.product(
+        (("lstm", 97, "ieee"), ("gru", 113, "tf32"), ("gru", 16, "bf16")), (1, 64, 200)
+    ):
         assert kinds(*case, rows, hardware=H200) != (Rows, Rows)
 
 
 def test_sizes_between_powers_of_two_are_hardly_padded() -> None:
-    widths = {(72, 64): 80, (72, 4096): 96, (112, 64): 112, (160, 64): 160, (200, 4096): 224, (320, 64): 320}
+    widths = {(72, 64): 80, (72, 4096): 96, (104, 64): 128, (160, 64): 160, (200, 4096): 224, (320, 64): 320}
     for (hidden, rows), width in widths.items():
-        chosen = chosen_for(Layer(WITHOUT_NVRTC, "lstm", hidden, "tf32", rows))
+        chosen = chosen_for(Layer(H200, "lstm", hidden, "tf32", rows))
         assert chosen is not None
         assert chosen.width == width
 
@@ -474,14 +486,6 @@ def test_operands_of_tf32_are_half_as_wide_in_forward_tiles() -> None:
         for precision, dtype in (("tf32", expected), ("ieee", torch.float32), ("bf16", torch.bfloat16)):
             assert chosen.forward.operands("forward", layout, PRECISIONS[precision]) == dtype
         assert chosen.forward.operands("backward", layout, PRECISIONS["tf32"]) == torch.float32
-
-
-def test_a_row_is_alone_on_a_multiprocessor_where_there_are_enough() -> None:
-    for rows, programs in ((1, 2), (64, 1), (200, 2)):
-        chosen = chosen_for(Layer(WITHOUT_NVRTC, "lstm", 64, "ieee", rows))
-        assert chosen is not None
-        assert isinstance(chosen.forward, Single)
-        assert chosen.forward.programs == programs
 
 
 def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

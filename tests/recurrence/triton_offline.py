@@ -88,8 +88,8 @@ def portable(direction: str, cell: str, hidden: int, precision: str) -> tuple[AS
 
 
 def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    """Return a Gluon kernel as launched for a batch of few rows (``single``, ``resident``) or of more."""
-    rows = {"single": 64, "resident": 1 if hidden > 128 else 4096, "tiles": 512}[kind]
+    """Return a Gluon kernel as launched for a batch of few rows or of more."""
+    rows = {"resident": 1 if hidden > 128 else 4096, "tiles": 512}[kind]
     chosen = chosen_for(Layer(WITHOUT_NVRTC, cell, hidden, precision, rows))
     assert chosen is not None
     family = getattr(chosen, direction)

@@ -13,8 +13,7 @@ from recurl.recurrence.cuda.layout import padded
 from recurl.recurrence.cuda.precision import PRECISIONS
 from recurl.recurrence.cuda.resident.config import Resident
 from recurl.recurrence.cuda.rows.config import Rows
-from recurl.recurrence.cuda.single.config import Single
-from recurl.recurrence.cuda.tables import RESIDENT, SINGLE, SINGLE_HELD, SMALL_RESIDENT, TILES, TILES_EXACT
+from recurl.recurrence.cuda.tables import RESIDENT, SMALL_RESIDENT, TILES, TILES_EXACT
 
 __all__ = ["GLUON_CAPABILITY", "KernelChoice", "Layer", "chosen_for", "fitting_for"]
 
@@ -22,8 +21,9 @@ GLUON_CAPABILITY = (9, 0)
 _RESIDENT_MULTIPLE = 32  # W of the resident kernels is a multiple of this above 64
 _TILES_MULTIPLE = {"bf16": 64}  # W of the tiles is a multiple of this, else of 32
 _CLUSTERED_UNITS = range(65, 513)
-_ROWS_WIDTH = 96  # largest W whose weights fit in registers
-_SINGLE_UNITS = 128
+_ROWS_WIDTH = {"lstm": 96, "gru": 128}  # largest W whose weights fit in registers
+_TILES_UNITS = 129  # fewer units are not a tile for every product
+_PORTABLE = "portable"
 _STREAM = 4  # batches with fewer rows are streams with an unknown number of segments
 
 
@@ -72,17 +72,16 @@ def chosen_for(layer: Layer) -> KernelChoice | None:
     chips were not measured: there the portable kernels are the rule.
     """
     fitting = fitting_for(layer)
-    return fitting.get(tuned.best(*layer) or _fastest(layer, fitting))
+    name = tuned.best(*layer)
+    return fitting.get(name if name in (*fitting, _PORTABLE) else _fastest(layer, fitting))
 
 
 def fitting_for(layer: Layer) -> dict[str, KernelChoice]:
     """Return the families whose kernels can run a layer, by name, each in its best configuration."""
-    hardware, hidden = layer.hardware, layer.hidden
     found: dict[str, KernelChoice | None] = {}
-    if hardware.nvrtc:
+    if layer.hardware.nvrtc:
         found = {"rows": _rows(layer), "cluster": _cluster(layer)}
-    if hardware.capability == GLUON_CAPABILITY:
-        found |= {"single": _single(layer) if hidden <= _SINGLE_UNITS and layer.precision != "bf16" else None}
+    if layer.hardware.capability == GLUON_CAPABILITY:
         found |= {"resident": _resident(layer), "tiles": _tiles(layer)}
     return {name: choice for name, choice in found.items() if choice is not None}
 
@@ -90,17 +89,12 @@ def fitting_for(layer: Layer) -> dict[str, KernelChoice]:
 def _fastest(layer: Layer, fitting: dict[str, KernelChoice]) -> str:
     """Return the fastest family, as measured on sm_90.
 
-    Kernels with one slot per program are fastest per step. Clusters and the resident kernels process more rows at once,
+    Kernels with one slot per CTA are fastest per step. Clusters and the resident kernels process more rows at once,
     the tiles most.
     """
     if layer.hardware.capability != GLUON_CAPABILITY:
-        return "portable"
-    rules = {
-        "rows": _rows_are_fastest,
-        "cluster": _clusters_are_fastest,
-        "single": _single_is_fastest,
-        "resident": _resident_is_fastest,
-    }
+        return _PORTABLE
+    rules = {"rows": _rows_are_fastest, "cluster": _clusters_are_fastest, "resident": _resident_is_fastest}
     return next((name for name, rule in rules.items() if name in fitting and rule(layer, fitting[name])), "tiles")
 
 
@@ -110,7 +104,7 @@ def _rows(layer: Layer) -> KernelChoice | None:
     A multiprocessor gets as many CTAs as its rows require, and as their weights fit in its registers.
     """
     width = -(-layer.hidden // 16) * 16
-    if width > _ROWS_WIDTH or layer.precision == "bf16":
+    if width > _ROWS_WIDTH[layer.cell] or layer.precision == "bf16":
         return None
     most = 4 if width <= 32 else 2 if width <= 64 else 1
     rows = -(-layer.rows // layer.hardware.processors)
@@ -122,6 +116,8 @@ def _rows_are_fastest(layer: Layer, choice: KernelChoice) -> bool:
     if layer.rows < _STREAM and not layer.exact:
         return False
     rows = -(-layer.rows // layer.hardware.processors)
+    if choice.width > 96:
+        return rows == 1 and (layer.exact or choice.width <= 112)
     return rows <= (4 if choice.width <= 48 else 2) or (layer.exact and choice.width <= 64)
 
 
@@ -144,25 +140,10 @@ def _clusters_are_fastest(layer: Layer, choice: KernelChoice) -> bool:
         return layer.exact or rows <= 2 * at_once
     if hidden > 128:
         return True
-    few, lstm = rows <= layer.hardware.processors, layer.cell == "lstm"
-    if layer.exact:
-        return not few or (lstm and hidden > 112)
+    lstm = layer.cell == "lstm"
     if layer.precision == "bf16":
-        return few and (lstm or hidden > 96)
-    return rows <= at_once and (lstm or (hidden > 96 and not few))
-
-
-def _single(layer: Layer) -> KernelChoice:
-    """Return the kernels with one slot per program: four threads for each unit, or for two if there are many."""
-    units = padded(layer.hidden)
-    warps, many, few, _ = SINGLE[units]
-    programs = few if _STREAM <= layer.rows <= layer.hardware.processors else many
-    config = Single(units, warps, SINGLE_HELD[layer.cell], programs)
-    return KernelChoice(-(-layer.hidden // 16) * 16, config, config)
-
-
-def _single_is_fastest(layer: Layer, choice: KernelChoice) -> bool:
-    return layer.exact or _STREAM <= layer.rows <= SINGLE[padded(layer.hidden)][3] * layer.hardware.processors
+        return rows <= layer.hardware.processors and (lstm or hidden > 96)
+    return layer.exact or (rows <= at_once and (lstm or (hidden > 96 and rows >= _STREAM)))
 
 
 def _resident(layer: Layer) -> KernelChoice | None:
@@ -178,6 +159,8 @@ def _resident_is_fastest(layer: Layer, choice: KernelChoice) -> bool:
 
 def _tiles(layer: Layer) -> KernelChoice | None:
     """Return the tiles that process all rows of the batch at once, else the largest ones, if they fit on the GPU."""
+    if layer.hidden < _TILES_UNITS:
+        return None
     processors, multiple = layer.hardware.processors, _TILES_MULTIPLE.get(layer.precision, 32)
     width = -(-layer.hidden // multiple) * multiple
     tiles = next(t for largest, t in (TILES_EXACT if layer.exact else TILES).items() if width <= largest)

@@ -7,7 +7,7 @@ import math
 from recurl.recurrence.cuda.resident.config import Resident
 from recurl.recurrence.cuda.tiles.config import Tiles
 
-__all__ = ["RESIDENT", "SINGLE", "SINGLE_HELD", "SMALL_RESIDENT", "TILES", "TILES_EXACT"]
+__all__ = ["RESIDENT", "SMALL_RESIDENT", "TILES", "TILES_EXACT"]
 
 # By cell, largest W and precision: as many weights in registers as fit without spilling.
 RESIDENT = {
@@ -34,12 +34,6 @@ RESIDENT = {
     ("gru", 512, "bf16"): Resident(3, 1, 3, 1, 64, 8),
 }
 SMALL_RESIDENT = Resident(0, 2, 0, 4)
-
-SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that fit in the registers of 256 threads for 128 units
-# By units: warps, programs per multiprocessor, the same for batches with fewer rows than multiprocessors (a row is
-# fastest alone on one), and the rows per multiprocessor up to which these kernels are fastest in tf32.
-SINGLE = {16: (2, 4, 4, 4), 32: (4, 4, 1, 4), 64: (4, 2, 1, 2), 128: (8, 1, 1, 1)}
-
 
 # Forward and backward pass by largest W: the first that processes all rows of the batch at once, else the last.
 TILES = {

@@ -67,10 +67,10 @@ LAYERS: dict[str, list[tuple[str, int, str, int, int]]] = {
         ("lstm gru", 544, "ieee", 193, 2),
         ("lstm", 288, "ieee", 33, 3),  # streamed weights
         ("gru", 352, "ieee", 33, 3),
-        ("lstm gru", 64, "tf32", 33, 3),  # float16 operands
-        ("lstm gru", 96, "tf32", 33, 3),
-        ("lstm gru", 64, "ieee", 33, 3),
-        ("lstm gru", 64, "bf16", 33, 3),
+        ("lstm gru", 192, "tf32", 33, 3),  # float16 operands
+        ("lstm gru", 160, "tf32", 33, 3),
+        ("lstm gru", 160, "ieee", 33, 3),
+        ("lstm gru", 160, "bf16", 33, 3),
     ],
     "resident": [
         ("lstm gru", 272, "bf16", 6, 3),
@@ -90,8 +90,12 @@ LAYERS: dict[str, list[tuple[str, int, str, int, int]]] = {
         ("lstm gru", 72, "tf32", 5, 3),
         ("lstm gru", 72, "ieee", 5, 3),
     ],
-    "rows": [("lstm gru", 20, "ieee", 5, 3), ("lstm gru", 64, "tf32", 5, 3), ("lstm gru", 96, "ieee", 5, 3)],
-    "single": [("lstm gru", 20, "tf32", 5, 3), ("lstm gru", 100, "ieee", 5, 3)],
+    "rows": [
+        ("lstm gru", 20, "ieee", 5, 3),
+        ("lstm gru", 64, "tf32", 5, 3),
+        ("lstm gru", 96, "ieee", 5, 3),
+        ("gru", 128, "ieee", 5, 3),
+    ],
     "portable": [
         ("lstm gru", 136, "ieee", 6, 3),  # a group of programs
         ("lstm gru", 136, "bf16", 6, 3),

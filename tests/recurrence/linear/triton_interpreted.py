@@ -24,9 +24,7 @@ from .problems import Problem, exact, problem, worst_error
 allow_bounds()
 patch_once()
 NAMES = ("float64", "complex128", "float32", "complex64", "bfloat16")
-READ_AGAIN = (torch.float32, torch.complex64)  # dtypes whose forward passes read chunks again
-# Small: several groups and blocks of channels.
-KERNELS = TritonLinear(lambda direction, width, dtype: Chunk(8, 2, 8, keep=dtype not in READ_AGAIN, group=2))
+KERNELS = TritonLinear(lambda *_: Chunk(8, 2, 8, group=2))  # small: several groups and blocks of channels
 
 
 def solve(

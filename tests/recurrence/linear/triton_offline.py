@@ -46,13 +46,12 @@ def compiled(direction: str, name: str, constant: bool, width: int, capability: 
         "ROWS": chunk.rows,
         "COLUMNS": chunk.columns,
         "GROUP": chunk.group,
-        "KEEP": chunk.keep,
     }
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     numbers = dict.fromkeys(("groups_at", "tokens", "states_row"), "i32")
     types = {"board": "*i64", "starts": "*u8", **numbers, **dict.fromkeys(constants, "constexpr")}
     if constant:
-        types["grad_a"] = "*fp64"
+        types["grad_a"] = "*fp32" if name == "bfloat16" else "*fp64"
     types = {name: types.get(name, pointer) for name in kernel.arg_names}
     aligned = [["tt.divisibility", 16]]
     numbers = ("groups_at", "states_row")  # divisible by 16, except with few channels

@@ -152,15 +152,19 @@ def gates_kernel(
 
 @triton.jit
 def sums_kernel(values, sums, tokens, share, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sum ``[N, columns]`` over the ``share`` tokens of each program, in float32: ``sums[program_id(0)]``."""
+    """Sum ``[N, columns]`` over the ``share`` tokens of each program: ``sums[program_id(0)]``.
+
+    In float32, or in float64 if the values are float64, and always in the same order.
+    """
+    ACC: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
     begin = tl.program_id(0).to(tl.int64) * share
     end = tl.minimum(begin + share, tokens)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.full([ROWS, COLUMNS], 0.0, tl.float32)
+    total = tl.full([ROWS, COLUMNS], 0.0, ACC)
     while begin < end:
         token = begin + tl.arange(0, ROWS)
         inside = (token < end)[:, None] & (column < columns)[None, :]
-        total += tl.load(values + token[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(values + token[:, None] * columns + column[None, :], mask=inside, other=0.0).to(ACC)
         begin += ROWS
     at = sums + tl.program_id(0).to(tl.int64) * columns + column
-    tl.store(at, tl.sum(total, 0), mask=column < columns)
+    tl.store(at, tl.sum(total, 0).to(sums.dtype.element_ty), mask=column < columns)

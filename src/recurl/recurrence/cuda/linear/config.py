@@ -16,7 +16,6 @@ class Chunk:
         rows: pieces of a chunk.
         columns: channels of a program.
         registers: most registers per thread, or None to let the compiler choose.
-        keep: whether a forward pass keeps its chunk in registers between its two sweeps, instead of reading it again.
         group: chunks that are composed with each other before they wait for the chunks before them.
     """
 
@@ -24,7 +23,6 @@ class Chunk:
     rows: int
     columns: int
     registers: int | None = None
-    keep: bool = True
     group: int = 16
 
 
@@ -32,10 +30,10 @@ def chunk_for(direction: str, width: int, dtype: torch.dtype) -> Chunk:
     """Return the chunks for a stream of ``width`` channels.
 
     A row of a chunk is 64 bytes wide, counting numbers as at least four bytes. So each of 128 threads has two registers
-    per number of a token, and publishes its own words without exchanging them first. The kept values of a piece fit
-    into a thread's registers, while as many programs as possible share the 65,536 of a multiprocessor: eight of forward
-    passes, which process 8 tokens and keep none; four over 16 narrow numbers; three of backward passes, which read
-    more. These are the best of a sweep on an H200 (``bench_linear_recurrence.py --sweep``).
+    per number of a token, and publishes its own words without exchanging them first. The values of a piece fit into a
+    thread's registers, while as many programs as possible share the 65,536 of a multiprocessor: four of forward passes,
+    three of backward passes, which read more. These are the best of sweeps on an H200 and an H100
+    (``bench_linear_recurrence.py --sweep``).
 
     Args:
         direction: ``"forward"`` or ``"backward"``.
@@ -45,6 +43,4 @@ def chunk_for(direction: str, width: int, dtype: torch.dtype) -> Chunk:
     columns = 64 // max(4, dtype.itemsize)
     size = 16 * columns
     columns = min(columns, max(4, 1 << (width - 1).bit_length()))
-    if direction == "forward" and dtype.itemsize >= 4:
-        return Chunk(8, size // columns, columns, registers=64, keep=False)
     return Chunk(16, size // columns, columns, registers=168 if direction == "backward" else 128)

@@ -4,10 +4,17 @@
 # takes all its arguments. Tuples grow by +, since there is no unpacking.
 """Linear recurrences in one pass over memory.
 
-A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide. A thread processes a piece, in the channels that it
-loads, twice: first from a zero state, which yields the map of the piece from the state before it, then from that state.
-In between, the chunk and all other inputs of the second sweep stay in registers. Forward passes without KEEP, which
-need fewer registers, read them again from the caches.
+A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide, and the work of one program. In plain torch, the forward
+kernel is, for each chunk::
+
+    b = torch.where(first, a * states + b, b)  # from here on the state at first tokens; states are read nowhere else
+    q = sweep(a, b, first, torch.zeros(D))[-1]  # state = torch.where(first, b, a * state + b), token by token
+    p = nan if first.any() else a.prod(0)  # q and p, the map of the chunk, are published
+    h = sweep(a, b, first, state_before)  # which follows from what chunks before this one have published
+
+A thread processes a piece, in the channels that it loads, by both sweeps; the maps of the pieces are composed between
+them. The chunk and all other inputs of the second sweep stay in registers: each number is read from memory once, and
+all of them are under way together.
 
 A piece is short, and computed in the dtype of its numbers (float32 for narrower ones). Products of its factors and
 states between pieces are in ACC: only their errors grow with the length of the sequence.
@@ -33,24 +40,55 @@ from recurl.recurrence.cuda.linear.parts import (
 
 
 @triton.jit
-def _fetched(
-    a, b, at, piece, left, inside, WIDTH: tl.constexpr, CONSTANT: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr
+def _with_stored(
+    values,
+    values_imag,
+    factors,
+    factors_imag,
+    states,
+    at,
+    row,
+    firsts,
+    inside,
+    KIND: tl.constexpr,
+    STEPS: tl.constexpr,
 ):
-    """Return the inputs of a piece: b of each token, and a where it varies."""
-    xs = ()
-    xs_imag = ()
-    factors = ()
-    factors_imag = ()
-    for s in tl.static_range(STEPS):
-        mask = (piece + s < left)[:, None] & inside[None, :]
-        x, x_imag = load(b, at + s * WIDTH, mask, KIND)
-        xs = xs + (x,)
-        xs_imag = xs_imag + (x_imag,)
-        if not CONSTANT:
-            factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
-            factors = factors + (factor,)
-            factors_imag = factors_imag + (factor_imag,)
-    return xs, xs_imag, factors, factors_imag
+    """Replace b of the first token of each segment by the state after it; costs nothing in chunks without any."""
+    if tl.max(tl.max(firsts, 1), 0) != 0:
+        made = ()
+        made_imag = ()
+        for s in tl.static_range(STEPS):
+            if s % 4 == 0:
+                found, found_imag = stored_states(states, at, row, firsts, s, inside, KIND)
+            x = values[s]
+            x_imag = values_imag[s]
+            on, on_imag = times_plus(factors[s], factors_imag[s], found[s % 4], found_imag[s % 4], x, x_imag, KIND)
+            first = is_set(firsts, s)
+            made = made + (tl.where(first, on, x),)
+            made_imag = made_imag + (tl.where(first, on_imag, x_imag),)
+        values = made
+        values_imag = made_imag
+    return values, values_imag
+
+
+@triton.jit
+def _stepped(
+    state,
+    state_imag,
+    factors,
+    factors_imag,
+    values,
+    values_imag,
+    firsts,
+    step: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Return the state after a token of a piece: its value if it starts a segment, else factor * state + value."""
+    x = values[step]
+    x_imag = values_imag[step]
+    on, on_imag = times_plus(factors[step], factors_imag[step], state, state_imag, x, x_imag, KIND)
+    first = is_set(firsts, step)
+    return tl.where(first, x, on), tl.where(first, x_imag, on_imag)
 
 
 @triton.jit
@@ -73,7 +111,6 @@ def forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
-    KEEP: tl.constexpr,
 ):
     """Write h. ``board`` holds EMPTY words."""
     chunk = tl.program_id(0) // BLOCKS
@@ -87,59 +124,49 @@ def forward_kernel(
     stored_at = row[:, None] * states_row + d[None, :]
     step = tl.arange(0, STEPS)[None, :]
     token = row[:, None] + step
-    firsts = bits(tl.load(starts + token, mask=token < tokens, other=0), step)
+    flags = tl.load(starts + token, mask=token < tokens, other=0)
+    fresh = tl.load(starts + begin)
     if CONSTANT:
         factor, factor_imag = load(a, d, inside, KIND)
         factor = tl.broadcast_to(factor[None, :], [ROWS, COLUMNS])
         factor_imag = tl.broadcast_to(factor_imag[None, :], [ROWS, COLUMNS])
-        p, p_imag = power(factor.to(ACC), factor_imag.to(ACC), STEPS, KIND)
-    xs, xs_imag, factors, factors_imag = _fetched(a, b, at, piece, left, inside, WIDTH, CONSTANT, KIND, STEPS)
-    values = ()  # kept values: at the first token of a segment the state after it, elsewhere b
+    values = ()
     values_imag = ()
+    factors = ()
+    factors_imag = ()
     for s in tl.static_range(STEPS):
-        if s % 4 == 0:
-            found, found_imag = stored_states(states, stored_at, states_row, firsts, s, inside, KIND)
+        mask = (piece + s < left)[:, None] & inside[None, :]
+        x, x_imag = load(b, at + s * WIDTH, mask, KIND)
+        values = values + (x,)
+        values_imag = values_imag + (x_imag,)
         if not CONSTANT:
-            factor = factors[s]
-            factor_imag = factors_imag[s]
+            factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
+        factors = factors + (factor,)
+        factors_imag = factors_imag + (factor_imag,)
+    tl.debug_barrier()  # or ptxas moves each load down to its first use: as many waits for memory, one after another
+    firsts = bits(flags, step)
+    values, values_imag = _with_stored(
+        values, values_imag, factors, factors_imag, states, stored_at, states_row, firsts, inside, KIND, STEPS
+    )
+    if CONSTANT:
+        p, p_imag = power(factor.to(ACC), factor_imag.to(ACC), STEPS, KIND)
+    q = tl.zeros_like(values[0])
+    q_imag = q
+    for s in tl.static_range(STEPS):
+        if not CONSTANT:
             if s == 0:
-                p = factor.to(ACC)
-                p_imag = factor_imag.to(ACC)
+                p = factors[s].to(ACC)
+                p_imag = factors_imag[s].to(ACC)
             else:
-                p, p_imag = times(factor.to(ACC), factor_imag.to(ACC), p, p_imag, KIND)
-        if s == 0:
-            q = tl.zeros_like(factor)
-            q_imag = q
-        first = is_set(firsts, s)
-        q = tl.where(first, found[s % 4], q)
-        q_imag = tl.where(first, found_imag[s % 4], q_imag)
-        q, q_imag = times_plus(factor, factor_imag, q, q_imag, xs[s], xs_imag[s], KIND)
-        if KEEP:
-            values = values + (tl.where(first, q, xs[s]),)
-            values_imag = values_imag + (tl.where(first, q_imag, xs_imag[s]),)
+                p, p_imag = times(factors[s].to(ACC), factors_imag[s].to(ACC), p, p_imag, KIND)
+        q, q_imag = _stepped(q, q_imag, factors, factors_imag, values, values_imag, firsts, s, KIND)
     p = tl.where(firsts != 0, float("nan"), p)
-    fresh = tl.load(starts + begin)
     state, state_imag = states_before_rows(
         p, p_imag, q, q_imag, fresh, chunk, board, groups_at, d, inside, WIDTH, KIND, ACC, ROWS, COLUMNS, GROUP
     )
-    if not KEEP:
-        xs, xs_imag, factors, factors_imag = _fetched(a, b, at, piece, left, inside, WIDTH, CONSTANT, KIND, STEPS)
     for s in tl.static_range(STEPS):
         mask = (piece + s < left)[:, None] & inside[None, :]
-        if not CONSTANT:
-            factor = factors[s]
-            factor_imag = factors_imag[s]
-        first = is_set(firsts, s)
-        if KEEP:
-            on, on_imag = times_plus(factor, factor_imag, state, state_imag, values[s], values_imag[s], KIND)
-            state = tl.where(first, values[s], on)
-            state_imag = tl.where(first, values_imag[s], on_imag)
-        else:
-            if s % 4 == 0:
-                found, found_imag = stored_states(states, stored_at, states_row, firsts, s, inside, KIND)
-            state = tl.where(first, found[s % 4], state)
-            state_imag = tl.where(first, found_imag[s % 4], state_imag)
-            state, state_imag = times_plus(factor, factor_imag, state, state_imag, xs[s], xs_imag[s], KIND)
+        state, state_imag = _stepped(state, state_imag, factors, factors_imag, values, values_imag, firsts, s, KIND)
         store(h, at + s * WIDTH, state, state_imag, mask, KIND)
 
 
@@ -170,7 +197,7 @@ def backward_kernel(
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Write the gradients, last token first; that of a constant a per chunk, ``[chunks, D]`` in float64.
+    """Write the gradients, last token first; that of a constant a per chunk, ``[chunks, D]`` in ACC.
 
     The carried value is c[n] = conj(a[n]) * (grad[n] + c[n + 1]), the gradient of the state before token n.
     """
@@ -274,6 +301,6 @@ def backward_kernel(
     if TO_A and CONSTANT:
         PARTS: tl.constexpr = 1 if KIND == "real" else 2
         to = grad_a + (chunk.to(tl.int64) * WIDTH + d) * PARTS
-        tl.store(to, tl.sum(total.to(tl.float64), 0), mask=inside)
+        tl.store(to, tl.sum(total.to(ACC), 0), mask=inside)
         if KIND != "real":
-            tl.store(to + 1, tl.sum(total_imag.to(tl.float64), 0), mask=inside)
+            tl.store(to + 1, tl.sum(total_imag.to(ACC), 0), mask=inside)

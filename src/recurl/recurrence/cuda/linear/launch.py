@@ -12,9 +12,13 @@ from recurl.recurrence.cuda.launch import on, start
 from recurl.recurrence.cuda.linear.config import Chunk
 from recurl.recurrence.cuda.linear.kernels import backward_kernel, forward_kernel
 from recurl.recurrence.cuda.linear.parts import EMPTY
+from recurl.recurrence.cuda.pointwise import sums_kernel
+from recurl.recurrence.cuda.prepared import prepared
 from recurl.recurrence.linear.kernels import ACCUMULATED, Gradients, LinearInputs, Needs
 from recurl.sequences.index import Boundaries
 
+_SUMMED_COLUMNS = 4
+_SUMMED = {"ROWS": 256, "COLUMNS": _SUMMED_COLUMNS, "num_warps": 8}
 _KINDS = {torch.complex64: "packed", torch.complex128: "pairs"}
 
 
@@ -27,7 +31,7 @@ def run_forward(inputs: LinearInputs, chunk: Chunk) -> Tensor:
         start(forward_kernel, grid.programs)(
             *(_raw(a.contiguous()), _raw(b.contiguous()), *_rows(states)),
             *(_flags(boundaries), _raw(h), *grid.arguments),
-            **{"CONSTANT": a.ndim == 1, "KEEP": chunk.keep, **grid.constants},
+            **{"CONSTANT": a.ndim == 1, **grid.constants},
         )
     return h
 
@@ -36,19 +40,22 @@ def run_backward(inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs, ch
     """Return the gradients of a, b and states."""
     a, _, states, boundaries = inputs
     constant, grid = a.ndim == 1, _Grid(chunk, h)
-    shape = (grid.chunks, *a.shape) if constant else a.shape
-    wide = torch.complex128 if h.is_complex() else torch.float64
-    grad_a = h.new_empty(shape if needs[0] else 0, dtype=wide if constant else h.dtype)
-    grad_b, grad_states = (h.new_empty(h.shape if need else 0) for need in needs[1:])
-    to_a = torch.view_as_real(grad_a) if constant and h.is_complex() else _raw(grad_a)
+    made = zip((a, h, h), needs, strict=True)
+    grad_a, grad_b, grad_states = (h.new_empty(like.shape if need else 0) for like, need in made)
+    to_a = _raw(grad_a)
+    if constant and needs[0]:
+        to_a = _reals(h.new_empty(grid.chunks, *a.shape, dtype=ACCUMULATED[h.dtype]))
     with on(h.device):
         start(backward_kernel, grid.programs)(
             *(_raw(a.contiguous()), _raw(h.contiguous()), _raw(grad.contiguous()), *_rows(states)),
             *(_flags(boundaries), to_a, _raw(grad_b), _raw(grad_states), *grid.arguments),
             **{"CONSTANT": constant, "TO_A": needs[0], "TO_B": needs[1], "TO_STATES": needs[2], **grid.constants},
         )
-    if constant and needs[0]:
-        grad_a = grad_a.sum(0).to(h.dtype)
+        if constant and needs[0]:
+            total = _reals(grad_a)
+            columns = total.numel()
+            sums = prepared(sums_kernel, 1, -(-columns // _SUMMED_COLUMNS), **_SUMMED)
+            sums(to_a, total, grid.chunks, grid.chunks, columns)
     return grad_a if needs[0] else None, grad_b if needs[1] else None, grad_states if needs[2] else None
 
 
@@ -86,6 +93,11 @@ def _raw(tensor: Tensor) -> Tensor:
         tensor = tensor.resolve_conj()
         return tensor.view(torch.int64) if tensor.dtype == torch.complex64 else torch.view_as_real(tensor)
     return tensor.resolve_neg()
+
+
+def _reals(tensor: Tensor) -> Tensor:
+    """Return a tensor of real numbers: of real and imaginary parts."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _flags(boundaries: Boundaries) -> Tensor:

@@ -226,10 +226,9 @@ def write(name: str, form: str, shape: tuple[int, int], resets: float, took: flo
     })  # fmt: skip
 
 
-WAYS = [  # steps, rows, bytes per row, registers, whether a chunk is kept; most promising first
-    (8, 16, 64, 64, False), (16, 16, 64, 168, True), (16, 16, 64, 128, True), (8, 16, 64, 96, True),
-    (8, 16, 64, 80, False), (16, 8, 128, 128, True), (16, 16, 64, 80, False), (8, 16, 64, 56, False),
-    (16, 8, 128, 168, True), (8, 16, 64, 128, True), (8, 16, 128, 128, True), (16, 16, 64, None, True),
+WAYS = [  # steps, rows, bytes per row, registers; most promising first
+    (16, 16, 64, 128), (16, 16, 64, 168), (16, 8, 128, 128), (16, 8, 128, 168), (8, 16, 64, 80), (8, 16, 64, 96),
+    (16, 16, 64, 96), (8, 16, 64, 128), (8, 16, 128, 128), (16, 16, 64, None),
 ]  # fmt: skip
 SWEPT = [((64, 2048), 0.0), ((4096, 32), 0.02), ((1, 131_072), 0.0)]
 
@@ -278,7 +277,7 @@ def compared(direction: str, form: str, chunk: Chunk) -> str:
 def ways(form: str) -> list[Chunk]:
     """Return the candidate chunks of a form; numbers of fewer than four bytes take four on chip."""
     size = max(4, FORMS[form][0].itemsize)
-    return [Chunk(steps, rows, width // size, registers, keep) for steps, rows, width, registers, keep in WAYS]
+    return [Chunk(steps, rows, width // size, registers) for steps, rows, width, registers in WAYS]
 
 
 def sweep(args: argparse.Namespace) -> None:

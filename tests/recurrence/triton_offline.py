@@ -50,13 +50,18 @@ def signature(names: list[str], constants: dict[str, object], types: dict[str, s
     return result
 
 
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Return registers per thread and bytes of stack (spills) of a compiled kernel."""
+def dumped(cubin: bytes, what: str) -> str:
+    """Return what cuobjdump says about a compiled kernel: its ``resource-usage``, or its instructions, ``sass``."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+        return subprocess.run([tool, f"--dump-{what}", file.name], capture_output=True, text=True).stdout
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Return registers per thread and bytes of stack (spills) of a compiled kernel."""
+    text = dumped(cubin, "resource-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found, text
     return int(found[1]), int(found[2])

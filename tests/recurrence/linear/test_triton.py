@@ -20,6 +20,7 @@ CHECKS = {
     "float32 constant": 2e-7,
     "complex64 constant": 2e-7,
     "bfloat16 varying": 8e-3,  # strides: complex64 that varies
+    "bfloat16 constant": 1.2e-2,  # the interpreter truncates both h and the sum, where a GPU rounds
     "isolation": 0,
     "wanted": 0,
     "strides": 2e-7,
@@ -35,7 +36,8 @@ COMPILED = {  # bytes spilled by each
     "backward,complex64,varying,256": 88,
     "backward,complex64,constant,250": 0,
     "backward,bfloat16,varying,256": 0,
-    "forward,bfloat16,varying,20": 24,
+    "forward,complex64,varying,256": 0,
+    "forward,bfloat16,varying,20": 0,
 }
 
 
@@ -48,13 +50,19 @@ def test_interpreted_kernels_are_exact(names: list[str]) -> None:
 
 @pytest.mark.parametrize("cases", core_and_rest(["forward,float32,constant,256"], COMPILED))
 def test_compiled_kernels_spill_no_more_than_known_and_exchange_little(cases: list[str], programs: Programs) -> None:
-    """Hundreds of barriers would show that the compiler moves a thread's values to other threads."""
+    """Hundreds of barriers would show that the compiler moves a thread's values to other threads.
+
+    Forward passes load a piece at once: 16 tokens of b, and of a where it varies. Left alone, the compiler moves each
+    load down to its use, and a thread waits for memory at every token.
+    """
     found = run("linear.triton_offline", "90", *cases, start=programs.run, TRITON_INTERPRET="0")
     assert [*found] == cases
-    for name, (_, spilled, shared, barriers) in found.items():
+    for name, (_, spilled, shared, barriers, loads) in found.items():
         assert int(spilled) <= COMPILED[name], name
         assert int(shared) <= 4 * 1024, name
         assert int(barriers) <= 24, name
+        if name.startswith("forward"):
+            assert int(loads) >= (16 if "constant" in name else 32), name
 
 
 def test_programs_are_full() -> None:

@@ -60,6 +60,12 @@ def isolation(dtype: torch.dtype) -> int:
             found = solve(replace(case, **{name: bad}))
             wrong += sum(not torch.equal(one[outside], other[outside]) for one, other in zip(found, clean, strict=True))
             wrong += all(one[~outside].isfinite().all() for one in found)
+    for token in (10, 16):  # the first of the segment; the first of a piece, whose map must carry the NaN on
+        a = case.a.clone()
+        a[token] = torch.nan
+        found = solve(replace(case, a=a))
+        wrong += sum(not torch.equal(one[outside], other[outside]) for one, other in zip(found, clean, strict=True))
+        wrong += not found[0][token:26].isnan().all()
     return int(wrong)
 
 

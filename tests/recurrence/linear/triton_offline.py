@@ -1,11 +1,13 @@
 # ruff: noqa: T201 - a script that prints
 """Compile the linear recurrence kernels without a GPU; arguments: capability, cases.
 
-Prints one line per kernel: ``name: registers spilled_bytes shared_bytes barriers``.
+Prints one line per kernel: ``name: registers spilled_bytes shared_bytes barriers loads``; loads: from memory,
+before the first multiplication.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -18,7 +20,7 @@ from triton.compiler import ASTSource
 from recurl.recurrence.cuda.linear.config import chunk_for
 from recurl.recurrence.cuda.linear.kernels import backward_kernel, forward_kernel
 
-from ..triton_offline import resources
+from ..triton_offline import dumped, resources
 
 NUMBERS = {
     "float32": ("*fp32", "real"),
@@ -60,12 +62,20 @@ def compiled(direction: str, name: str, constant: bool, width: int, capability: 
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"maxnreg": chunk.registers})
 
 
+def first_loads(cubin: bytes) -> int:
+    """Return the number of loads from memory before the first multiplication of real numbers."""
+    loads, multiplication, _ = re.split(r"\b([FD](?:MUL|FMA)\b)", dumped(cubin, "sass"), maxsplit=1)
+    assert multiplication
+    return len(re.findall(r"\bLDG\b", loads))
+
+
 def main() -> None:
     for case in sys.argv[2:]:
         direction, name, form, width = case.split(",")
         found = compiled(direction, name, form == "constant", int(width), int(sys.argv[1]))
         barriers = found.asm["ptx"].count("bar.sync")
-        print(f"{case}:", *resources(found.asm["cubin"]), found.metadata.shared, barriers, flush=True)
+        loads = first_loads(found.asm["cubin"])
+        print(f"{case}:", *resources(found.asm["cubin"]), found.metadata.shared, barriers, loads, flush=True)
 
 
 if __name__ == "__main__":

@@ -43,4 +43,5 @@ def chunk_for(direction: str, width: int, dtype: torch.dtype) -> Chunk:
     columns = 64 // max(4, dtype.itemsize)
     size = 16 * columns
     columns = min(columns, max(4, 1 << (width - 1).bit_length()))
-    return Chunk(16, size // columns, columns, registers=168 if direction == "backward" else 128)
+    steps = 16 if dtype.itemsize < 16 else 8  # a complex128 takes four registers
+    return Chunk(steps, size // columns, columns, registers=168 if direction == "backward" else 128)

@@ -53,7 +53,7 @@ def _with_stored(
     KIND: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Replace b of the first token of each segment by the state after it; costs nothing in chunks without any."""
+    """Replace b of the first token of each segment by the state after it; chunks without any read nothing."""
     if tl.max(tl.max(firsts, 1), 0) != 0:
         made = ()
         made_imag = ()

@@ -55,7 +55,7 @@ PLANTED, PORT, PORTS = "planted", 49152, 16
 DONE = ("ok", "errors")
 SUMMARY = re.compile(r"RACECHECK SUMMARY: .*\((\d+) errors?, (\d+) warnings?\)|ERROR SUMMARY: (\d+) errors?")
 SOURCES = {
-    "*.py": re.compile(r"^@(?:triton|gluon)\.jit\ndef (\w+_kernel)\(", re.MULTILINE),
+    "*.py": re.compile(r"^@(?:triton|gluon)\.jit(?:\(.*\))?\ndef (\w+_kernel)\(", re.MULTILINE),
     "*.cu": re.compile(r"^KERNEL (\w+_kernel)\(", re.MULTILINE),
 }
 # By family: cells, H, precision, rows and steps. Comments say what a case adds to those before it.

@@ -17,6 +17,8 @@ from recurl.diagnostics import RNNCase, RNNTime, kernel_tuning
 from recurl.experiments.bench_rnn import BenchRNN, bench_rnn
 from recurl.recurrence.cuda import tuned
 from recurl.recurrence.cuda.choose import Layer, chosen_for, fitting_for
+from recurl.recurrence.cuda.cluster.config import Cluster
+from recurl.recurrence.cuda.hardware import Hardware
 from recurl.recurrence.cuda.plan import only, plan_for
 from recurl.recurrence.cuda.tuned import Measured
 
@@ -77,6 +79,25 @@ def test_a_tuned_choice_holds_for_about_as_many_rows(file: Path) -> None:
 def test_a_family_that_does_not_fit_gives_way_to_the_rule(name: str, file: Path) -> None:
     tuned.save(GPU, [Measured("lstm", 64, "tf32", 64, name)])
     assert family(Layer(GPU, "lstm", 64, "tf32", 64)) == "rows"
+
+
+def test_large_products_need_the_chip_that_they_were_written_for(file: Path) -> None:
+    def large(gpu: Hardware | None, hidden: int, precision: str = "ieee") -> bool:
+        return plan_for(gpu, "lstm", hidden, precision, 64).large_products
+
+    chip = OTHERS["A100"]._replace(name="A100")
+    assert [large(gpu, 64) for gpu in (GPU, WITHOUT_NVRTC, chip, None)] == [True, False, False, False]
+    tuned.save(chip, [Measured("lstm", 64, "ieee", 64, "rows")])
+    plan_for.cache_clear()
+    assert plan_for(chip, "lstm", 64, "ieee", 64).chosen is not None
+    assert not large(chip, 64)
+
+
+def test_clusters_leave_registers_free_where_shared_memory_holds_the_weights() -> None:
+    for hidden, held in ((128, 30), (256, 30), (320, 30), (384, 32)):
+        choice = fitting_for(Layer(H200, "lstm", hidden, "ieee", 264))["cluster"]
+        assert isinstance(choice.forward, Cluster)
+        assert choice.forward.held == held
 
 
 def test_few_units_are_served_by_rows_or_clusters() -> None:

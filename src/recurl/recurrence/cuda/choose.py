@@ -21,6 +21,7 @@ GLUON_CAPABILITY = (9, 0)
 _RESIDENT_MULTIPLE = 32  # W of the resident kernels is a multiple of this above 64
 _TILES_MULTIPLE = {"bf16": 64}  # W of the tiles is a multiple of this, else of 32
 _CLUSTERED_UNITS = range(65, 513)
+_HELD = 30, 32  # blocks of weights in registers; the fewer are faster where shared memory holds the others
 _ROWS_WIDTH = {"lstm": 96, "gru": 128}  # largest W whose weights fit in registers
 _TILES_UNITS = 129  # fewer units are not a tile for every product
 _PORTABLE = "portable"
@@ -126,10 +127,13 @@ def _cluster(layer: Layer) -> KernelChoice | None:
     if layer.hidden not in _CLUSTERED_UNITS:
         return None
     members = padded(layer.hidden) // 64
-    config, multiple = Cluster(members, layer.hardware.clusters[CLUSTERS.index(members)]), max(32, 8 * members)
+    groups, multiple = layer.hardware.clusters[CLUSTERS.index(members)], max(32, 8 * members)
     width = -(-layer.hidden // multiple) * multiple
-    fits = config.groups > 0 and config.fits(width, layer.exact, layer.hardware.shared)
-    return KernelChoice(width, config, config) if fits else None
+    for held in _HELD:
+        config = Cluster(members, groups, held=held)
+        if groups > 0 and config.fits(width, layer.exact, layer.hardware.shared):
+            return KernelChoice(width, config, config)
+    return None
 
 
 def _clusters_are_fastest(layer: Layer, choice: KernelChoice) -> bool:

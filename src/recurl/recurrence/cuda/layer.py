@@ -16,8 +16,8 @@ from recurl.recurrence.cuda.plan import LayerPlan
 from recurl.recurrence.cuda.portable.config import Tile
 from recurl.recurrence.kernels import Gradients, Inputs
 
-# Multiplications above which our own kernel is faster or, in tf32, transposing an operand for ATen's.
-_LEAST_EXACT, _LEAST_TF32 = 2**31, 2**33
+# Multiplications from which our own kernel is faster or, in tf32, transposing an operand for ATen's.
+_LEAST_EXACT, _LEAST_EXACT_SUM, _LEAST_TF32 = 2**28, 2**30, 2**33
 
 
 @dataclass(eq=False, slots=True)
@@ -163,7 +163,7 @@ class TritonLayer:
 
         With ``before``, ``values`` are the states after every token, and those before every token are multiplied.
         """
-        if self._large(grad.shape[1] * values.shape[1]):
+        if self._large(grad.shape[1] * values.shape[1], _LEAST_EXACT_SUM):
             states = (self.call.states[0], self.call.boundaries) if before else None
             return lazy_import("products.launch").over_tokens(grad, values, states, _exact())
         return torch.mm(grad.t(), self.before(values) if before else values), None
@@ -177,15 +177,16 @@ class TritonLayer:
                 b = b.t().contiguous().t()
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
-    def _large(self, numbers: int) -> bool:
+    def _large(self, numbers: int, least_exact: int = _LEAST_EXACT) -> bool:
         """Return whether a float32 product of ``numbers`` multiplications per token is too large for plain ATen.
 
-        The large products follow torch's setting, not the precision of the recurrent product.
+        The large products follow torch's setting, not the precision of the recurrent product. Of sums over tokens,
+        accurate to float32, ``least_exact`` is larger: their operands are transposed.
         """
-        if self.plan.precision.operands != torch.float32 or self.plan.chosen is None:
+        if self.plan.precision.operands != torch.float32 or not self.plan.large_products:
             return False
         size = self.call.x.shape[0] * numbers
-        return size >= _LEAST_EXACT and (size >= _LEAST_TF32 or _exact())
+        return size >= least_exact and (size >= _LEAST_TF32 or _exact())
 
     def _hidden_weight(self) -> Tensor:
         """Return W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""

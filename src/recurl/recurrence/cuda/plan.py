@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from recurl.recurrence.cuda.choose import KernelChoice, Layer, chosen_for, fitting_for
+from recurl.recurrence.cuda.choose import GLUON_CAPABILITY, KernelChoice, Layer, chosen_for, fitting_for
 from recurl.recurrence.cuda.hardware import Hardware
 from recurl.recurrence.cuda.layout import GateLayout
 from recurl.recurrence.cuda.precision import PRECISIONS, Precision
@@ -21,11 +21,13 @@ class LayerPlan:
         layout: layout of the gates.
         precision: precision of the recurrent products, with the dtypes that follow from it.
         chosen: the kernels, or None for the portable ones.
+        large_products: whether our own kernel can run large products: it needs sm_90 and a padded layout.
     """
 
     layout: GateLayout
     precision: Precision
     chosen: KernelChoice | None
+    large_products: bool
 
 
 @lru_cache(maxsize=256)
@@ -44,7 +46,8 @@ def plan_for(hardware: Hardware | None, cell: str, hidden: int, precision: str, 
         layer = Layer(hardware, cell, hidden, PRECISIONS[precision].name, rows)
         chosen = chosen_for(layer) if _only is None else fitting_for(layer).get(_only)
     layout = GateLayout(cell == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
-    return LayerPlan(layout, PRECISIONS[precision], chosen)
+    large = hardware is not None and hardware.capability == GLUON_CAPABILITY and chosen is not None
+    return LayerPlan(layout, PRECISIONS[precision], chosen, large)
 
 
 @contextmanager

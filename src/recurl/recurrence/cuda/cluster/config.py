@@ -19,12 +19,13 @@ class Cluster(CudaFamily):
     Attributes:
         members: CTAs of a cluster.
         groups: clusters that fit on the GPU at once.
+        held: blocks of 16 x 16 weights that a warp has in registers. Above 30, other values are spilled.
     """
 
     members: int
     groups: int
     rows: int = 8
-    held: ClassVar[int] = 32  # blocks of 16 x 16 weights that a warp has in registers
+    held: int = 30
     programs: int = 1
     walks: int = 1
     source: ClassVar[str] = "cluster/cluster.cu"

@@ -185,6 +185,7 @@ KERNEL rows_forward_kernel(const __grid_constant__ Arguments a) {
 // A thread sums the gradients of four hidden units, over the gates of a sixteenth of the units.
 KERNEL rows_backward_kernel(const __grid_constant__ Arguments a) {
     constexpr int PLACES = WIDTH / 16, OTHERS = 4;
+    constexpr int EARLY = WIDTH > 96 ? 2 : PLACES;  // read before the wait for memory; more would be spilled
     constexpr u32 PLACE = WIDTH * 2 * OTHERS * 4;
     __shared__ __align__(16) float4 pages[2][WIDTH];           // gradients of gates, alternating
     __shared__ __align__(16) float read[RING][WIDTH][2 * OTHERS];  // kept gates; gradients of h, c; state; stored one
@@ -263,7 +264,7 @@ KERNEL rows_backward_kernel(const __grid_constant__ Arguments a) {
         __syncthreads();
         float4 d_of[PLACES];
 #pragma unroll
-        for (int place = 0; place < PLACES; ++place) d_of[place] = four_at(from_page + 256 * place);
+        for (int place = 0; place < EARLY; ++place) d_of[place] = four_at(from_page + 256 * place);
         // While these loads are in flight.
         store(true, grad_gates, mine == 0 ? d[0] : mine == 1 ? d[1] : (mine == 2) == LSTM ? d[2] : d[3]);
         if (TO_STORED) store((mine == 0) & first & real, a.grad_stored + (end - step) * HIDDEN + unit, carried);
@@ -278,6 +279,7 @@ KERNEL rows_backward_kernel(const __grid_constant__ Arguments a) {
         float sums[4] = {};
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) {
+            if (place >= EARLY) d_of[place] = four_at(from_page + 256 * place);
 #pragma unroll
             for (int which = 0; which < 4; ++which) {
                 sums[which] = fmaf(w[which][0][place], d_of[place].x, sums[which]);

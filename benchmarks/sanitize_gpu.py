@@ -313,7 +313,9 @@ def outcome(ended: Ended) -> dict[str, object]:
     found = SUMMARY.findall(ended.output)
     errors, warnings = sum(int(a or c) for a, _, c in found), sum(int(b or 0) for _, b, _ in found)
     result = "did not end" if ended.code is None else "errors" if errors else "ok" if found else "failed"
-    if result == "ok" and (ended.code or "Internal Sanitizer Error" in ended.output):
+    if "Internal Sanitizer Error" in ended.output:  # counted as an error, but the tool's own
+        errors, result = 0, "failed"
+    elif result == "ok" and ended.code:
         result = "failed"
     return {"errors": errors, "warnings": warnings, "seconds": round(ended.seconds, 1), "result": result}
 

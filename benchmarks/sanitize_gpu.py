@@ -23,8 +23,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -131,9 +132,21 @@ def planted() -> None:
     planted_kernel[(1,)](torch.empty(127, device=DEVICE), BLOCK=128)
 
 
+@contextmanager
+def float32_products() -> Generator[None]:
+    """Compute torch's bfloat16 products in float32: racecheck doesn't survive the bfloat16 kernels of cuBLAS."""
+    mm, addmm = torch.mm, torch.addmm
+    torch.mm = lambda a, b: mm(a.float(), b.float()).to(a.dtype)
+    torch.addmm = lambda c, a, b: addmm(c.float(), a.float(), b.float()).to(a.dtype)
+    try:
+        yield
+    finally:
+        torch.mm, torch.addmm = mm, addmm
+
+
 def layer(family: str, problem: Problem, precision: str, recompute: bool = False) -> None:
     """Run a recurrent layer forward and backward with the kernels of a family."""
-    with only(family):
+    with only(family), float32_products() if precision == "bf16" else nullcontext():
         Layer(problem).step("triton", options_of(precision, recompute), stored=True)
 
 

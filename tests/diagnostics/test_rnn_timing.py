@@ -1,10 +1,12 @@
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from recurl.core.errors import ArgumentError
-from recurl.diagnostics import RNNCase, RNNTime, take_turns, time_rnn
+from recurl.diagnostics import RNNCase, RNNTime, rnn_timing, take_turns, time_rnn
 from recurl.diagnostics.rnn_timing import _Data, timed_backends
 from recurl.recurrence import record_backends
 
@@ -92,3 +94,19 @@ def test_a_cell_of_ones_own_is_timed_where_it_runs():
 def test_repeats_must_be_positive():
     with pytest.raises(ArgumentError, match="--repeats must be positive, got 0"):
         time_rnn(RNNCase(**SMALL), repeats=0)
+
+
+def test_replays_of_a_graph_are_timed_after_its_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Graphed:
+        def __init__(self, step: Callable[[], object], device: torch.device, **_: str) -> None:
+            self.step = step
+
+        def __call__(self) -> None:
+            calls.append("call")
+
+    monkeypatch.setattr(rnn_timing, "GraphedFunction", Graphed)
+    (result,) = time_rnn(RNNCase(hidden_size=4, batch=2, time=3), ["loop"], repeats=5, captured=True)
+    assert len(result.times_ms) == 5
+    assert len(calls) == 3 + 5  # two calls and a capture before

@@ -168,8 +168,11 @@ def test_the_fastest_accurate_family_is_stored(file: Path, monkeypatch: pytest.M
         running.append(name)
         yield
 
-    def time_rnn(case: RNNCase, backends: tuple[str, ...], *, repeats: int, seconds: float) -> list[RNNTime]:
+    def time_rnn(
+        case: RNNCase, backends: tuple[str, ...], *, repeats: int, seconds: float, captured: bool
+    ) -> list[RNNTime]:
         assert backends == ("triton",)
+        assert captured
         name = running[-1]
         if name == "cluster":
             return [RNNTime(case, "triton", reason="it doesn't fit")]

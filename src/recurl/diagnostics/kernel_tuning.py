@@ -32,9 +32,9 @@ def check_tunable(case: RNNCase) -> None:
 def tune_kernels(case: RNNCase, *, repeats: int = 20, seconds: float = 30.0) -> list[RNNTime]:
     """Time every family of kernels that can run a layer, and store the fastest as the choice for layers of its size.
 
-    A family is eligible if its results are about as accurate as those of the portable kernels. The choice holds for
-    this kind of GPU, this version of recurl, torch and Triton, and about as many rows; the file is
-    :func:`recurl.recurrence.cuda.tuned.path`.
+    Timed are replays of a CUDA graph, since small layers take the host longer than the GPU. A family is eligible if its
+    results are about as accurate as those of the portable kernels. The choice holds for this kind of GPU, this version
+    of recurl, torch and Triton, and about as many rows; the file is :func:`recurl.recurrence.cuda.tuned.path`.
 
     Args:
         case: an LSTM or a GRU on a GPU.
@@ -54,7 +54,7 @@ def tune_kernels(case: RNNCase, *, repeats: int = 20, seconds: float = 30.0) -> 
     results: list[RNNTime] = []
     for family in ("portable", *fitting_for(layer)):
         with only(family):
-            (result,) = time_rnn(case, (_BACKEND,), repeats=repeats, seconds=seconds)
+            (result,) = time_rnn(case, (_BACKEND,), repeats=repeats, seconds=seconds, captured=True)
         results.append(replace(result, backend=f"{_BACKEND}: {family}"))
     _store(hardware, layer, results)
     return sorted(results, key=lambda result: result.median_ms if result.times_ms else float("inf"))

@@ -13,11 +13,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from recurl.core.devices import check_device, check_memory
+from recurl.core.devices import check_device, check_memory, numbered
 from recurl.core.errors import ArgumentError, RecurlError
 from recurl.core.precision import MODES
 from recurl.core.ranges import Count, check_fields
 from recurl.core.seeding import derive_seed
+from recurl.execution.capture import WARM_UP, GraphedFunction
 from recurl.modules import CellModule, set_recurrent_mode
 from recurl.recurrence import BACKENDS, Sizes, load_cell
 
@@ -131,7 +132,9 @@ def timed_backends() -> tuple[str, ...]:
     return tuple(name for name in BACKENDS.names if name not in ("auto", "fastest", _SLOW))
 
 
-def time_rnn(case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, seconds: float = 30.0) -> list[RNNTime]:
+def time_rnn(
+    case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, seconds: float = 30.0, captured: bool = False
+) -> list[RNNTime]:
     """Time the forward and backward pass (gradients of input and weights) of a module in recurrent mode.
 
     All backends use the same parameters and the same batch. Its boundaries are recomputed every time, as for a new
@@ -142,6 +145,7 @@ def time_rnn(case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, 
         backends: names of backends; all but ``"reference"`` if empty.
         repeats: number of timed runs per backend, at least 1.
         seconds: time limit after which no new round is started.
+        captured: time replays of a CUDA graph, which exclude the host's time; on a GPU.
 
     Returns:
         One result per backend, fastest first, followed by backends that can't run, with the reason.
@@ -167,6 +171,8 @@ def time_rnn(case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, 
             step = _step(case, weights, data, name)
             error = max(map(_error, step(), exact))
             peak = _peak(step, case.device)
+            if captured:
+                step = _captured(step, case.device)
         except (RecurlError, RuntimeError) as refused:
             results[name] = RNNTime(case, name, reason=_one_line(refused))
             continue
@@ -288,6 +294,14 @@ def _peak(step: Step, device: str) -> float | None:
     torch.cuda.reset_peak_memory_stats(device)
     step()
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def _captured(step: Step, device: str) -> Step:
+    """Return the step as a CUDA graph."""
+    graph = GraphedFunction(step, numbered(device), name="step of the layer", instead="time it without captured=True")
+    for _ in range(WARM_UP + 1):
+        graph()
+    return graph
 
 
 def _one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,11 @@ from tests.programs import Programs
 
 from recurl.envs.workers import SERVER
 from recurl.trainers.export.verification import verify
+
+
+def pytest_configure() -> None:
+    """Keep what the tests compile in this folder, not in the user's cache."""
+    os.environ.setdefault("RECURL_CACHE_DIR", str(Path(__file__).parent / "build" / "cache"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 from recurl._version import __version__
 from recurl.cli.notices import save_traceback
 from recurl.cli.output import with_output
+from recurl.core.cache import use_compiled_folder
 from recurl.core.errors import (
     AlreadyReported,
     ArgumentError,
@@ -41,6 +42,11 @@ COMMANDS = {
     "bench": {
         "rnn": "time every recurrent backend on this machine for your shapes",
         "popgym": "compare memory cells on the POPGym tasks",
+    },
+    "cache": {
+        "show": "show what was compiled and measured once, and where it is kept",
+        "clear": "delete what was compiled",
+        "warm ALGORITHM ...": "compile what a run needs, without training",
     },
     "doctor": {"": "show what this machine supports; with a policy or a run: check its memory wiring"},
 }
@@ -131,6 +137,7 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
     """Load a command and parse its arguments; of several torchrun processes only rank 0 reports an error."""
     try:
         check_text(arguments)
+        use_compiled_folder()  # before torch is imported, which chooses a folder itself
         if arguments[0] == "train":
             from recurl.cli.train_help import show_train_help  # noqa: PLC0415 - keep tyro out of recurl.cli's imports
 
@@ -197,7 +204,7 @@ def check_text(arguments: Sequence[str]) -> None:
 
 def _names_modules(command: str, options: Container[str]) -> bool:
     """Return whether a command line may name user modules, or trusts those named by a run."""
-    if command in ("train", "sweep", "bench") and "--resume" not in options:
+    if command in ("train", "sweep", "bench", "cache") and "--resume" not in options:
         return True
     return "--env" in options or ("--trust-run" in options and command != "compare")
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recurl._version import __version__
+from recurl.core.cache import cache_folder
 from recurl.core.errors import StorageError
 from recurl.recurrence.cuda.hardware import Hardware
 
@@ -45,9 +46,8 @@ class Measured(NamedTuple):
 
 
 def path() -> Path:
-    """Return the path of the file: in ``RECURL_CACHE_DIR``, else in the user's cache folder."""
-    folder = os.environ.get("RECURL_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "recurl"
-    return Path(folder).expanduser() / "kernels.json"
+    """Return the path of the file, in :func:`recurl.core.cache.cache_folder`."""
+    return cache_folder() / "kernels.json"
 
 
 def best(hardware: Hardware, cell: str, hidden: int, precision: str, rows: int) -> str | None:

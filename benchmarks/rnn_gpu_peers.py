@@ -23,6 +23,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -355,14 +356,23 @@ def show(row: dict[str, Any]) -> None:
     print(json.dumps(row), flush=True)
 
 
+def sizes_of(text: str) -> tuple[int, int, int]:
+    """Return H, B and T of a case."""
+    found = re.fullmatch(r"(\d+):(\d+)x(\d+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"a case is H:BxT, such as {CASES[0]}; got {text!r}")
+    hidden, rows, length = map(int, found.groups())
+    return hidden, rows, length
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = peers(None, Path())
     parser.add_argument(
         "--peers", nargs="*", default=[name for name in known if name != "torchrl-triton"], choices=known
     )
-    parser.add_argument("--cells", nargs="*", default=["lstm", "gru"])
-    parser.add_argument("--cases", nargs="*", default=CASES, help="H:BxT")
+    parser.add_argument("--cells", nargs="*", default=["lstm", "gru"], choices=["lstm", "gru"])
+    parser.add_argument("--cases", nargs="*", type=sizes_of, default=[*map(sizes_of, CASES)], help="H:BxT")
     parser.add_argument("--resets", nargs="*", type=float, default=[0.0, 0.02], help="probability of a reset per step")
     parser.add_argument("--seconds", type=float, default=120.0, help="time for everything")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that build at once")
@@ -382,9 +392,10 @@ def main() -> None:
         arguments.peers, arguments.cases, arguments.cells, arguments.resets
     ):
         cells, knows, _ = known[name]
-        hidden, rows, length = map(int, case.replace("x", ":").split(":"))
         if cell in cells.split() and knows == (resets > 0):
-            jobs.append((name, Problem(cell, hidden, rows, length, resets)))
+            jobs.append((name, Problem(cell, *case, resets)))
+    if not jobs:
+        parser.error("none of these peers serves these cells with these resets")
     with tempfile.TemporaryDirectory() as folder:
         run_all(jobs, arguments, Path(folder))
 

@@ -434,6 +434,9 @@ def main() -> None:
     if arguments.list:
         print(*named, sep="\n")
         return
+    for word in arguments.only or ():
+        if not any(word in name for name in named if name != PLANTED):
+            parser.error(f"--only: no kind has {word!r} in its name; --list prints them")
     if not torch.cuda.is_available():
         parser.error("it needs an NVIDIA GPU, and torch finds none")
     if arguments.run:

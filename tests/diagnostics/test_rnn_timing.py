@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, UsageError
 from recurl.diagnostics import RNNCase, RNNTime, rnn_timing, take_turns, time_rnn
 from recurl.diagnostics.rnn_timing import _Data, timed_backends
 from recurl.recurrence import record_backends
@@ -107,6 +107,27 @@ def test_replays_of_a_graph_are_timed_after_its_capture(monkeypatch: pytest.Monk
             calls.append("call")
 
     monkeypatch.setattr(rnn_timing, "GraphedFunction", Graphed)
+    monkeypatch.setattr(rnn_timing, "numbered", lambda _: torch.device("cuda", 0))
     (result,) = time_rnn(RNNCase(hidden_size=4, batch=2, time=3), ["loop"], repeats=5, captured=True)
     assert len(result.times_ms) == 5
     assert len(calls) == 3 + 5  # two calls and a capture before
+
+
+def test_graphs_are_timed_on_a_gpu_only() -> None:
+    with pytest.raises(ArgumentError, match=r"captured=True times CUDA graphs, on a GPU; got device cpu"):
+        time_rnn(RNNCase(**SMALL), ["loop"], captured=True)
+
+
+def test_a_backend_that_cannot_be_captured_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graphed:
+        def __init__(self, step: Callable[[], object], device: torch.device, **_: str) -> None:
+            pass
+
+        def __call__(self) -> None:
+            raise UsageError("The step of the layer can't be captured as a CUDA graph.")
+
+    monkeypatch.setattr(rnn_timing, "GraphedFunction", Graphed)
+    monkeypatch.setattr(rnn_timing, "numbered", lambda _: torch.device("cuda", 0))
+    (result,) = time_rnn(RNNCase(hidden_size=4, batch=2, time=3), ["loop"], captured=True)
+    assert result.times_ms == ()
+    assert result.reason == "The step of the layer can't be captured as a CUDA graph."

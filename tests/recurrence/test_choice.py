@@ -14,6 +14,7 @@ from tools import kernel_map
 
 from recurl.core.errors import ArgumentError, StorageError
 from recurl.diagnostics import RNNCase, RNNTime, kernel_tuning
+from recurl.experiments import bench_rnn as bench_rnn_module
 from recurl.experiments.bench_rnn import BenchRNN, bench_rnn
 from recurl.recurrence.cuda import tuned
 from recurl.recurrence.cuda.choose import Layer, chosen_for, fitting_for
@@ -199,3 +200,19 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="--tune times the families of the triton backend: leave out --backends"):
         bench_rnn(BenchRNN(tune=True, device="cpu", backends=("loop",), out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("error", [1e-6, math.nan])
+def test_what_was_not_stored_is_not_announced(
+    error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tune(case: RNNCase, *, repeats: int, seconds: float) -> list[RNNTime]:
+        portable = RNNTime(case, kernel_tuning.PORTABLE, () if math.isnan(error) else (2.0,), error=error)
+        return [RNNTime(case, "triton: rows", (1.0,), error=1e-6), portable]
+
+    monkeypatch.setattr(bench_rnn_module, "check_tunable", lambda case: None)
+    monkeypatch.setattr(bench_rnn_module, "tune_kernels", tune)
+    bench_rnn(BenchRNN(tune=True, device="cpu", out=tmp_path / "out"))
+    shown = capsys.readouterr().out
+    assert ("use the fastest kernels from now on" in shown) == (error == 1e-6)
+    assert ("nothing is stored, since the portable kernels" in shown) == math.isnan(error)

@@ -16,9 +16,12 @@ from recurl.recurrence.cuda.hardware import Hardware, hardware_of
 from recurl.recurrence.cuda.plan import only, plan_for
 from recurl.recurrence.cuda.precision import PRECISIONS
 
-__all__ = ["check_tunable", "tune_kernels"]
+__all__ = ["PORTABLE", "check_tunable", "tune_kernels"]
 
 _BACKEND = "triton"
+PORTABLE = f"{_BACKEND}: portable"
+"""Name of the results of the portable kernels, which the accuracy of the others is compared with."""
+
 _CELLS = ("lstm", "gru")
 _LEAST_ACCURATE = 4  # times the error of the portable kernels
 
@@ -42,7 +45,8 @@ def tune_kernels(case: RNNCase, *, repeats: int = 20, seconds: float = 30.0) -> 
         seconds: time limit per family.
 
     Returns:
-        One result per family, named ``"triton: rows"``, fastest first, followed by those that can't run.
+        One result per family, named ``"triton: rows"``, fastest first, followed by those that can't run. Nothing is
+        stored if the portable kernels can't run.
 
     Raises:
         ArgumentError: the case isn't an LSTM or GRU on an NVIDIA GPU.

@@ -151,7 +151,7 @@ def time_rnn(
         One result per backend, fastest first, followed by backends that can't run, with the reason.
 
     Raises:
-        ArgumentError: ``repeats`` is not positive, or the case can't run on this machine.
+        ArgumentError: ``repeats`` is not positive, the case can't run on this machine, or ``captured`` without a GPU.
 
     Example:
         >>> first, *_ = time_rnn(RNNCase(hidden_size=8, batch=2, time=10), repeats=2)
@@ -160,6 +160,8 @@ def time_rnn(
     """
     if repeats < 1:
         raise ArgumentError(f"--repeats must be positive, got {repeats}.")
+    if captured and numbered(case.device).type != "cuda":
+        raise ArgumentError(f"captured=True times CUDA graphs, on a GPU; got device {case.device}: leave it out.")
     case.check_machine()
     data = _Data(case)
     weights = _module(case, "auto", _DTYPES[case.dtype]).net.state_dict()

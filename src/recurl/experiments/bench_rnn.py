@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import math
 import platform
 import tempfile
 import time
@@ -22,7 +23,7 @@ from recurl._version import __version__
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import Count, NonNegative, NonNegativeInt, Threads
 from recurl.diagnostics import RNNCase, RNNTime, time_rnn
-from recurl.diagnostics.kernel_tuning import check_tunable, tune_kernels
+from recurl.diagnostics.kernel_tuning import PORTABLE, check_tunable, tune_kernels
 from recurl.experiments.bench_figure import figure
 from recurl.recurrence import BACKENDS
 from recurl.recurrence.cuda.tuned import path
@@ -105,7 +106,13 @@ def bench_rnn(args: BenchRNN) -> int:
     figure(cases, results).savefig(picture, format="png", dpi=120)
     write_atomic(args.out / "rnn.png", picture.getvalue())
     if args.tune:
-        console.print(f"Layers of these sizes use the fastest kernels from now on: see {path()}", soft_wrap=True)
+        untuned = [str(result.case) for result in results if result.backend == PORTABLE and math.isnan(result.error)]
+        for case in untuned:
+            text = f"{case}: nothing is stored, since the portable kernels, the measure of accuracy, can't run"
+            console.print(text, markup=False, soft_wrap=True)
+        if len(untuned) < len(cases):
+            which = "The other layers" if untuned else "Layers of these sizes"
+            console.print(f"{which} use the fastest kernels from now on: see {path()}", soft_wrap=True)
     console.print(f"Results written to {args.out / 'rnn.csv'} and {args.out / 'rnn.png'}", soft_wrap=True)
     return 0
 

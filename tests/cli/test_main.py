@@ -1,3 +1,4 @@
+import gc
 import io
 import math
 import os
@@ -463,3 +464,13 @@ def test_a_signal_leaves_a_run_that_resumes(tmp_path, programs, number, code):
     folder.config.write_text(folder.config.read_text().replace("1000000", str((rows + 2) * 64)))
     assert main(["train", "--resume", str(folder.path)]) == 0
     assert len(folder.metrics.read_text().splitlines()) == rows + 3
+
+
+def test_imports_of_a_new_process_are_not_searched_for_garbage() -> None:
+    code = "import gc, sys; from recurl.cli.main import main; code = main(['cache', 'show']); "
+    code += "print(code, gc.isenabled(), gc.get_freeze_count() > 100_000, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 True True True"
+    count = gc.get_freeze_count()
+    assert main(["cache", "show"]) == 0  # this process has imported torch before
+    assert gc.get_freeze_count() <= count

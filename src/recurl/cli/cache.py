@@ -14,7 +14,10 @@ from recurl.cli.sources import read_sources
 from recurl.cli.train import read_run
 from recurl.core.cache import cache_folder, compiled_folder, compiled_folders
 from recurl.core.errors import ArgumentError
+from recurl.core.precision import torch_matmul_precision
 from recurl.trainers import ALGORITHMS, RunConfig
+from recurl.trainers.algorithms.table import make_algorithm
+from recurl.trainers.run.update_times import time_updates
 
 _WARM_UP = 5
 """Updates, in which collectors and gradient steps compile and capture all they use."""
@@ -104,11 +107,6 @@ def _cleared(tuned: bool) -> str:
 
 
 def _warmed(config: RunConfig) -> str:
-    # They import torch, which the other actions don't need.
-    from recurl.core.precision import torch_matmul_precision  # noqa: PLC0415
-    from recurl.trainers.algorithms.table import make_algorithm  # noqa: PLC0415
-    from recurl.trainers.run.update_times import time_updates  # noqa: PLC0415
-
     steps = (_WARM_UP + 3) * config.frames_per_batch + getattr(config, "learning_starts", 0)
     config, begin = replace(config, total_steps=max(config.total_steps, steps)), time.perf_counter()
     with torch_matmul_precision(config.torch_precision), closing(make_algorithm(config)) as learner:

@@ -144,7 +144,7 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
             from recurl.cli.train_help import show_train_help  # noqa: PLC0415 - keep tyro out of recurl.cli's imports
 
             show_train_help(arguments[1:])
-        with _without_garbage_collection():
+        with _imports_are_no_garbage():
             command = load(arguments)
             return command, command.read(arguments[1:])
     except RecurlError:
@@ -154,7 +154,7 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
 
 
 @contextmanager
-def _without_garbage_collection() -> Generator[None]:
+def _imports_are_no_garbage() -> Generator[None]:
     """Don't search what is imported for garbage, in this block or later; that takes a sixth of the time of imports.
 
     Only in a new process: one that has imported torch before may hold objects that are to be collected.
@@ -224,7 +224,7 @@ def check_text(arguments: Sequence[str]) -> None:
 
 def _names_modules(command: str, options: Container[str]) -> bool:
     """Return whether a command line may name user modules, or trusts those named by a run."""
-    if command in ("train", "sweep", "bench", "cache") and "--resume" not in options:
+    if (command in ("train", "sweep", "bench") or "warm" in options) and "--resume" not in options:
         return True
     return "--env" in options or ("--trust-run" in options and command != "compare")
 

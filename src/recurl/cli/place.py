@@ -14,7 +14,17 @@ DESCRIPTION = "Train a policy with one of these algorithms. Continue a stopped r
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewRunOptions:
+class SourceOptions:
+    """Where to read options of an algorithm that aren't on the command line."""
+
+    preset: str | None = None
+    """Use the tuned options of a preset; --config and command line options take precedence."""
+    config: Path | None = None
+    """Read options from a TOML file, or from the config.json of a run; command line options take precedence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRunOptions(SourceOptions):
     """Options of a new run that don't belong to its algorithm."""
 
     run_dir: Path | None = None
@@ -23,10 +33,6 @@ class NewRunOptions:
     """Replace an existing run in the folder."""
     print_model: bool = False
     """Show the observations and the networks without training."""
-    preset: str | None = None
-    """Use the tuned options of a preset; --config and command line options take precedence."""
-    config: Path | None = None
-    """Read options from a TOML file, or from the config.json of a run; command line options take precedence."""
     save_config: Path | None = None
     """Write the options to this TOML file, for --config, instead of training."""
     trust_run: bool = False

@@ -6,8 +6,7 @@ import csv
 import io
 import os
 import time
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,20 @@ from rich.console import Console
 from rich.table import Table
 
 from recurl._version import __version__
+from recurl.cli.place import SourceOptions
 from recurl.cli.sources import read_sources
 from recurl.cli.speed import notify_if_slow
 from recurl.cli.train import read_run
 from recurl.core.errors import ArgumentError
-from recurl.core.precision import torch_matmul_precision
 from recurl.core.ranges import Count
 from recurl.experiments.bench_rnn import device_name
 from recurl.trainers import ALGORITHMS, RunConfig
-from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.files.durable import write_atomic
-from recurl.trainers.run.update_times import UpdateTimes, time_updates
+from recurl.trainers.run.update_times import UpdateTimes, time_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchTrain:
+class BenchTrain(SourceOptions):
     """Show the time breakdown of an update: recurl bench train ALGORITHM, with the options of recurl train."""
 
     warm_up: Count = 5
@@ -39,10 +37,6 @@ class BenchTrain:
     """Number of measured updates."""
     csv: Path | None = None
     """Also write the times to this CSV file."""
-    preset: str | None = None
-    """Use the tuned options of a preset; --config and command line options take precedence."""
-    config: Path | None = None
-    """Read options from a TOML file, or from the config.json of a run; command line options take precedence."""
 
 
 def read_bench_train(arguments: list[str]) -> BenchTrain:
@@ -57,12 +51,11 @@ def read_bench_train(arguments: list[str]) -> BenchTrain:
 
 def bench_train(args: Any) -> int:
     """Run updates and show the time of their parts."""
-    config = _with_enough_steps(args.options, args.warm_up + args.updates)
+    config: RunConfig = args.options
     if args.csv is not None:
         _check_writable(args.csv)
     notify_if_slow(config.device)
-    with torch_matmul_precision(config.torch_precision), closing(make_algorithm(config)) as learner:
-        found = time_updates(learner, args.warm_up, args.updates)
+    found = time_run(config, args.warm_up, args.updates)
     console = Console()
     for text in _heading(config, found, args.updates):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -73,13 +66,6 @@ def bench_train(args: Any) -> int:
         _write(args.csv, config, found)
         console.print(f"Results written to {args.csv}", markup=False, highlight=False, soft_wrap=True)
     return 0
-
-
-def _with_enough_steps(config: RunConfig, updates: int) -> RunConfig:
-    """Raise ``total_steps`` to cover the updates, so that schedules don't end early."""
-    starts = getattr(config, "learning_starts", 0)
-    steps = (updates + 2) * config.frames_per_batch + starts
-    return replace(config, total_steps=max(config.total_steps, steps))
 
 
 def _check_writable(path: Path) -> None:

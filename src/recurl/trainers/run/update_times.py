@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
+from recurl.core.precision import torch_matmul_precision
 from recurl.core.spans import PARTS, Spans
 from recurl.execution.gpu_time import gpu_seconds
 from recurl.trainers.algorithms.learner import Learner
+from recurl.trainers.algorithms.table import make_algorithm
+from recurl.trainers.config import RunConfig
 from recurl.trainers.run.callbacks import Callbacks
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.outcome import Clock
 from recurl.trainers.run.updates import Updates
 
-__all__ = ["UpdateTimes", "time_updates"]
+__all__ = ["UpdateTimes", "time_run", "time_updates"]
 
 _PROFILED = 2
 
@@ -37,6 +42,17 @@ class UpdateTimes(NamedTuple):
     def gpu_idle(self) -> float | None:
         """Fraction of the update in which the GPU was idle; None on the CPU."""
         return None if self.gpu_busy is None else max(1 - self.gpu_busy / self.wall, 0.0)
+
+
+def time_run(config: RunConfig, warm_up: int, updates: int) -> UpdateTimes:
+    """Measure updates of a run with these options, without a folder; see :func:`time_updates`.
+
+    ``total_steps`` is raised to cover the updates, so that schedules don't end early.
+    """
+    steps = (warm_up + updates + _PROFILED) * config.frames_per_batch + getattr(config, "learning_starts", 0)
+    config = replace(config, total_steps=max(config.total_steps, steps))
+    with torch_matmul_precision(config.torch_precision), closing(make_algorithm(config)) as learner:
+        return time_updates(learner, warm_up, updates)
 
 
 def time_updates(learner: Learner[Any, Any], warm_up: int, updates: int) -> UpdateTimes:

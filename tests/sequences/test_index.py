@@ -283,3 +283,12 @@ def test_bad_batches() -> None:
         SequenceIndex.of(TensorDict({"is_init": torch.ones(3).bool()}, [3]).set(KEYS[1], torch.zeros(3, 2).long()))
     with pytest.raises(ArgumentError, match=r"done must have the batch shape \(3,\)"):
         SequenceIndex.of(TensorDict({}, [3]), done=torch.zeros(2).bool())
+
+
+def test_flags_for_kernels_are_contiguous() -> None:
+    starts = torch.tensor([True, False, False, True, True, False])
+    index = SequenceIndex(starts, (6,))
+    assert index.flags.data_ptr() == starts.data_ptr()
+    strided = SequenceIndex(starts[::2], (3,))
+    assert strided.flags.is_contiguous()
+    assert strided.flags.tolist() == [1, 0, 1]

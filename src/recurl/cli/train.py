@@ -94,7 +94,8 @@ def read_run(arguments: list[str], sources: Sources, *, prog: str, extra: type[A
         config = find_algorithm(algorithm).config
         own = {algorithm: with_run_options(with_defaults(config, sources.values(config)), extra)}
     words = arguments if named else [algorithm, *arguments]
-    args: Any = parse_subcommand({**kinds(extra), **own}, words, prog=prog, what="algorithm", description=DESCRIPTION)
+    about = DESCRIPTION if extra is NewRunOptions else (extra.__doc__ or "").partition("\n")[0]
+    args: Any = parse_subcommand({**kinds(extra), **own}, words, prog=prog, what="algorithm", description=about)
     return replace(args, options=plain(find_algorithm(algorithm).config, args.options))
 
 

@@ -233,8 +233,8 @@ class SequenceIndex:
 
     @_Cached
     def flags(self) -> Tensor:
-        """uint8 ``[N]``: :attr:`starts` as kernels read them, in the same memory."""
-        return self.starts.view(torch.uint8)
+        """uint8 ``[N]``, contiguous: :attr:`starts` as kernels read them, in the same memory if that is contiguous."""
+        return self.starts.contiguous().view(torch.uint8)
 
     @_Cached
     def ends(self) -> Tensor:

@@ -15,7 +15,6 @@ from recurl.recurrence.cuda.linear.parts import EMPTY
 from recurl.recurrence.cuda.pointwise import sums_kernel
 from recurl.recurrence.cuda.prepared import prepared
 from recurl.recurrence.linear.kernels import ACCUMULATED, Gradients, LinearInputs, Needs
-from recurl.sequences.index import Boundaries
 
 _SUMMED_COLUMNS = 4
 _SUMMED = {"ROWS": 256, "COLUMNS": _SUMMED_COLUMNS, "num_warps": 8}
@@ -30,7 +29,7 @@ def run_forward(inputs: LinearInputs, chunk: Chunk) -> Tensor:
     with on(b.device):
         start(forward_kernel, grid.programs)(
             *(_raw(a.contiguous()), _raw(b.contiguous()), *_rows(states)),
-            *(_flags(boundaries), _raw(h), *grid.arguments),
+            *(boundaries.flags, _raw(h), *grid.arguments),
             **{"CONSTANT": a.ndim == 1, **grid.constants},
         )
     return h
@@ -48,7 +47,7 @@ def run_backward(inputs: LinearInputs, h: Tensor, grad: Tensor, needs: Needs, ch
     with on(h.device):
         start(backward_kernel, grid.programs)(
             *(_raw(a.contiguous()), _raw(h.contiguous()), _raw(grad.contiguous()), *_rows(states)),
-            *(_flags(boundaries), to_a, _raw(grad_b), _raw(grad_states), *grid.arguments),
+            *(boundaries.flags, to_a, _raw(grad_b), _raw(grad_states), *grid.arguments),
             **{"CONSTANT": constant, "TO_A": needs[0], "TO_B": needs[1], "TO_STATES": needs[2], **grid.constants},
         )
         if constant and needs[0]:
@@ -98,11 +97,6 @@ def _raw(tensor: Tensor) -> Tensor:
 def _reals(tensor: Tensor) -> Tensor:
     """Return a tensor of real numbers: of real and imaginary parts."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _flags(boundaries: Boundaries) -> Tensor:
-    """Return 1 at the first token of each segment."""
-    return boundaries.starts.contiguous().view(torch.uint8)
 
 
 def _rows(states: Tensor) -> tuple[Tensor, int]:

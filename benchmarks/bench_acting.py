@@ -52,9 +52,11 @@ def main() -> None:
     torch.set_num_threads(1)
     for cell in options.cells:
         for rows in options.num_envs:
-            config = PPOConfig(env=options.env, cell=cell, hidden_size=options.hidden, num_envs=rows, threads=1)
+            config = PPOConfig(
+                env=options.env, cell=cell, hidden_size=options.hidden, num_envs=rows, threads=1, device="cpu"
+            )
             report(options, cell, rows, times(collecting(config), options))
-        config = PPOConfig(env=options.env, cell=cell, hidden_size=options.hidden, num_envs=1, threads=1)
+        config = PPOConfig(env=options.env, cell=cell, hidden_size=options.hidden, num_envs=1, threads=1, device="cpu")
         report(options, cell, 1, times(predicting(config), options))
 
 

@@ -74,6 +74,7 @@ class Run:
 
 def config_of(sizes: tuple[int, ...], **changes: Any) -> PPOConfig:
     options = {"env": "recurl/MaskedCartPole-v1", "device": "cuda", "cuda_graph": True, "compile": True}
+    options["shared_trunk"] = True
     return PPOConfig(**{**options, **dict(zip(SIZES, sizes, strict=True)), "total_steps": 10**12, **changes})
 
 

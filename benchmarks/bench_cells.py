@@ -100,11 +100,14 @@ class Run:
             cell=cell,
             hidden_size=options.hidden_size,
             num_layers=options.num_layers,
+            shared_trunk=True,
             num_envs=options.num_envs,
             rollout_steps=options.rollout_steps,
             backend=options.backend,
             device=options.device,
             threads=options.threads,
+            cuda_graph=False,
+            compile=False,
             total_steps=10**9,
         )
         self.learner = PPO(config)

@@ -100,7 +100,7 @@ def command(task: str, cell: str, seed: int, device: str, more: str) -> str:
     options += f" --learning-rate 3e-3 --num-envs {512 if steps <= 128 else 128} --minibatches 8"
     options += f" --rollout-steps {steps} --sequence-length {steps}"
     options += f" --hidden-size 128 --total-steps 10000000 --stop-return {SOLVED} --device {device}"
-    options += f" --vectorization device{' --cuda-graph' if device.startswith('cuda') else ''} {more}".rstrip()
+    options += f" --vectorization device --no-compile --shared-trunk {more}".rstrip()
     return f"recurl train ppo {options} --cell '{cell}' --seed {seed}"
 
 

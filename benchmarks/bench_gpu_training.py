@@ -110,6 +110,7 @@ def config_of(case: Case, cell: str, **changes: Any) -> PPOConfig:
         "total_steps": 10**12,
         "cuda_graph": True,
         "compile": True,
+        "shared_trunk": True,
         "normalize_observations": False,
         "scale_rewards": False,
         **changes,

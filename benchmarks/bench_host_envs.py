@@ -192,6 +192,10 @@ def config_of(options: argparse.Namespace, variant: str, **changes: Any) -> PPOC
         "env_workers": options.workers,
         "rollout_steps": options.steps,
         "total_steps": 10**9,
+        "shared_trunk": True,
+        "env_groups": 1,
+        "cuda_graph": False,
+        "compile": False,
         **VARIANTS[variant],
         **changes,
     }

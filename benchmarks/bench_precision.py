@@ -27,7 +27,8 @@ from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "precision.csv"
 EVERY = 8
-COMMON = "--num-envs 512 --rollout-steps 64 --sequence-length 64 --vectorization device --logger none --eval-episodes 1"
+COMMON = "--num-envs 512 --rollout-steps 64 --sequence-length 64 --vectorization device --no-cuda-graph --no-compile"
+COMMON += " --logger none --eval-episodes 1"
 TASKS = {
     "MaskedCartPole": "recurl/MaskedCartPole-v1",
     "MaskedPendulum": "recurl/MaskedPendulum-v1 --gamma 0.9 --epochs 10",

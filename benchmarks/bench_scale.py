@@ -100,6 +100,8 @@ def ppo(actors: int, batches: int, max_lag: int) -> dict[str, float]:
         hidden_size=HIDDEN,
         epochs=1,
         minibatches=4,
+        shared_trunk=True,
+        device="cpu",
         total_steps=10**9,
     )
     learner = PPO(config)

@@ -122,6 +122,7 @@ def learner_of(options: argparse.Namespace, *, envs: int, steps: int) -> PPO:
         "sequence_length": steps,
         "epochs": 4 if options.part == "measure" else 1,
         "minibatches": 4,
+        "shared_trunk": True,
         "total_steps": 10**12,
         "learning_rate_schedule": "constant",
         "entropy_coeff_schedule": "constant",

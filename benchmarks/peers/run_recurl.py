@@ -43,13 +43,13 @@ def main() -> None:
 def configure(options: argparse.Namespace, **changes: Any) -> RunConfig:
     """Return the options of a run: recurl's defaults except where all peers share a value."""
     common: dict[str, Any] = {"env": ENVS[options.task], "hidden_size": options.hidden_size, "seed": options.seed}
-    common |= {"total_steps": 10**8, "threads": options.threads}
+    common |= {"total_steps": 10**8, "threads": options.threads, "device": "cpu"}
     common["num_envs"] = options.num_envs
     if options.task == "r2d2":
         return R2D2Config(**(common | changes))
     common |= NATURE if options.task == "frames" else {}
     common |= {"rollout_steps": options.rollout_steps, "epochs": options.epochs}
-    common |= {"minibatches": options.minibatches, "learning_rate": options.learning_rate}
+    common |= {"minibatches": options.minibatches, "learning_rate": options.learning_rate, "shared_trunk": True}
     return PPOConfig(**(common | changes))
 
 

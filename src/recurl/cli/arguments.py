@@ -76,7 +76,7 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
         SystemExit: help was requested and has been printed.
     """
     _show_help_if_requested(kind, arguments, prog)
-    arguments = _merge_repeated(arguments, kind, prog=prog)
+    arguments = _switches(_merge_repeated(arguments, kind, prog=prog), kind)
     with _tyro_errors(prog):
         args = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS)
     check_fields(args)
@@ -96,7 +96,7 @@ def parse_known_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str
         SystemExit: help was requested and has been printed.
     """
     _show_help_if_requested(kind, arguments, prog)
-    arguments = _merge_repeated(arguments, kind, prog=prog)
+    arguments = _switches(_merge_repeated(arguments, kind, prog=prog), kind)
     with _tyro_errors(prog):
         args, others = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS, return_unknown_args=True)
     check_fields(args)
@@ -202,6 +202,29 @@ def _merge_repeated(arguments: Sequence[str], kind: type, *, prog: str) -> list[
         else:
             gathered[field.name] = group
     return [argument for group in gathered.values() for argument in group]
+
+
+def _switches(arguments: Sequence[str], kind: type) -> list[str]:
+    """Rewrite switches that are neither on nor off by default: ``--x`` to ``--x True`` and ``--no-x`` to ``--x False``.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Options:
+        ...     compile: bool | None = None
+        ...     seed: int = 0
+        >>> _switches(["--seed", "1", "--no-compile"], Options)
+        ['--seed', '1', '--compile', 'False']
+    """
+    words: list[str] = []
+    fields = _fields(kind)
+    for word in arguments:
+        name = _option(word)
+        field = fields.get(name) if word == word.partition("=")[0] else None
+        if field is not None and field.kind is bool and field.optional:
+            words += [flag(field.name), str(name == flag(field.name))]
+        else:
+            words.append(word)
+    return words
 
 
 def without_options(arguments: Sequence[str], others: Sequence[str]) -> list[str]:

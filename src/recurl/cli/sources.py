@@ -84,4 +84,6 @@ def with_defaults(kind: type[_C], values: Mapping[str, Any]) -> type[_C]:
 
 def plain(kind: type[_C], options: RunConfig) -> _C:
     """Convert options of a class made by :func:`with_defaults` back to ``kind``."""
-    return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})
+    made = kind(**{each.name: getattr(options, each.name) for each in fields(kind)})
+    object.__setattr__(made, "choice", options.choice)  # made for the values that were left open, which are now given
+    return made

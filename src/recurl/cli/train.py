@@ -40,6 +40,7 @@ from recurl.trainers.algorithms.configs import ExecutionConfig
 from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
+from recurl.trainers.machine import describe
 from recurl.trainers.networks.agent import collecting
 from recurl.trainers.networks.description import describe_agent
 from recurl.trainers.run.memory import out_of_memory_advice
@@ -180,7 +181,10 @@ def _train(trainer: Trainer) -> int | None:
     how = f"with {config.algorithm} ({config.cell}) on {config.device}, seed {config.seed}"
     over = f", over {world_size()} ranks" if world_size() > 1 else ""
     _print(console, f"Training {config.env} {how}, in {path}{over}")
-    if isinstance(config, ExecutionConfig) and (config.compile or config.cuda_graph):
+    chosen = describe(config)
+    if chosen is not None:
+        _print(console, chosen)
+    elif isinstance(config, ExecutionConfig) and (config.compile or config.cuda_graph):
         _print(console, "The first updates compile programs and capture CUDA graphs, which takes some seconds.")
     with StopOnSignal() as stop, _resume_hint(trainer.folder, config):
         outcome = trainer.run(stop.requested)

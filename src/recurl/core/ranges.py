@@ -11,12 +11,16 @@ from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from recurl.core.errors import ArgumentError
 from recurl.core.messages import nearest
 
 __all__ = [
+    "AUTO",
+    "AutoCount",
+    "AutoFlag",
+    "AutoNonNegativeInt",
     "Count",
     "Exponent",
     "Field",
@@ -95,6 +99,17 @@ Fraction: TypeAlias = Annotated[float, Range(0, 1)]
 PositiveFraction: TypeAlias = Annotated[float, Range(0, 1, above=True)]
 OpenUnit: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
 Exponent: TypeAlias = Annotated[float, Range(0, 10)]
+
+AUTO: Any = None
+"""Default of an option that is replaced by a value when the options are complete."""
+if TYPE_CHECKING:
+    AutoCount: TypeAlias = int
+    AutoNonNegativeInt: TypeAlias = int
+    AutoFlag: TypeAlias = bool
+else:
+    AutoCount = Count | None
+    AutoNonNegativeInt = NonNegativeInt | None
+    AutoFlag = bool | None
 
 
 @dataclass(frozen=True)

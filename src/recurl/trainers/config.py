@@ -6,12 +6,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import ACTION_MASK
 from recurl.core.messages import nearest
 from recurl.core.ranges import (
+    AUTO,
+    AutoCount,
+    AutoNonNegativeInt,
     Count,
     Fraction,
     NonNegativeInt,
@@ -64,10 +67,16 @@ class RunConfig:
         "collectors",
     )
     """Options that can't be changed when a run is resumed."""
+    usual_envs: ClassVar[int] = 8
+    """Number of environments on a CPU."""
+    more_envs_on_gpu: ClassVar[bool] = False
+    """Whether tasks on a GPU have more environments by default; not if that changes how often a step is learned."""
     usual_lag: ClassVar[int] = 0
     """Default of ``max_lag``."""
     largest_lag: ClassVar[int | None] = None
     """Upper bound of ``max_lag``; None for no bound."""
+    choice: ClassVar[Any] = None
+    """What was chosen for this machine where the options left it open: a ``Choice``, once they are complete."""
     env: EnvSource
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id to import the module that
     registers it, such as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too)."""
@@ -81,12 +90,13 @@ class RunConfig:
     after the other, async steps each in its own process, and device steps them as tensors on the device (tasks only).
     auto picks device for tasks on a GPU; otherwise native if it can reset single rows and there is no wrapper, else
     sync."""
-    env_workers: NonNegativeInt = 0
-    """Worker processes that step the training environments; must divide --num-envs. 0 steps them in the main
-    process."""
-    env_groups: Count = 1
+    env_workers: AutoNonNegativeInt = AUTO
+    """Worker processes that step the training environments; must divide --num-envs. 0 steps them in the main process,
+    the default; with --device auto on a machine with a GPU, their number is chosen by the time that a step takes."""
+    env_groups: AutoCount = AUTO
     """Groups of environments that alternate: while the workers step one group, the actions of the next are computed. 2
-    keeps the workers busy when the policy is slow, as on a GPU. Needs --env-workers."""
+    keeps the workers busy when the policy is slow, as on a GPU. Needs --env-workers. By default 1, unless
+    --env-workers was chosen too."""
     collectors: str | None = None
     """Actors that collect on the CPU and share the environments: ray:8 starts eight Ray actors."""
     ray_address: str | None = None
@@ -132,8 +142,9 @@ class RunConfig:
 
     total_steps: Steps = 150_000
     """Maximum number of environment steps to train for, summed over all environments."""
-    num_envs: Count = 8
-    """Number of environments stepped in parallel."""
+    num_envs: AutoCount = AUTO
+    """Number of environments stepped in parallel. By default 8 (16 for A2C, IMPALA, DQN and R2D2); on-policy algorithms
+    with tasks on a GPU take as many as --total-steps has use for, up to 4,096."""
     rollout_steps: Count = 128
     """Steps per environment between updates."""
     learning_rate: Positive = 1e-3
@@ -147,8 +158,8 @@ class RunConfig:
 
     seed: Seed = 0
     """Random seed; the same seed gives the same run."""
-    device: str = "cpu"
-    """Device of the networks, such as cpu or cuda."""
+    device: str = "auto"
+    """Device of the networks, such as cpu or cuda; auto picks the one that is expected to finish first."""
     matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     """Precision of float32 matrix products, as in torch.set_float32_matmul_precision: highest is float32, high and
     medium are TF32 on a GPU; auto is high on a GPU and highest on a CPU. The setting applies to this run only."""
@@ -189,11 +200,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", named(self.env))
         check_fields(self)
-        self._check_env()
-        self._check_collectors()
         self._check_backend()
         if self.cell != NO_CELL:
             self._check_cell()
+        self._check_given_collectors()
+        self._fit_machine()
+        self._check_env()
+        self._check_collectors()
         self.check()
         if self.total_steps < self.frames_per_batch:
             raise ArgumentError(
@@ -202,6 +215,28 @@ class RunConfig:
             )
         self._check_evaluation()
         _ = self.env_arguments
+
+    def _fit_machine(self) -> None:
+        """Replace the values that are left to recurl by those chosen for this machine."""
+        from recurl.trainers.machine import choose  # noqa: PLC0415 - imports torch, which --help doesn't need
+
+        choice = choose(self)
+        for name, value in {**choice.values, "choice": choice}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """What a CUDA graph of an update lacks to be possible, or None if it is."""
+        return "an algorithm with --cuda-graph"
+
+    @property
+    def compile_obstacle(self) -> str | None:
+        """What the compilation of an update lacks to be possible, or None if it is."""
+        return "an algorithm with --compile"
+
+    def work(self, frames: int) -> Work:
+        """Return the work of learning from a batch of ``frames`` environment steps."""
+        return Work(1, frames)
 
     def _check_env(self) -> None:
         workers = self.env_workers
@@ -230,14 +265,16 @@ class RunConfig:
                 "env=lambda: ..."
             )
 
+    def _check_given_collectors(self) -> None:
+        if self.collectors is not None and not re.fullmatch("ray:[1-9][0-9]{0,4}", self.collectors):
+            raise ArgumentError(f"--collectors takes ray:N, such as ray:8 for eight actors, got {self.collectors!r}.")
+
     def _check_collectors(self) -> None:
         if self.collectors is None:
             for name in ("ray_address", "max_lag"):
                 if getattr(self, name) is not None:
                     raise ArgumentError(f"{flag(name)} applies to actors only: add --collectors, such as ray:8.")
             return
-        if not re.fullmatch("ray:[1-9][0-9]{0,4}", self.collectors):
-            raise ArgumentError(f"--collectors takes ray:N, such as ray:8 for eight actors, got {self.collectors!r}.")
         if self.num_envs % self.actors:
             raise ArgumentError(
                 f"The number of --collectors must divide --num-envs, got {self.actors} and {self.num_envs}: use "
@@ -365,6 +402,13 @@ class RunConfig:
         return 0
 
     @classmethod
+    def settled(cls) -> dict[str, Any]:
+        """Return the values, on a CPU, of the options that are left to recurl by default."""
+        values = {"device": "cpu", "num_envs": cls.usual_envs, "env_workers": 0, "env_groups": 1}
+        defaults = {field.name: field.default for field in fields_of(cls)}
+        return {name: value for name, value in values.items() if defaults[name] in (None, "auto")}
+
+    @classmethod
     def algorithm_name(cls) -> str:
         """Return the name that identifies the algorithm in a new process: ``module:name`` for a custom algorithm."""
         module = cls.__module__
@@ -406,11 +450,21 @@ class RunConfig:
     def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the output of :meth:`to_dict`, of any recurl version, to keyword arguments of this class, unchecked.
 
-        Subclasses fill in options that earlier versions didn't have, with the behavior of those versions.
+        Subclasses fill in options that earlier versions didn't have, with the behavior of those versions. Nothing is
+        left to be chosen for this machine.
         """
         many = {field.name for field in fields_of(cls) if field.many}
-        options = {name: value for name, value in values.items() if name != "algorithm"}
+        options = {**cls.settled(), **{name: value for name, value in values.items() if name != "algorithm"}}
         return {n: tuple(value) if n in many and isinstance(value, list) else value for n, value in options.items()}
+
+
+class Work(NamedTuple):
+    """Work of learning from a batch."""
+
+    gradient_steps: int
+    """Number of gradient steps."""
+    steps: int
+    """Environment steps that pass through the networks, forward and backward."""
 
 
 def check_names_of(kind: type[RunConfig], options: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.core.messages import nearest
+from recurl.core.ranges import AUTO
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
 from recurl.envs.tasks.popgym.table import DIFFICULTIES
 from recurl.recurrence import CELLS as KNOWN
@@ -54,7 +55,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 """PPO options of each setting, in addition to the common ones."""
-_COMMON = {"hidden_size": 256, "gamma": 0.99, "clip_epsilon": 0.2, "previous_action": True, "logger": "none"}
+_COMMON = {
+    "hidden_size": 256,
+    "shared_trunk": True,
+    "gamma": 0.99,
+    "clip_epsilon": 0.2,
+    "previous_action": True,
+    "logger": "none",
+}
 _FIXED = ("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps", "device", "cuda_graph", "compile")
 """Options fixed by the benchmark."""
 _VARYING = (
@@ -140,8 +148,8 @@ def make_runs(
     made: list[Run] = []
     for name, depth in dict.fromkeys(map(_layers, cells)):
         own: dict[str, Any] = {"cell": name, "num_layers": depth, "cuda_graph": graph}
+        own["compile"] = AUTO if graph else False  # where it is possible
         first = PPOConfig(env=_env(tasks[0]), **{**common, **own})
-        first = replace(first, compile=graph and first.is_compilable)
         cell = name if depth == 1 else f"{name}*{depth}"
         made += [Run(task, cell, 0, replace(first, env=_env(task))) for task in tasks]
     return [run._replace(seed=seed, config=replace(run.config, seed=seed)) for seed in range(seeds) for run in made]

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import (
+    AUTO,
+    AutoFlag,
     Count,
     Exponent,
     Fraction,
@@ -20,10 +22,12 @@ from recurl.core.ranges import (
     PositiveOrInf,
     SmallCount,
     Steps,
+    flag,
 )
-from recurl.trainers.config import NO_CELL, RunConfig, Schedule
+from recurl.trainers.config import NO_CELL, RunConfig, Schedule, Work
 from recurl.trainers.env_name import is_environment, source_of
 
+_SEPARATE_FROM = 16_384  # environment steps of a gradient step; see benchmarks/notes/learning.md
 _CAPTURABLE = ("fastest", "triton")
 
 _COMPILABLE = ("fastest", "cpu", "triton")
@@ -37,38 +41,56 @@ class ExecutionConfig(RunConfig):
         ArgumentError: see :class:`RunConfig`; or if ``cuda_graph`` or ``compile`` is not possible.
     """
 
-    cuda_graph: bool = False
+    cuda_graph: AutoFlag = AUTO
     """Capture each update as one CUDA graph, and the policy as another (with --vectorization device, the whole
-    rollout). Needs --device cuda, and minibatches of equal size."""
-    compile: bool = False
+    rollout). Needs --device cuda, and minibatches of equal size. On by default where it is possible."""
+    compile: AutoFlag = AUTO
     """Compile losses and gradients into fewer, larger kernels with Inductor; with --vectorization device, also the step
-    of policy and environment. Takes some seconds at the start; needs a C++ compiler on the CPU."""
+    of policy and environment. Takes some seconds at the first start. On by default on a GPU where it is possible; on
+    the CPU it needs a C++ compiler."""
 
     def check(self) -> None:
         """Check that the options are consistent."""
         super().check()
-        if self.compile and not self.is_compilable:
-            raise ArgumentError(
-                f"--compile needs a built-in cell and --backend {' or '.join(_COMPILABLE)}, as other backends read "
-                f"episode lengths on the host, got {self.cell} and {self.backend}."
-            )
-        if not self.cuda_graph:
-            return
-        if not self.device.startswith("cuda"):
-            raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
-        if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
-            raise ArgumentError(
-                f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
-                f"{self.backend}."
-            )
+        for name, obstacle in {"compile": self.compile_obstacle, "cuda_graph": self.graph_obstacle}.items():
+            if getattr(self, name) and obstacle is not None:
+                raise ArgumentError(f"{flag(name)} needs {obstacle}.")
 
     @property
-    def is_compilable(self) -> bool:
-        """Whether the cell and the backend support ``compile``."""
+    def compile_obstacle(self) -> str | None:
+        """What the compilation of an update lacks to be possible, or None if it is."""
         from recurl.recurrence import CELLS, load_cell  # noqa: PLC0415 - imports torch, which --help doesn't need
 
         known = map(type, CELLS.values())
-        return self.cell == NO_CELL or (self.backend in _COMPILABLE and type(load_cell(self.cell)) in known)
+        if self.cell == NO_CELL or (self.backend in _COMPILABLE and type(load_cell(self.cell)) in known):
+            return None
+        return (
+            f"a built-in cell and --backend {' or '.join(_COMPILABLE)}, as other backends read episode lengths on the "
+            f"host, got {self.cell} and {self.backend}"
+        )
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """What a CUDA graph of an update lacks to be possible, or None if it is."""
+        if not self.device.startswith("cuda"):
+            return f"--device cuda, got {self.device}"
+        if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
+            return f"--backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got {self.backend}"
+        return None
+
+    def _fit_machine(self) -> None:
+        super()._fit_machine()
+        from recurl.trainers.machine import foreign_part  # noqa: PLC0415 - imports torch, which --help doesn't need
+
+        allowed = self.device.startswith("cuda") and foreign_part(self) is None
+        for name, obstacle in {"compile": self.compile_obstacle, "cuda_graph": self.graph_obstacle}.items():
+            if getattr(self, name) is AUTO:
+                object.__setattr__(self, name, allowed and obstacle is None)
+
+    @classmethod
+    def settled(cls) -> dict[str, Any]:
+        """Return the values, on a CPU, of the options that are left to recurl by default."""
+        return {**super().settled(), "cuda_graph": False, "compile": False}
 
     def on_cpu(self) -> Self:
         """Return these options for the CPU, with the fastest backend there."""
@@ -85,8 +107,10 @@ class OnPolicyConfig(ExecutionConfig):
 
     learning_rate_schedule: Schedule = "linear"
     """Decay of the learning rate to zero over --total-steps."""
-    shared_trunk: bool = True
-    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own."""
+    shared_trunk: AutoFlag = AUTO
+    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own. By default shared,
+    unless gradient steps read 16,384 environment steps or more: there, the policy's gradient would keep changing what
+    the critic reads after the task has been solved, and the run could lose what it has learned."""
     scale_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
     entropy_coeff: NonNegative = 0.0
@@ -101,10 +125,23 @@ class OnPolicyConfig(ExecutionConfig):
     """Recurrent states stored in a batch: those of all steps, or only those at the starts of training sequences, which
     saves memory. auto uses starts on a GPU if rows divide into whole sequences."""
 
+    more_envs_on_gpu: ClassVar[bool] = True
+
     @property
     def gradient_steps_per_batch(self) -> int:
         """Number of gradient steps that share one pass over a batch."""
         return 1
+
+    def _fit_machine(self) -> None:
+        super()._fit_machine()
+        if self.shared_trunk is AUTO:
+            few = self.frames_per_batch // self.gradient_steps_per_batch < _SEPARATE_FROM
+            object.__setattr__(self, "shared_trunk", few)
+
+    @classmethod
+    def settled(cls) -> dict[str, Any]:
+        """Return the values, on a CPU, of the options that are left to recurl by default."""
+        return {**super().settled(), "shared_trunk": True}
 
     @property
     def sequence_steps(self) -> int:
@@ -161,13 +198,19 @@ class OverlappedConfig(OnPolicyConfig):
             raise ArgumentError(
                 "--overlap creates the environment in a second process: pass a function, env=lambda: ..."
             )
-        if self.overlap and self.device != "cpu" and (self.cuda_graph or not self.env_workers):
+        if self.overlap and self.device != "cpu" and not self.env_workers:
             raise ArgumentError(
                 "--overlap on a GPU collects in a second thread: it needs --env-workers, so that the environments "
-                "don't run in the learner's process, and can't be used with --cuda-graph, got "
-                f"{self.env_workers} workers"
-                f"{' and --cuda-graph' if self.cuda_graph else ''}."
+                f"don't run in the learner's process, got {self.env_workers} workers."
             )
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """What a CUDA graph of an update lacks to be possible, or None if it is."""
+        found = super().graph_obstacle
+        return (
+            "batches that aren't collected in a second thread, got --overlap" if not found and self.overlap else found
+        )
 
     def on_cpu(self) -> Self:
         """Return these options for a single process on the CPU."""
@@ -211,27 +254,41 @@ class PPOConfig(OverlappedConfig):
         """Number of gradient steps that share one pass over a batch."""
         return self.minibatches
 
+    def work(self, frames: int) -> Work:
+        """Return the work of learning from a batch of ``frames`` environment steps."""
+        return Work(self.epochs * self.minibatches, self.epochs * frames)
+
     @property
     def sequence_steps(self) -> int:
         """Length of the training sequences."""
         return min(self.sequence_length, self.rollout_steps)
 
+    @property
+    def _sequences(self) -> int:
+        """Number of sequences of a batch."""
+        return self.num_envs * -(-self.rollout_steps // self.sequence_length)
+
     def check(self) -> None:
         """Check that the options are consistent."""
+        if self.minibatches > self._sequences:
+            raise ArgumentError(
+                f"--minibatches must not exceed the {self._sequences} sequences of a batch "
+                f"({self.num_envs} environments x {self._sequences // self.num_envs}), got {self.minibatches}: lower "
+                "it, raise --num-envs or lower --sequence-length."
+            )
         super().check()
-        pieces = -(-self.rollout_steps // self.sequence_length)
-        if self.minibatches > self.num_envs * pieces:
-            raise ArgumentError(
-                f"--minibatches must not exceed the {self.num_envs * pieces} sequences of a batch "
-                f"({self.num_envs} environments x {pieces}), got {self.minibatches}: lower it, raise --num-envs "
-                "or lower --sequence-length."
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """What a CUDA graph of an update lacks to be possible, or None if it is."""
+        found = super().graph_obstacle
+        if found is None and (self.rollout_steps % self.sequence_steps or self._sequences % self.minibatches):
+            return (
+                "minibatches of equal size: --sequence-length must divide --rollout-steps, and --minibatches the "
+                f"{self._sequences} sequences of a batch; got {self.sequence_length} for {self.rollout_steps}, and "
+                f"{self.minibatches}"
             )
-        if self.cuda_graph and (self.rollout_steps % self.sequence_steps or self.num_envs * pieces % self.minibatches):
-            raise ArgumentError(
-                "--cuda-graph needs minibatches of equal size: --sequence-length must divide --rollout-steps, and "
-                f"--minibatches the {self.num_envs * pieces} sequences of a batch; got {self.sequence_length} for "
-                f"{self.rollout_steps}, and {self.minibatches}."
-            )
+        return found
 
     @classmethod
     def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,11 +315,10 @@ class A2CConfig(OnPolicyConfig):
 
     algorithm: ClassVar[str] = "a2c"
     largest_lag: ClassVar[int | None] = 0
+    usual_envs: ClassVar[int] = 16
 
     total_steps: Steps = 300_000
     """Maximum number of environment steps to train for, summed over all environments."""
-    num_envs: Count = 16
-    """Number of environments stepped in parallel."""
     rollout_steps: Count = 16
     """Steps per environment between updates: the length of the training sequences."""
     learning_rate: Positive = 3e-3
@@ -290,11 +346,10 @@ class ImpalaConfig(OverlappedConfig):
 
     algorithm: ClassVar[str] = "impala"
     usual_lag: ClassVar[int] = 1
+    usual_envs: ClassVar[int] = 16
 
     total_steps: Steps = 300_000
     """Maximum number of environment steps to train for, summed over all environments."""
-    num_envs: Count = 16
-    """Number of environments stepped in parallel."""
     rollout_steps: Count = 16
     """Steps per environment between updates: the length of the training sequences."""
     learning_rate: Positive = 3e-3
@@ -323,11 +378,12 @@ class ReplayConfig(ExecutionConfig):
 
     fixed: ClassVar[tuple[str, ...]] = (*ExecutionConfig.fixed, "buffer_size")
     usual_lag: ClassVar[int] = 1
+    usual_envs: ClassVar[int] = 16
+    networks: ClassVar[int] = 2
+    """Networks that a gradient step runs, in passes forward and backward: the trained one and its target."""
 
     learning_rate: Positive = 5e-4
     """Initial learning rate of Adam."""
-    num_envs: Count = 16
-    """Number of environments stepped in parallel."""
     rollout_steps: Count = 8
     """Steps per environment between updates."""
     head_width: NonNegativeInt = 64
@@ -393,6 +449,28 @@ class ReplayConfig(ExecutionConfig):
         return self.slice_length // 4 if self.burn_in is None else self.burn_in
 
     @property
+    def graph_obstacle(self) -> str | None:
+        """What a CUDA graph of an update lacks to be possible, or None if it is."""
+        return super().graph_obstacle or self._lengths_obstacle
+
+    @property
+    def compile_obstacle(self) -> str | None:
+        """What the compilation of an update lacks to be possible, or None if it is."""
+        return super().compile_obstacle or self._lengths_obstacle
+
+    @property
+    def _lengths_obstacle(self) -> str | None:
+        if self.drawn_on == "host":
+            return "slices of equal length, which --drawn-on device provides, got --drawn-on host"
+        return "--drawn-on device, which doesn't support --refresh-states" if self.refresh_states else None
+
+    def work(self, frames: int) -> Work:
+        """Return the work of learning from a batch of ``frames`` environment steps."""
+        del frames
+        steps = self.gradient_steps * self.slices * self.slice_length
+        return Work(self.networks * self.gradient_steps, self.networks * steps)
+
+    @property
     def draws_on_device(self) -> bool:
         """Whether slices are padded to one length, so that sampling never waits for the device."""
         return self.drawn_on == "device" or (self.drawn_on == "auto" and (self.cuda_graph or self.compile))
@@ -400,11 +478,6 @@ class ReplayConfig(ExecutionConfig):
     def check(self) -> None:
         """Check that the options are consistent."""
         super().check()
-        if (self.cuda_graph or self.compile) and self.drawn_on == "host":
-            raise ArgumentError(
-                "--cuda-graph and --compile need slices of equal length, which --drawn-on device provides: leave out "
-                "--drawn-on host."
-            )
         if self.refresh_states and self.draws_on_device:
             raise ArgumentError(
                 "--refresh-states needs --drawn-on host, without --cuda-graph and --compile: slices overlap, and on a "
@@ -439,8 +512,9 @@ class CriticsConfig(ReplayConfig):
         ArgumentError: see :class:`ReplayConfig`.
     """
 
-    num_envs: Count = 8
-    """Number of environments stepped in parallel."""
+    usual_envs: ClassVar[int] = 8
+    networks: ClassVar[int] = 4
+
     learning_starts: NonNegativeInt = 1_000
     """Environment steps before the first update."""
     gradient_steps: Count = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -10,8 +9,8 @@ import torch
 from recurl.core.devices import check_device, check_memory, total_memory
 from recurl.core.keys import is_within
 from recurl.core.specs import Composite
-from recurl.recurrence import Sizes, load_cell
-from recurl.trainers.config import NO_CELL, RunConfig
+from recurl.trainers.config import RunConfig
+from recurl.trainers.machine import weights_and_states
 
 _NUMBER = 4  # bytes of a float32
 _FLAGS_AND_REWARD = 20  # bytes per step
@@ -53,7 +52,7 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
         >>> {name: size // 2**20 for name, size in footprint(PPOConfig(env="x", hidden_size=1024)).items()}
         {'the networks': 128, 'a batch': 16}
     """
-    weights, states = (_NUMBER * numbers for numbers in _weights_and_states(config))
+    weights, states = (_NUMBER * numbers for numbers in weights_and_states(config))
     if not learning:
         return {_NETWORKS: weights}
     observed = _Observed.of(config, spec)
@@ -112,21 +111,3 @@ def _fitting(config: RunConfig, parts: dict[str, int]) -> str:
         return ""
     what = "--buffer-size" if largest == _REPLAY else "a batch (--num-envs x --rollout-steps) of"
     return f"; {what} {fits:,} fits"
-
-
-def _weights_and_states(config: RunConfig) -> tuple[int, int]:
-    """Return lower bounds on the number of weights, and the number of recurrent state entries per row."""
-    hidden, width = config.hidden_size, config.encoder_width or config.hidden_size
-    extra = (config.encoder_layers - 1) * width**2 + config.head_width * hidden
-    if config.cell == NO_CELL:
-        return extra + 4 * hidden * (width + hidden), 0
-    weights, states = _layer(config, width)
-    more_weights, more_states = _layer(config, hidden)
-    others = config.num_layers - 1
-    return extra + weights + others * more_weights, states + others * more_states
-
-
-def _layer(config: RunConfig, inputs: int) -> tuple[int, int]:
-    cell, sizes = load_cell(config.cell), Sizes(inputs, config.hidden_size)
-    weights, states = cell.parameters(sizes).values(), cell.state_shapes(sizes)
-    return sum(map(math.prod, weights)), sum(map(math.prod, states))

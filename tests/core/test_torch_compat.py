@@ -444,10 +444,6 @@ def test_inductor_program():
     assert len(_torch.inductor_program(alone, _torch.lift_tensors(alone))()) == 1
 
 
-def test_compiler_error():
-    assert issubclass(_torch.compiler_error(), RuntimeError)
-
-
 def test_lift_tensors():
     weight = torch.ones(2)
     graph = _torch.traced_graph(lambda x: (x * weight + torch.tensor([1.0, 2.0]),), [torch.zeros(2)])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
 import warnings
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from recurl.core.errors import RecurlWarning
@@ -24,11 +23,9 @@ _HIDDEN: tuple[tuple[str, type[Warning], str], ...] = (
 )
 """Warnings of libraries about themselves: how the message begins, category, and the module that they are issued for.
 
-Python hides a DeprecationWarning itself. recurl hides what compilers say during its own calls of them; these may also
-come from elsewhere.
+Python hides a DeprecationWarning itself. recurl hides all that compilers warn of or log while it calls them; these may
+also come from elsewhere.
 """
-_HIDDEN_LOGS = {"torch._inductor.utils": "Not enough SMs to use max_autotune_gemm mode"}
-"""Messages of libraries about themselves: how they begin, by logger."""
 
 
 def notify(text: str) -> None:
@@ -53,32 +50,15 @@ def with_notices() -> Generator[None]:
             return f"Notice: {' '.join(str(message).split())}\n"
         return usual(message, category, *where, **more)
 
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+    with warnings.catch_warnings():
         if not sys.warnoptions:
             for begin, category, module in _HIDDEN:
                 warnings.filterwarnings("ignore", begin, category, module)
-        for name, text in _HIDDEN_LOGS.items():
-            stack.enter_context(_hiding(logging.getLogger(name), text))
         warnings.formatwarning = one_line
         try:
             yield
         finally:
             warnings.formatwarning = usual
-
-
-@contextmanager
-def _hiding(logger: logging.Logger, text: str) -> Generator[None]:
-    """Hide messages of a logger that begin with a text."""
-
-    def shows(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(text)
-
-    logger.addFilter(shows)
-    try:
-        yield
-    finally:
-        logger.removeFilter(shows)
 
 
 def save_traceback(trace: str) -> str:

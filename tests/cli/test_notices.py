@@ -86,7 +86,7 @@ def test_a_run_whose_compiler_fails_is_a_run_without_compile(tmp_path: Path) -> 
     assert rows[0] == rows[1]
 
 
-def test_libraries_that_speak_about_themselves_are_not_shown() -> None:
+def test_libraries_that_speak_about_themselves_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = warnings.formatwarning
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
@@ -102,6 +102,8 @@ def test_libraries_that_speak_about_themselves_are_not_shown() -> None:
             for module in ("tensordict.nn", "own_net"):
                 warnings.warn_explicit(f"{module} will change", FutureWarning, "net.py", 3, module=module)
             assert warnings.formatwarning("one\nline", RecurlWarning, "net.py", 3) == "Notice: one line\n"
+            monkeypatch.setenv("RANK", "1")
+            assert warnings.formatwarning("a line", RecurlWarning, "net.py", 3) == "Notice of rank 1: a line\n"
             line = warnings.formatwarning("of a user", UserWarning, "net.py", 3, line="f()")
             assert line == "net.py:3: UserWarning: of a user\n  f()\n"
         assert [*warnings.filters] == before

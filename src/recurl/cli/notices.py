@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import warnings
@@ -47,7 +48,9 @@ def with_notices() -> Generator[None]:
 
     def one_line(message: Any, category: type[Warning], *where: Any, **more: Any) -> str:
         if issubclass(category, RecurlWarning):
-            return f"Notice: {' '.join(str(message).split())}\n"
+            rank = os.environ.get("RANK", "0")  # set by torchrun
+            whose = "" if rank == "0" else f" of rank {rank}"
+            return f"Notice{whose}: {' '.join(str(message).split())}\n"
         return usual(message, category, *where, **more)
 
     with warnings.catch_warnings():

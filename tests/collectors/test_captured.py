@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from recurl.collectors import Collector, captured
-from recurl.core.errors import UnsupportedError, UsageError
+from recurl.core.errors import RecurlWarning, UnsupportedError, UsageError
 from recurl.envs import ExplorationType, GymEnv, InitTracker, PreviousAction, RewardSum, StepCounter, TensorEnv
 from recurl.envs.tasks import Dynamics, MaskedCartPole, RepeatPrevious, TMaze
 from recurl.execution import traced
@@ -447,3 +447,40 @@ def test_replaced_entries_may_be_in_memory_of_the_graph():
     batch = collector.collect()
     assert not batch["terminated"][:, 0].any()
     assert batch["truncated"][:, 0].all()
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_step_that_the_compiler_fails_on_runs_uncompiled(graph, recorded, monkeypatch):
+    """Nothing has changed before: the same numbers, random draws and ids as without the option."""
+
+    def fail(*given):
+        tried.append(given)
+        raise RuntimeError(f"PassManager::run failed, {'with' if graph else 'without'} a graph")
+
+    tried = []
+    monkeypatch.setattr(traced, "inductor_program", fail)
+    usual = make(RepeatPrevious(2, 3, 7), cuda_graph=graph)
+    expected = batches(usual, 5)
+    collector = make(RepeatPrevious(2, 3, 7), cuda_graph=graph, compile_step=True)
+    with pytest.warns(RecurlWarning, match="The compiler failed on the step of policy and environment") as warned:
+        found = batches(collector, 5)
+    assert len(warned) == 1
+    assert_same(found, expected)
+    ids = [[batch["collector", "traj_ids"] for batch in run] for run in (expected, found)]
+    first = [run[0].min() for run in ids]
+    assert all(torch.equal(b - first[1], a - first[0]) for a, b in zip(*ids, strict=True))
+    assert len(tried) == 2
+    assert len(recorded) == 2 * graph
+    assert "the compiler failed" in collector.explain()["Inductor of all steps"]
+    assert collector.explain().form == usual.explain().form
+
+
+def test_errors_of_a_policy_are_its_own():
+    class Faulty(nn.Linear):
+        def forward(self, x):
+            raise ValueError("of the user")
+
+    collector = make(TMaze(2), compile_step=True)
+    collector.policy[1][0].module = Faulty(8, 3)
+    with pytest.raises(ValueError, match="of the user"):
+        collector.collect()

@@ -56,7 +56,7 @@ def test_message_of_the_command_line(
 
 def test_there_are_enough_and_each_is_one_of_recurls_own() -> None:
     assert len(MISTAKES) >= 40
-    known = {*vars(errors), "exit code 2", "printed", "UserWarning"}
+    known = {*vars(errors), "exit code 2", "printed"}
     assert {mistake["error"] for mistake in MISTAKES} <= known
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from recurl import execution
-from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.errors import ArgumentError, RecurlWarning, UsageError
+from recurl.execution import traced
 from recurl.execution.inductor import InductorBatchFunction
 from recurl.execution.lowering import Entries
 from recurl.objectives import LossModule, sequences
@@ -127,6 +128,47 @@ def test_losses_without_gradients_are_refused(backend):
 
 
 def test_batches_of_the_same_entries_and_another_size():
-    run = InductorBatchFunction(lambda batch: {"size": batch.get("x").sum() * len(batch.batch_size)}, nn.Module())
+    run = InductorBatchFunction(
+        lambda batch: {"size": batch.get("x").sum() * len(batch.batch_size)}, nn.Module(), "sizes"
+    )
     entries = {"x": torch.ones(2, 3)}
     assert [run(Entries(entries, torch.Size(size)))["size"].item() for size in ([2], [2, 3])] == [6.0, 12.0]
+
+
+def test_where_the_compiler_fails_the_other_forms_run(monkeypatch):
+    """Also for a loss that counts its calls, as if it had changed; it is not compiled again."""
+
+    def fail(*given):
+        tried.append(given)
+        raise RuntimeError("PassManager::run failed")
+
+    tried = []
+    monkeypatch.setattr(traced, "inductor_program", fail)
+    net, batch = Weighted(), Entries({"x": torch.randn(5, 4)}, torch.Size([5]))
+    expected = net.gradients(batch), [parameter.grad for parameter in net.parameters()]
+    run = execution.compile(net.gradients, backend="inductor")
+    assert run.explain().form == "inductor"
+    with pytest.warns(RecurlWarning, match="The compiler failed on the loss and its gradients"):
+        run(batch)
+    for _ in range(2):
+        found = run(batch), [parameter.grad for parameter in net.parameters()]
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert len(tried) == 2
+    why = "not inductor: the compiler failed (RuntimeError: PassManager::run failed)"
+    assert str(run.explain()) == f"gradients: eager ({why})"
+
+    sizes = {"env": "recurl/MaskedCartPole-v1", "num_envs": 2, "rollout_steps": 16, "hidden_size": 8}
+    learner = PPO(PPOConfig(**sizes, total_steps=4096, minibatches=1, compile=True, vectorization="sync"))
+    learner.learn(learner.collect())
+    assert str(learner.gradients().explain()) == f"gradients: fused ({why})"
+    learner.close()
+
+
+def test_errors_of_a_loss_are_its_own(monkeypatch):
+    class Faulty(Weighted):
+        def losses(self, batch):
+            raise ValueError("of the user")
+
+    batch = Entries({"x": torch.randn(5, 4)}, torch.Size([5]))
+    with pytest.raises(ValueError, match="of the user"):
+        execution.compile(Faulty().gradients, backend="inductor")(batch)

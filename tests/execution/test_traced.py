@@ -1,5 +1,6 @@
 """Compiled functions of tensors: their results, random draws and refusals."""
 
+import logging
 import os
 import warnings
 
@@ -9,9 +10,11 @@ from torch import nn
 from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 
-from recurl.core.errors import UnsupportedError
-from recurl.core.messages import quiet_if_failing
+from recurl.core.errors import RecurlWarning, UnsupportedError
+from recurl.core.messages import quiet, quiet_if_failing
 from recurl.core.torch_compat import traced_graph
+from recurl.execution import traced
+from recurl.execution.explain import CompilerFailed, first_line
 from recurl.execution.traced import InductorFunction
 
 
@@ -107,15 +110,16 @@ def test_uncompilable_functions(function, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("failures", "said"), [(1, "at most 16 operations per kernel"), (2, "one by one, uncompiled")])
-def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failures, said):
+def test_a_compiler_that_fails_once_makes_smaller_kernels(monkeypatch, capfd):
     """Its output below Python is hidden; results and draws are those of the function."""
     real, calls = GraphLowering.compile_to_module, []
 
     def fail_at_first(self):
         calls.append(config.max_fusion_size)
-        if len(calls) <= failures:
+        if len(calls) == 1:
             os.write(2, b"#loc = loc(unknown)\n" * 100)
+            warnings.warn("Online softmax is disabled on the fly", stacklevel=1)
+            logging.getLogger("torch._inductor.utils").warning("Not enough SMs")
             raise RuntimeError("PassManager::run failed")
         return real(self)
 
@@ -132,15 +136,15 @@ def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failure
     x, y = torch.randn(5, 3), torch.randn(5)
     monkeypatch.setattr(GraphLowering, "compile_to_module", fail_at_first)
     fresh = {"fx_graph_cache": False}  # a cached program isn't compiled again
-    with config.patch(fresh), warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        program = InductorFunction(run, [x, y], [own])
-    lines = [str(warning.message) for warning in warned if "compiler failed" in str(warning.message)]
-    assert len(lines) == failures
-    assert all("(RuntimeError: PassManager::run failed)" in line for line in lines)
-    assert said in lines[-1]
-    assert "#loc" not in capfd.readouterr().err
-    assert calls == [64, 16][: len(calls)]
+    with config.patch(fresh), pytest.warns(RecurlWarning) as warned:
+        program = InductorFunction(run, [x, y], [own], name="the loss of this test")
+    (line,) = [str(warning.message) for warning in warned]
+    assert line == (
+        "The compiler failed on the loss of this test (RuntimeError: PassManager::run failed): it gets at most 16 "
+        "operations per kernel."
+    )
+    assert capfd.readouterr().err == ""
+    assert calls == [64, 16]
     for _ in range(2):
         state = own.get_state()
         expected = run(x, y)
@@ -149,6 +153,88 @@ def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failure
         with torch.no_grad():
             net.weight.mul_(2)  # the next call reads it
         x, y = x + 1, y * 2
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A compiler that writes pages and fails, now or when its program is launched; return the sizes of kernels."""
+
+    def install(error, at_launch=False):
+        tried = []
+
+        def launch(*tensors):
+            raise error
+
+        def compile_graph(graph, kept, columns=False, most_fused=None):
+            os.write(2, b"#loc = loc(unknown)\n" * 100)
+            tried.append(most_fused)
+            return launch if at_launch else launch()
+
+        monkeypatch.setattr(traced, "inductor_program", compile_graph)
+        return tried
+
+    return install
+
+
+@pytest.mark.parametrize("at_launch", [False, True])
+def test_a_compiler_that_fails_twice_costs_one_line_and_no_draw(failing, capfd, at_launch):
+    tried = failing(RuntimeError("PassManager::run failed\nand pages"), at_launch)
+    own = torch.Generator().manual_seed(7)
+    x, name = torch.zeros(3), f"the function of this test{' when launched' * at_launch}"
+
+    def run(x):
+        return (x + torch.rand(3) + torch.rand(3, generator=own),)
+
+    before = torch.get_rng_state(), own.get_state()
+    with pytest.warns(RecurlWarning) as warned, pytest.raises(CompilerFailed, match="the compiler failed"):
+        InductorFunction(run, [x], [own], name=name)
+    (line,) = [str(warning.message) for warning in warned]
+    assert line == (
+        f"The compiler failed on {name} (RuntimeError: PassManager::run failed), so it runs uncompiled: slower, with "
+        "the same results up to rounding. Another version of torch, Triton or the C++ compiler may compile it; "
+        "--no-compile doesn't try."
+    )
+    assert capfd.readouterr().err == ""
+    assert tried == [None, 16]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(own.get_state(), before[1])
+    with pytest.raises(CompilerFailed):  # the same line is not said again, which would be an error here
+        InductorFunction(run, [x], [own], name=name)
+
+
+def test_what_the_tracer_cannot_read_is_not_compiled():
+    operation = torch.library.custom_op("recurl_tests::unknown_to_the_tracer", mutates_args=())(double)
+    with pytest.warns(RecurlWarning, match=r"failed on a custom operation \("), pytest.raises(CompilerFailed):
+        InductorFunction(lambda x: (operation(x),), [torch.zeros(3)], name="a custom operation")
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def test_errors_of_the_function_and_lack_of_memory_are_not_failures_of_the_compiler(failing):
+    def run(x):
+        raise ValueError("of the user")
+
+    with pytest.raises(ValueError, match="of the user"):
+        InductorFunction(run, [torch.zeros(3)])
+    failing(torch.OutOfMemoryError("CUDA out of memory"), at_launch=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        InductorFunction(lambda x: (x + 1,), [torch.zeros(3)])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "RuntimeError"),
+        ("InvalidCxxCompiler: no compiler\n\nSet TORCHDYNAMO_VERBOSE=1", "InvalidCxxCompiler: no compiler"),
+        ("in a subprocess:\nTraceback (most recent call last):\n  f()\nOSError: no gcc\n", "OSError: no gcc"),
+        ("C++ compile error\ng++ a.cpp\na.cpp:1: error: int", "RuntimeError: C++ compile error: a.cpp:1: error: int"),
+        ("x" * 999, "RuntimeError: " + "x" * 186),
+    ],
+)
+def test_first_line(text, line):
+    assert first_line(RuntimeError(text)) == line
 
 
 def test_stderr_is_held_back_only_on_failure(capfd):
@@ -164,3 +250,15 @@ def test_stderr_is_held_back_only_on_failure(capfd):
     with pytest.raises(ValueError, match="said"):
         fail()
     assert capfd.readouterr().err == ""
+
+
+def test_loggers_that_were_set_up_to_say_more_are_not_quiet(caplog):
+    log = logging.getLogger("of this test")
+    for level, said in ((logging.NOTSET, []), (logging.DEBUG, ["warned"])):
+        log.setLevel(level)
+        caplog.clear()
+        with quiet(log.name, logging.ERROR):
+            log.warning("warned")
+            warnings.warn("hidden", stacklevel=1)
+        assert caplog.messages == said
+        assert log.level == level

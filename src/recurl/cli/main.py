@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 from recurl._version import __version__
-from recurl.cli.notices import save_traceback
+from recurl.cli.notices import save_traceback, with_notices
 from recurl.cli.output import with_output
 from recurl.core.cache import use_compiled_folder
 from recurl.core.errors import (
@@ -106,8 +106,9 @@ def _run(arguments: list[str]) -> int:
         print(__version__)
         return 0
     try:
-        command, args = _read(arguments)
-        return _call(command, args)
+        with with_notices():
+            command, args = _read(arguments)
+            return _call(command, args)
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from tensordict import TensorDict, TensorDictBase
 
-from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, RecurlWarning, UsageError
 
 __all__ = ["CollectorBase", "Extendable", "units_of"]
 
@@ -279,5 +279,5 @@ def units_of(name: str, frames: int, unit: int, description: str) -> int:
     count = -(-frames // unit)
     if count * unit != frames:
         text = f"{name}={frames} is not a multiple of {description}: {count * unit} will be collected."
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, RecurlWarning, stacklevel=4)
     return count

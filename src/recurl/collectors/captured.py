@@ -69,6 +69,7 @@ class CapturedSteps:
     Raises:
         UsageError: (when called) the steps can't be captured.
         UnsupportedError: (when called) the step can't be compiled.
+        CompilerFailed: (when called) the compiler failed on the step. No step was made.
     """
 
     def __init__(
@@ -131,10 +132,12 @@ class CapturedSteps:
         keys, running = [key for key, _ in leaves(root)], self._env.running
         names = sorted(running)  # a restored state may have another order
         given = [*(value for _, value in leaves(root)), *(running[name] for name in names)]
+        # a step that can't be compiled uses no ids
+        examples = [*given, *self._trajectories.reserve(0)] if self._compiled else given
+        tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, examples)
+        assert tensor_step is not None
         if self._compiled:
             given += self._trajectories.reserve(self._count)
-        tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, given)
-        assert tensor_step is not None
         if self._graphed is None:
             found, states, current = self._run_steps(tensor_step, self._step_inputs(tensor_step, given), root.ndim)
             written: _Tensors = [tensor.contiguous() for tensor in found]
@@ -200,7 +203,9 @@ class CapturedSteps:
         rows = root.batch_size[0] if root.ndim else None
         tensor_step = _TensorStep(run, [None] * len(given), None)
         if self._compiled:
-            traced = InductorFunction(run, [tensor.contiguous() for tensor in given], [self._env.generator], rows)
+            examples = [tensor.contiguous() for tensor in given]
+            generators = [self._env.generator]
+            traced = InductorFunction(run, examples, generators, rows, name="the step of policy and environment")
             tensor_step = _TensorStep(traced, traced.entering, traced.leaving)
         self._tensor_step, self._root = tensor_step, (type(root), keys)
         self._guard.renew()

@@ -22,14 +22,14 @@ from recurl.collectors.policy_checks import check_policy
 from recurl.collectors.start_states import SparseStates, start_states
 from recurl.collectors.weights import Weights, state_of
 from recurl.core.devices import numbered
-from recurl.core.errors import ArgumentTypeError, UnfitStateError, UnsupportedError, UsageError
+from recurl.core.errors import ArgumentTypeError, RecurlWarning, UnfitStateError, UnsupportedError, UsageError
 from recurl.core.keys import NEXT
 from recurl.core.spans import COLLECTION_GRAPH, span
 from recurl.envs import Act, EnvBase, interact
 from recurl.envs.rollout import Policy
 from recurl.envs.wiring import policy_transforms
 from recurl.execution.compiled import CompiledNetwork
-from recurl.execution.explain import Explanation
+from recurl.execution.explain import CompilerFailed, Explanation
 from recurl.execution.lowering import Network
 from recurl.modules.actors import explain_missing_scale
 from recurl.sequences.entries import Entries, Step
@@ -173,6 +173,7 @@ class Collector(CollectorBase):
         self._starts = start_states(policy, sequence_length, self.steps_per_batch)
         self._capture_options = {"graph": cuda_graph, "compiled": compile_step}
         self._captured = self._make_captured()
+        self._uncompiled: str | None = None  # why the step is not compiled, contrary to compile_step
         self._example: dict[tuple[str, ...], Tensor] = {}  # entries of a step of an earlier batch
         self._in_place_obstacle: str | None = ""  # no batch was collected yet
 
@@ -211,15 +212,9 @@ class Collector(CollectorBase):
         frames = self.frames
         with exploring(self.exploration_type):
             try:
-                if isinstance(self._captured, list):
-                    batch, done, self._roots = self._steps(self._roots, self.storing_device)
-                    self._trajectories.number(batch, done)
-                else:
-                    with span(COLLECTION_GRAPH):
-                        batch, *self._roots = self._captured(
-                            self._roots[0], self.exploration_type, lambda root: self._policy_and_root(root)[1]
-                        )
-                    batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
+                found = self._batch(self._roots) or self._batch(self._roots)
+                assert found is not None  # the second time, nothing is compiled
+                batch, self._roots = found
             except BaseException as error:
                 # The environment has advanced past the old roots, and its steps since then are lost.
                 self._roots, self.frames = None, frames
@@ -232,6 +227,26 @@ class Collector(CollectorBase):
             truncate_last(batch.get(NEXT))
             self._trajectories.start_new()
         return batch
+
+    def _batch(self, roots: list[Step]) -> tuple[TensorDict, list[Step]] | None:
+        """Return a batch of steps from ``roots``, with trajectories, and the next roots.
+
+        Where the compiler fails, which it does before the first step, return None; later batches aren't compiled.
+        """
+        if isinstance(self._captured, list):
+            batch, done, after = self._steps(roots, self.storing_device)
+            self._trajectories.number(batch, done)
+            return batch, after
+        try:
+            with span(COLLECTION_GRAPH):
+                batch, *after = self._captured(
+                    roots[0], self.exploration_type, lambda root: self._policy_and_root(root)[1]
+                )
+        except CompilerFailed as reason:
+            self._uncompiled, self._capture_options["compiled"] = str(reason), False
+            self._captured = self._make_captured()
+            return None
+        return batch if self.storing_device == self.env.device else batch.to(self.storing_device), after
 
     def _steps(
         self, roots: Sequence[Step], storing_device: torch.device | None = None
@@ -298,6 +313,8 @@ class Collector(CollectorBase):
             steps = not isinstance(self._captured, list)
             name = "CUDA graph" if self._capture_options["graph"] else "Inductor"
             forms = {f"{name} of {'all steps' if steps else 'the policy'}": None, **forms}
+        if self._uncompiled is not None:
+            forms = {"Inductor of all steps": self._uncompiled, **forms}
         return Explanation("steps", forms)
 
     def _prepared(self) -> tuple[Network | None, str | None]:
@@ -394,7 +411,7 @@ class Collector(CollectorBase):
         try:
             return self.env.get_state(), None
         except UnsupportedError as error:
-            warnings.warn(f"{error} A run that resumes from here begins new episodes.", stacklevel=4)
+            warnings.warn(f"{error} A run that resumes from here begins new episodes.", RecurlWarning, stacklevel=4)
             return None, str(error)
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -424,7 +441,7 @@ class Collector(CollectorBase):
         try:
             self.env.set_state(state)
         except UnfitStateError as error:
-            warnings.warn(f"The state of the environment can't be restored: {error}", stacklevel=3)
+            warnings.warn(f"The state of the environment can't be restored: {error}", RecurlWarning, stacklevel=3)
             return False
         return True
 

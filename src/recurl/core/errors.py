@@ -12,6 +12,10 @@ class RecurlError(Exception):
     """Base class of all errors that recurl raises deliberately."""
 
 
+class RecurlWarning(UserWarning):
+    """A warning of recurl, in one line, which its commands print as a notice."""
+
+
 class ArgumentError(RecurlError, ValueError):
     """An argument has the right type but an invalid value."""
 

@@ -6,14 +6,15 @@ import functools
 import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from recurl.core.errors import ArgumentTypeError
+from recurl.core.errors import ArgumentTypeError, RecurlWarning
 
-__all__ = ["nearest", "quiet", "quiet_if_failing", "without_arguments"]
+__all__ = ["nearest", "quiet", "quiet_if_failing", "warn_once", "without_arguments"]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -67,11 +68,24 @@ def without_arguments(**advice: str) -> Callable[[_C], _C]:
 
 
 _STDERR = 2
+_said = set[str]()
+
+
+def warn_once(text: str) -> None:
+    """Issue a :class:`~recurl.core.errors.RecurlWarning`, unless this process has issued the same before.
+
+    Python's own record of what was issued is lost whenever a block catches warnings.
+    """
+    if text not in _said:
+        warnings.warn(text, RecurlWarning, stacklevel=3)
+        _said.add(text)
 
 
 @contextmanager
 def quiet(logger: str, level: int) -> Generator[None]:
-    """Suppress messages of a logger below ``level`` inside the block.
+    """Suppress warnings, and messages of a logger below ``level``, inside the block.
+
+    A logger that was set up to say more than warnings, as by TORCH_LOGS, stays so.
 
     Example:
         >>> with quiet("noisy", logging.ERROR):
@@ -79,9 +93,11 @@ def quiet(logger: str, level: int) -> Generator[None]:
     """
     log = logging.getLogger(logger)
     before = log.level
-    log.setLevel(level)
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(level)
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         log.setLevel(before)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, RecurlWarning
 
 ENVIRONMENT_VARIABLE = "RECURL_RNN_PRECISION"
 _IN_ENVIRONMENT = f"The recurrent matmul precision in the environment variable {ENVIRONMENT_VARIABLE}"
@@ -40,6 +40,7 @@ if _process.value not in MODES:  # warn here and raise at the first use: an impo
     warnings.warn(
         f"The environment variable {ENVIRONMENT_VARIABLE}={_process.value!r} is not one of {', '.join(MODES)}; "
         "the first use of a recurrent module's precision will raise.",
+        RecurlWarning,
         stacklevel=2,
     )
 

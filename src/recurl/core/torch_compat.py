@@ -32,7 +32,6 @@ __all__ = [
     "assert_async",
     "check",
     "children_of",
-    "compiler_error",
     "compiling",
     "edits_of",
     "foreach_copy_",
@@ -348,13 +347,23 @@ def compiling() -> Generator[None]:
         _compiling.reset(token)
 
 
+_WARNINGS = "PYTHONWARNINGS"
+
+
 def start_compilers() -> None:
     """Start the processes in which Inductor compiles kernels for a GPU, which takes seconds, in the background.
 
-    Until they run, it compiles one kernel after another in this process. Fallback: it always begins so.
+    Until they run, it compiles one kernel after another in this process. Fallback: it always begins so. Warnings of
+    these processes, which compile code that Inductor wrote, aren't shown unless PYTHONWARNINGS is set.
     """
-    with suppress(UnsupportedError):
-        load("torch._inductor.async_compile:maybe_warm_pool")()
+    given = os.environ.get(_WARNINGS)
+    os.environ[_WARNINGS] = given or "ignore"
+    try:
+        with suppress(UnsupportedError):
+            load("torch._inductor.async_compile:maybe_warm_pool")()
+    finally:
+        if given is None:
+            del os.environ[_WARNINGS]
 
 
 def limit_compile_threads(count: int) -> None:
@@ -403,7 +412,7 @@ def inductor_program(
         most_fused: most operations that are fused into one kernel; the compiler's default when None.
 
     Raises:
-        RuntimeError: an instance of :func:`compiler_error`: the compiler, or one that it calls, failed.
+        Exception: of any type: the compiler, or one that it calls, failed.
     """
     given = [node for node in graph.graph.nodes if node.op == "placeholder"][: -len(kept) or None]
     mode = given[0].meta["val"].fake_mode if given else load("torch._subclasses.fake_tensor:FakeTensorMode")()
@@ -418,17 +427,6 @@ def inductor_program(
     with torch.no_grad():
         program = compile_graph(graph, examples, options)
     return lambda *tensors: program(*tensors, *kept)
-
-
-def compiler_error() -> type[Exception]:
-    """Return the class of the errors that Inductor raises if it can't compile.
-
-    Fallback: ``RuntimeError``, its base.
-    """
-    try:
-        return load("torch._inductor.exc:InductorError")
-    except UnsupportedError:
-        return RuntimeError
 
 
 def lift_tensors(graph: Any) -> list[Tensor]:

@@ -2,7 +2,8 @@
 
 A loss, an estimator or an optimizer step has one definition, in torch. Faster forms of its methods are entries of a
 table, from outside: :data:`FORMS` for those of recurl, :func:`register` for others. A form fails by raising
-:class:`~recurl.execution.explain.NotCompiled`, before it has changed anything, and the next one runs.
+:class:`~recurl.execution.explain.NotCompiled`, before it has changed anything, and the next one runs. One whose
+compiler failed isn't tried again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
-from recurl.execution.explain import Explanation, NotCompiled
+from recurl.execution.explain import CompilerFailed, Explanation, NotCompiled
 
 __all__ = ["FORMS", "Backend", "Executable", "Form", "compile", "register"]
 
@@ -92,11 +93,14 @@ class Executable:
     Args:
         function: the bound method.
         forms: its faster forms, fastest first.
+        otherwise: backend with which the method is compiled for a call that none of them serves.
     """
 
-    def __init__(self, function: Function, forms: list[Form]) -> None:
+    def __init__(self, function: Function, forms: list[Form], otherwise: Backend = "eager") -> None:
         self._function = function
         self._forms = forms
+        self._otherwise: Backend = otherwise
+        self._other: Executable | None = None  # the one that served the last call, if any
         self._built: dict[Form, Function] = {}
         self._reasons = {form: _overridden(function, form) for form in forms}
         self._failed = {form for form, reason in self._reasons.items() if reason is not None}
@@ -109,10 +113,15 @@ class Executable:
                     result = self._run(form, *args, **named)
                 except NotCompiled as reason:
                     self._reasons[form] = str(reason)
+                    if isinstance(reason, CompilerFailed):
+                        self._failed.add(form)
                 else:
-                    self._reasons[form] = None
+                    self._reasons[form], self._other = None, None
                     return result
-        return self._function(*args, **named)
+        if self._otherwise == "eager":
+            return self._function(*args, **named)
+        self._other = cast(Executable, compile(self._function, backend=self._otherwise))  # sees edited modules
+        return self._other(*args, **named)
 
     def _run(self, form: Form, *args: Any, **named: Any) -> Any:
         if form not in self._built:
@@ -127,7 +136,7 @@ class Executable:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and save the method and the table; what was built stays with this object."""
-        return Executable, (self._function, self._forms)
+        return Executable, (self._function, self._forms, self._otherwise)
 
     def explain(self) -> Explanation:
         """Explain in which form the last call ran, or the next one will be tried."""
@@ -137,7 +146,7 @@ class Executable:
             form.name if names.count(form.name) == 1 else f"{form.name} of {form.owner.__name__}": reason
             for form, reason in self._reasons.items()
         }
-        return Explanation(what, found, "eager")
+        return Explanation(what, found if self._other is None else {**found, **self._other.explain()}, "eager")
 
 
 def compile(function: _F, *, backend: Backend = "auto") -> _F:  # noqa: A001 - the name of torch.compile
@@ -145,8 +154,8 @@ def compile(function: _F, *, backend: Backend = "auto") -> _F:  # noqa: A001 - t
 
     Args:
         function: the method, such as ``loss.gradients`` or ``estimator.results``.
-        backend: ``"auto"`` for recurl's C++ library where it can serve, ``"inductor"`` for torch's compiler, or
-            ``"eager"`` for the method itself.
+        backend: ``"auto"`` for recurl's C++ library where it can serve, ``"inductor"`` for torch's compiler, and as
+            ``"auto"`` where that fails, or ``"eager"`` for the method itself.
 
     Returns:
         An :class:`Executable` with the signature of the method. Its results are equal up to rounding. Gradients of
@@ -172,7 +181,7 @@ def compile(function: _F, *, backend: Backend = "auto") -> _F:  # noqa: A001 - t
     forms = [] if backend == "eager" else list(_forms_of(function, inductor=backend == "inductor"))
     if backend == "inductor" and not forms:
         raise ArgumentError(f"{function!r} has no form for Inductor: a loss's gradients and an estimator's results do.")
-    return cast(_F, Executable(function, forms))
+    return cast(_F, Executable(function, forms, "auto" if backend == "inductor" else "eager"))
 
 
 def _forms_of(function: Function, *, inductor: bool) -> Iterator[Form]:

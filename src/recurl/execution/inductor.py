@@ -31,16 +31,21 @@ class InductorBatchFunction:
     Args:
         function: function without side effects from a batch, passed as ``Entries``, to tensors by name.
         module: module that the function reads.
+        name: what the function is, for warnings.
+
+    Raises:
+        CompilerFailed: (when called) the compiler failed; see :class:`~recurl.execution.traced.InductorFunction`.
 
     Example:
         >>> net = nn.Linear(2, 1)
-        >>> run = InductorBatchFunction(lambda batch: {"y": net(batch.get("x"))}, net)
+        >>> run = InductorBatchFunction(lambda batch: {"y": net(batch.get("x"))}, net, "the network")
         >>> run(Entries({"x": torch.zeros(3, 2)}, torch.Size([3])))["y"].shape
         torch.Size([3, 1])
     """
 
-    def __init__(self, function: Callable[[Entries], Named], module: nn.Module) -> None:
+    def __init__(self, function: Callable[[Entries], Named], module: nn.Module, name: str) -> None:
         self._function = function
+        self._name = name
         self._module = module
         self._programs: dict[object, _Programs] = {}
 
@@ -80,7 +85,7 @@ class InductorBatchFunction:
             names[:] = found
             return tuple(value.detach() for value in found.values())
 
-        return InductorFunction(run, values), names
+        return InductorFunction(run, values, name=self._name), names
 
 
 class _Programs(NamedTuple):
@@ -102,7 +107,11 @@ class InductorResults:
         def compute(batch: Entries) -> Named:
             return results(batch)
 
-        self._run = InductorBatchFunction(compute, results.__self__)  # type: ignore[attr-defined] - a bound method
+        self._run = InductorBatchFunction(
+            compute,
+            results.__self__,  # type: ignore[attr-defined] - a bound method
+            "the results of the estimator",
+        )
 
     def __call__(self, batch: Step) -> dict[Any, Tensor]:
         """Return the results for a batch."""
@@ -133,13 +142,13 @@ class InductorGradients:
                 )
             return {**found, **{n: g for n, g in zip(wanted, grads, strict=True) if g is not None}}
 
-        self._run = InductorBatchFunction(run, loss)
+        self._run = InductorBatchFunction(run, loss, "the loss and its gradients")
 
     def __call__(self, batch: Step) -> dict[str, Tensor]:
         """Return the losses and set the gradients of the parameters.
 
         Raises:
-            NotCompiled: gradients are disabled, or no loss has any.
+            NotCompiled: gradients are disabled, or no loss has any; or the compiler failed.
         """
         if not torch.is_grad_enabled():
             raise NotCompiled("gradients are disabled")

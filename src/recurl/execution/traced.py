@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.core.errors import UnsupportedError
-from recurl.core.messages import quiet_if_failing
-from recurl.core.torch_compat import compiler_error, compiling, inductor_program, lift_tensors, running_by, traced_graph
-from recurl.execution.columns import ColumnLayout, scalarize_loop, take_constants
+from recurl.core.errors import RecurlError, UnsupportedError
+from recurl.core.messages import quiet, quiet_if_failing, warn_once
+from recurl.core.torch_compat import compiling, inductor_program, lift_tensors, running_by, traced_graph
+from recurl.execution.columns import ColumnLayout, scalarize_loop, split_columns, take_constants
+from recurl.execution.explain import NotCompiled, compiler_failed, first_line
 from recurl.execution.readback import refuse_read_back
 from recurl.execution.small_products import small_product
 
 __all__ = ["InductorFunction"]
 
 _CUT = 16  # most operations fused into a kernel, where Triton can't compile larger ones
-_ONE_BY_ONE = "Its operations run one by one, uncompiled: the results are the same, but it is slower."
+_COMPILER = threading.Lock()  # what is held back meanwhile belongs to the process
 _SUMS_ON = ("cuda",)  # devices where thin products are faster as sums; on a CPU the matrix library is faster
 _Function = Callable[..., tuple[Tensor, ...]]
 _Draw = Callable[[], Tensor]
@@ -38,8 +40,9 @@ class InductorFunction:
     bits, also inside a CUDA graph: the compiler must not choose reductions by measurement, because another process
     could choose differently.
 
-    Where the compiler fails, the function is compiled again to smaller kernels. Where that fails too, its operations
-    run one by one, uncompiled. A one-line warning says which.
+    Where the compiler fails, the function is compiled again to smaller kernels, and where that fails too, it can't be
+    compiled. A one-line warning says which. The compiled function is run once on the examples, because compilers may
+    also fail when a kernel is first launched, which must not happen while a CUDA graph is captured.
 
     Args:
         function: maps tensors to a tuple of tensors, without side effects.
@@ -49,6 +52,7 @@ class InductorFunction:
             tensors have, with few entries in the other dimensions. On a GPU, such narrow tensors are computed column by
             column (see :func:`recurl.execution.columns.scalarize_columns`), in fewer kernels. The compiled function
             then takes and returns their vectors instead of them, and its results must not be changed in place.
+        name: what the function is, for warnings.
 
     Attributes:
         entering: layout of each argument that is passed as vectors, None for one that is passed whole.
@@ -57,6 +61,7 @@ class InductorFunction:
     Raises:
         UnsupportedError: the function reads the values of tensors back, or its random numbers depend on them, as with
             ``torch.multinomial``; the message names the line, or the operation.
+        CompilerFailed: the compiler failed. No generator was advanced: call the function instead.
 
     Example:
         >>> weight = torch.ones(2)
@@ -72,6 +77,8 @@ class InductorFunction:
         examples: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
         rows: int | None = None,
+        *,
+        name: str = "a function",
     ) -> None:
         count = len(examples)
         sums = any(tensor.device.type in _SUMS_ON for tensor in examples)
@@ -82,7 +89,7 @@ class InductorFunction:
             result = operation(*arguments, **named)
             if _is_random(operation):
                 self._draws.append(_draw_again(operation, arguments, named, result))
-                drawn.append(torch.empty_like(result))
+                drawn.append(result.clone())
             return result
 
         def given(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -101,7 +108,12 @@ class InductorFunction:
             own = _generators_of({tensor.device for tensor in examples})
             with _restoring([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
-            graph: Any = traced_graph(given, [*examples, *drawn])
+            try:
+                graph: Any = traced_graph(given, [*examples, *drawn])
+            except (RecurlError, NotCompiled, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # whatever the tracer can't read
+                raise compiler_failed(name, error) from error
         self.entering: list[ColumnLayout | None] = [None] * count
         *_, output = graph.graph.nodes
         self.leaving: list[ColumnLayout | None] = [None] * len(output.args[0])
@@ -109,7 +121,8 @@ class InductorFunction:
         if rows is not None and sums:
             graph, self.entering, self.leaving = scalarize_loop(graph, rows, count)
             self._constant = take_constants(graph)
-        self._run = _compile(graph, columns=rows is not None)
+        entering = [tensor.contiguous() for tensor in split_columns(self.entering, examples)]
+        self._run = _compile(graph, [*(entering if rows is not None else examples), *drawn], rows is not None, name)
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -120,29 +133,29 @@ class InductorFunction:
         return tuple(results)
 
 
-def _compile(graph: Any, columns: bool) -> Callable[..., Sequence[Tensor]]:
-    """Compile a traced graph, to smaller kernels if the compiler fails, or return it uncompiled if it fails again."""
-    kept, operations = lift_tensors(graph), sum(node.op == "call_function" for node in graph.graph.nodes)
-    for most_fused, instead in (
-        (None, f"It is compiled again with at most {_CUT} operations per kernel."),
-        (_CUT, _ONE_BY_ONE),
-    ):
+def _compile(graph: Any, examples: Sequence[Tensor], columns: bool, name: str) -> Callable[..., Sequence[Tensor]]:
+    """Compile a traced graph and run it once, with smaller kernels if that fails.
+
+    Raises:
+        CompilerFailed: it fails again.
+    """
+    kept, failure = lift_tensors(graph), None
+    for most_fused in (None, _CUT):
         try:
-            with quiet_if_failing():
-                return inductor_program(graph, kept, columns, most_fused)
-        except compiler_error() as error:
-            warnings.warn(
-                f"torch's compiler failed on a graph of {operations} operations ({_reason(error)}). {instead}",
-                stacklevel=2,
-            )
-    return lambda *tensors: graph(*tensors, *kept)
-
-
-def _reason(error: Exception) -> str:
-    """Return the line of a compiler error that says what happened: the last one if it contains a traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "TORCH" not in line]
-    found = lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
-    return found[:200]
+            with _COMPILER, quiet_if_failing(), quiet("torch", logging.ERROR), torch.no_grad():
+                run = inductor_program(graph, kept, columns, most_fused)
+                run(*examples)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a compiler raises
+            failure = error
+        else:
+            if failure is not None:
+                reason = first_line(failure)
+                warn_once(f"The compiler failed on {name} ({reason}): it gets at most {_CUT} operations per kernel.")
+            return run
+    assert failure is not None
+    raise compiler_failed(name, failure) from failure
 
 
 def _is_random(operation: Any) -> bool:

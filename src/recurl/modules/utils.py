@@ -6,6 +6,7 @@ import warnings
 
 from torch import nn
 
+from recurl.core.errors import RecurlWarning
 from recurl.modules.recurrent import RecurrentModule
 from recurl.transforms import Compose, InitTracker, TensorDictPrimer, Transform
 
@@ -41,11 +42,13 @@ def get_primers_from_module(
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             if strict:
                 raise
-            warnings.warn(f"No primer from a {type(submodule).__name__}: {error}", stacklevel=2)
+            warnings.warn(f"No primer from a {type(submodule).__name__}: {error}", RecurlWarning, stacklevel=2)
     if not primers:
         if warn:
             warnings.warn(
-                f"{type(module).__name__} has no submodule with recurrent states, so no primer.", stacklevel=2
+                f"{type(module).__name__} has no submodule with recurrent states, so no primer.",
+                RecurlWarning,
+                stacklevel=2,
             )
         return None
     return primers[0] if len(primers) == 1 else Compose(*primers)

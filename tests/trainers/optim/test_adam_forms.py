@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from recurl.core.errors import RecurlWarning
 from recurl.execution.executor import FORMS, Form
 from recurl.execution.explain import NotCompiled
 from recurl.recurrence.cpu import instruction_sets
@@ -68,6 +70,7 @@ def test_compiled_kernels_do_not_spill(capability: str, programs: Programs) -> N
 def on_cpu(monkeypatch):
     """Let the form for a GPU be built on the CPU; its kernels don't run here."""
     monkeypatch.setattr(triton_adam, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(FlatAdam, "_launch", lambda self, gradients: gradients[-1])
 
 
 def refused(form, monkeypatch, weights, change):
@@ -187,3 +190,27 @@ def test_parameters_that_the_triton_form_does_not_take(monkeypatch):
     step = GradientStep([nn.Parameter(torch.ones(2))], learning_rate=0.1, max_norm=1.0)
     step(step.optimizer.param_groups[0]["params"][0].sum())
     assert step.explain() == {"triton": "missing_package isn't installed"}
+
+
+def test_kernels_that_cannot_be_compiled_are_found_before_ranks_exchange_gradients(monkeypatch):
+    def fail(self, gradients):
+        assert gradients.count_nonzero() == gradients.isnan().sum() == 1  # a step that isn't made
+        raise RuntimeError("no C compiler")
+
+    exchanged = []
+    monkeypatch.setattr(triton_adam, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(triton_adam, "average_", exchanged.append)
+    monkeypatch.setattr(FlatAdam, "_launch", fail)
+    monkeypatch.setitem(FORMS, STEP, [Form("flat", FlatAdam)])
+    ours, theirs = weights_of(), weights_of()
+    step, other = GradientStep(ours, learning_rate=0.1, max_norm=1.0), torch.optim.Adam(theirs, lr=0.1, eps=1e-8)
+    for number in range(3):
+        for weight, same in zip(ours, theirs, strict=True):
+            weight.grad, same.grad = torch.full_like(weight, 1e-3), torch.full_like(weight, 1e-3)
+        said = nullcontext() if number else pytest.warns(RecurlWarning, match="failed on the optimizer step")
+        with said:
+            step.descend(torch.ones(()))
+        other.step()
+    torch.testing.assert_close(ours, theirs)
+    assert step.explain() == {"flat": "the compiler failed (RuntimeError: no C compiler)"}
+    assert exchanged == []

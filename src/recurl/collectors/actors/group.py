@@ -19,7 +19,7 @@ from recurl.collectors.actors.remote import ActorArguments, CollectorActor, vers
 from recurl.collectors.actors.session import RaySession
 from recurl.collectors.asynchronous import Event, Transport
 from recurl.collectors.weights import matching, tensors_of_policy
-from recurl.core.errors import WorkerError
+from recurl.core.errors import RecurlWarning, WorkerError
 from recurl.core.keys import DONE, NEXT, TRAJ_IDS
 from recurl.core.seeding import derive_seed
 from recurl.envs.pickling import pickled
@@ -270,7 +270,7 @@ class ActorGroup(Transport):
         lost = self.infos[index].rows.numel() * self.infos[index].steps if old.name == "collect" else 0
         self.replacements.append(Replacement(index, cause, lost, old.unfinished))
         text = f"Collector actor {index} died and is replaced; at most {lost} frames are lost: {cause}"
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, RecurlWarning, stacklevel=2)
         return Event(index, "lost")
 
     def close(self) -> None:

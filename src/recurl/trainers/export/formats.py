@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,8 +35,7 @@ _ONNX = ("onnx", "onnxscript", "onnxruntime")
 @contextmanager
 def _quietly() -> Generator[None]:
     """Silence torch's exporters."""
-    with quiet(EXPORT_LOGGER, logging.ERROR), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet(EXPORT_LOGGER, logging.ERROR):
         yield
 
 

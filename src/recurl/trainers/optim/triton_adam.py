@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from recurl.distributed import average_
-from recurl.execution.explain import NotCompiled
+from recurl.execution.explain import NotCompiled, compiler_failed
 from recurl.recurrence.cuda.launch import on
 from recurl.recurrence.cuda.prepared import prepared
 from recurl.trainers.optim.triton_adam_kernels import adam_kernel, decide_kernel, squares_kernel
@@ -38,6 +38,8 @@ class FlatAdam:
 
     Raises:
         NotCompiled: the parameters or step counts aren't contiguous, float32 and on one GPU.
+        CompilerFailed: Triton can't compile the kernels. This is found out here, by a step that a loss of NaN skips:
+            in a call it would come after ranks have exchanged their gradients.
     """
 
     def __init__(self, definition: Callable[..., Tensor]) -> None:
@@ -74,6 +76,14 @@ class FlatAdam:
         self._count = before
         self._chunks = torch.tensor(chunks, device=self._device)
         self._step_addresses = torch.tensor(self._addresses[len(sizes) :], device=self._device)
+        nothing = torch.zeros(before + 1, device=self._device)
+        nothing[-1] = torch.nan
+        try:
+            self._launch(nothing)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a compiler raises
+            raise compiler_failed("the optimizer step", error) from error
 
     def __call__(self, grads: Sequence[Tensor], loss: Tensor) -> Tensor:
         """Make a step and return the norm of the gradients before clipping."""
@@ -86,6 +96,12 @@ class FlatAdam:
             raise NotCompiled("betas or epsilon were changed")
         gradients = torch.cat([*(grad.reshape(-1) for grad in grads), loss.reshape(1)])
         average_([gradients])
+        norm = self._launch(gradients)
+        increment_version([*self._parameters, *self._steps, *self._views])
+        return norm
+
+    def _launch(self, gradients: Tensor) -> Tensor:
+        """Make a step with the gradients of all parameters, followed by the loss; return the norm."""
         loss, rate = gradients[-1], self._group["lr"]
         if not isinstance(rate, Tensor):
             rate = torch.full((), rate, device=self._device)
@@ -103,7 +119,6 @@ class FlatAdam:
             prepared(adam_kernel, len(self._chunks), BLOCK=_BLOCK, num_warps=4)(
                 self._chunks, gradients, self._means, self._squares, scalars, self._settings
             )
-        increment_version([*self._parameters, *self._steps, *self._views])
         return norm
 
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from recurl.core.errors import ArgumentError, StorageError
+from recurl.core.errors import ArgumentError, RecurlWarning, StorageError
 from recurl.core.untrusted import check_folder, read_json
 from recurl.trainers.algorithms.table import read_options
 from recurl.trainers.algorithms.written import WrittenOptions
@@ -28,7 +28,7 @@ CHECKPOINTS = ("newest", "best")
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=3)
+    warnings.warn(text, RecurlWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)

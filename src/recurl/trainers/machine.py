@@ -31,7 +31,7 @@ _CPU_START, _GPU_START, _GPU_FIRST_START = 2.5, 6.5, 20.0  # seconds
 _CPU_FLOPS, _GPU_FLOPS = 60e9, 80e12  # per second, in the products of a layer
 _CPU_STEP, _GPU_STEP, _GPU_POLICY = 130e-6, 30e-6, 500e-6  # seconds of a step of all environments
 _CPU_FRAME, _CPU_LEARNED = 4e-6, 1e-6  # seconds of an environment step, and of one in a gradient step
-_GPU_GRADIENT_STEP = 350e-6  # seconds
+_GPU_GRADIENT_STEP, _GPU_UPDATE = 350e-6, 4.5e-3  # seconds, the second those of the host
 _EXCHANGE, _EXCHANGE_EACH = 60e-6, 5e-6  # seconds of a step of worker processes, and of each
 _WORKERS_START = 2.0  # seconds
 _PIXEL = 1100  # weights of a linear layer that costs as much as convolutions do per pixel of an image
@@ -258,8 +258,8 @@ def _gpu_seconds(config: RunConfig, num_envs: int, host: _Host | None) -> float:
     step = _GPU_STEP if host is None else _GPU_POLICY + num_envs * host.seconds
     work = config.work(frames)
     learn = work.gradient_steps * _GPU_GRADIENT_STEP + work.steps * 6 * product
-    updates = config.total_steps / _ranks() / frames
-    return _GPU_START + updates * (config.rollout_steps * step + frames * 2 * product + learn)
+    update = max(config.rollout_steps * step + frames * 2 * product + learn, _GPU_UPDATE)
+    return _GPU_START + config.total_steps / _ranks() / frames * update
 
 
 def describe(config: RunConfig) -> str | None:
@@ -283,16 +283,23 @@ def describe(config: RunConfig) -> str | None:
 
 
 def _programs(config: RunConfig) -> list[str]:
-    others = foreign_part(config)
-    graph, compiled = config.graph_obstacle or others, config.compile_obstacle or others
-    obstacles = {"captured": ("cuda_graph", graph), "compiled": ("compile", compiled)}
-    on = [word for word, (name, _) in obstacles.items() if getattr(config, name, False)]
-    off = {
-        f"not {word}, which needs {obstacle}"
-        for word, (name, obstacle) in obstacles.items()
-        if not getattr(config, name, False) and obstacle is not None
-    }
-    return [*([" and ".join(on)] if on else []), *sorted(off)]
+    words = {"cuda_graph": "captured", "compile": "compiled"}
+    on = [word for name, word in words.items() if getattr(config, name, False)]
+    off: dict[str, list[str]] = {}
+    for name, obstacle in program_obstacles(config).items():
+        if not getattr(config, name, False) and obstacle is not None:
+            off.setdefault(obstacle, []).append(words[name])
+    reasons = [f"not {' or '.join(names)}, which needs {obstacle}" for obstacle, names in off.items()]
+    return [*([" and ".join(on)] if on else []), *reasons]
+
+
+def program_obstacles(config: RunConfig) -> dict[str, str | None]:
+    """Return what a run lacks to be captured and compiled without being asked for, or None, by option.
+
+    Without minibatches of equal size, each of them would be compiled.
+    """
+    graph = config.graph_obstacle or foreign_part(config)
+    return {"cuda_graph": graph, "compile": config.compile_obstacle or graph}
 
 
 def _reason(seconds: dict[str, float], device: str) -> str:

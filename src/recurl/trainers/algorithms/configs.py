@@ -80,12 +80,11 @@ class ExecutionConfig(RunConfig):
 
     def _fit_machine(self) -> None:
         super()._fit_machine()
-        from recurl.trainers.machine import foreign_part  # noqa: PLC0415 - imports torch, which --help doesn't need
+        from recurl.trainers.machine import program_obstacles  # noqa: PLC0415 - imports torch, unlike --help
 
-        allowed = self.device.startswith("cuda") and foreign_part(self) is None
-        for name, obstacle in {"compile": self.compile_obstacle, "cuda_graph": self.graph_obstacle}.items():
+        for name, obstacle in program_obstacles(self).items():
             if getattr(self, name) is AUTO:
-                object.__setattr__(self, name, allowed and obstacle is None)
+                object.__setattr__(self, name, obstacle is None)
 
     @classmethod
     def settled(cls) -> dict[str, Any]:
@@ -134,9 +133,17 @@ class OnPolicyConfig(ExecutionConfig):
 
     def _fit_machine(self) -> None:
         super()._fit_machine()
-        if self.shared_trunk is AUTO:
-            few = self.frames_per_batch // self.gradient_steps_per_batch < _SEPARATE_FROM
-            object.__setattr__(self, "shared_trunk", few)
+        object.__setattr__(self, "shared_trunk", self._shares_trunk(self.frames_per_batch))
+
+    def _shares_trunk(self, frames: int) -> bool:
+        """Return whether actor and critic share a trunk in batches of ``frames`` environment steps."""
+        large = frames // self.gradient_steps_per_batch >= _SEPARATE_FROM
+        return not large if self.shared_trunk is AUTO else self.shared_trunk
+
+    def work(self, frames: int) -> Work:
+        """Return the work of learning from a batch of ``frames`` environment steps."""
+        epochs, networks = getattr(self, "epochs", 1), 1 if self._shares_trunk(frames) else 2
+        return Work(epochs * self.gradient_steps_per_batch, networks * epochs * frames)
 
     @classmethod
     def settled(cls) -> dict[str, Any]:
@@ -253,10 +260,6 @@ class PPOConfig(OverlappedConfig):
     def gradient_steps_per_batch(self) -> int:
         """Number of gradient steps that share one pass over a batch."""
         return self.minibatches
-
-    def work(self, frames: int) -> Work:
-        """Return the work of learning from a batch of ``frames`` environment steps."""
-        return Work(self.epochs * self.minibatches, self.epochs * frames)
 
     @property
     def sequence_steps(self) -> int:

@@ -21,9 +21,12 @@ from recurl.cli.speed import notify_if_slow
 from recurl.cli.train import read_run
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import Count
+from recurl.core.spans import ENVIRONMENT
 from recurl.experiments.bench_rnn import device_name
 from recurl.trainers import ALGORITHMS, RunConfig
+from recurl.trainers.env_name import is_environment, source_of
 from recurl.trainers.files.durable import write_atomic
+from recurl.trainers.machine import best_workers, describe, step_seconds
 from recurl.trainers.run.update_times import UpdateTimes, time_run
 
 
@@ -76,7 +79,9 @@ def _check_writable(path: Path) -> None:
 
 def _heading(config: RunConfig, found: UpdateTimes, updates: int) -> list[str]:
     sizes = f"{config.num_envs} environments x {config.rollout_steps} steps"
+    chosen = describe(config)
     return [
+        *([] if chosen is None else [chosen]),
         f"{config.algorithm} with {config.cell} {config.hidden_size} on {config.env_name}, {sizes}, on "
         f"{device_name(config.device)}: {updates} updates",
         f"{found.wall * 1e3:,.3g} ms each, {found.frames / found.wall:,.0f} steps/s",
@@ -95,15 +100,29 @@ def _table(found: UpdateTimes) -> Table:
 
 
 def _notes(config: RunConfig, found: UpdateTimes) -> list[str]:
+    gain = _gain_of_workers(config, found)
     if found.gpu_idle is None:
-        return []
+        return gain
     notes = [
         "Times are measured between GPU events and include waiting for the host.",
         f"The GPU was busy for {(found.gpu_busy or 0) * 1e3:.3g} ms of an update and idle for {found.gpu_idle:.0%}.",
     ]
     if getattr(config, "cuda_graph", False):
         notes.append("Work inside a CUDA graph is reported as a whole.")
-    return notes
+    return notes + gain
+
+
+def _gain_of_workers(config: RunConfig, found: UpdateTimes) -> list[str]:
+    """Return a line with the steps/s expected with environments in worker processes, if these would be faster."""
+    spent = found.parts.get(ENVIRONMENT, 0.0)
+    workers = best_workers(config.num_envs, spent / config.frames_per_batch)
+    if not workers or config.env_workers or config.vectorization != "auto" or is_environment(source_of(config.env)):
+        return []
+    faster = config.rollout_steps * step_seconds(config.num_envs, workers, spent / config.frames_per_batch)
+    return [
+        f"With --env-workers {workers}, the environments are expected to take {faster * 1e3:.3g} instead of "
+        f"{spent * 1e3:.3g} ms of an update: {found.wall / (found.wall - spent + faster):.1f} times the steps/s."
+    ]
 
 
 def _write(path: Path, config: RunConfig, found: UpdateTimes) -> None:

@@ -11,18 +11,20 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from recurl.core.devices import core_count
-from recurl.recurrence import CELLS, Sizes, load_cell
+from recurl.core.errors import UnsupportedError
+from recurl.recurrence import BACKENDS, CELLS, Sizes, load_cell
 from recurl.trainers.env_name import is_name_only, source_of
 
 if TYPE_CHECKING:
     from recurl.trainers.config import RunConfig
 
-__all__ = ["Choice", "choose", "describe", "gpu_name"]
+__all__ = ["Choice", "best_workers", "choose", "describe", "program_obstacles", "step_seconds", "weights_and_states"]
 
 _MOST_ENVS = 4096
 _UPDATES, _GRADIENT_STEPS = 150, 2400  # of a run, which limit the number of environments
@@ -32,6 +34,8 @@ _CPU_FLOPS, _GPU_FLOPS = 60e9, 80e12  # per second, in the products of a layer
 _CPU_STEP, _GPU_STEP, _GPU_POLICY = 130e-6, 30e-6, 500e-6  # seconds of a step of all environments
 _CPU_FRAME, _CPU_LEARNED = 4e-6, 1e-6  # seconds of an environment step, and of one in a gradient step
 _GPU_GRADIENT_STEP, _GPU_UPDATE = 350e-6, 4.5e-3  # seconds, the second those of the host
+_EAGER_STEP, _EAGER_GRADIENT_STEP = 2.7e-3, 6e-3  # seconds on a GPU, where nothing is captured
+_WITHOUT_LIBRARY = 5  # times slower on a CPU
 _EXCHANGE, _EXCHANGE_EACH = 60e-6, 5e-6  # seconds of a step of worker processes, and of each
 _WORKERS_START = 2.0  # seconds
 _PIXEL = 1100  # weights of a linear layer that costs as much as convolutions do per pixel of an image
@@ -65,11 +69,6 @@ class _Host(NamedTuple):
     pixels: int
 
 
-def gpu_name() -> str | None:
-    """Return the name of the GPU of this machine that a run would use, or None if there is none."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
 def choose(config: RunConfig) -> Choice:
     """Choose the device, the number of environments and the workers of a run, where its options leave them open.
 
@@ -82,39 +81,41 @@ def choose(config: RunConfig) -> Choice:
         >>> config.num_envs, config.env_workers, config.cuda_graph
         (8, 0, False)
     """
-    settled = {name: value for name, value in type(config).settled().items() if _is_open(getattr(config, name))}
-    values = {name: settled[name] for name in ("device", "num_envs", "env_workers", "env_groups") if name in settled}
+    names = ("device", "num_envs", "env_workers", "env_groups")
+    settled = type(config).settled()
+    on_cpu = {name: settled[name] for name in names if name in settled and _is_open(getattr(config, name))}
     if config.device == "cpu" or not torch.cuda.is_available():
-        return Choice(values, {}, tasks=False)
-    gpu = "cuda" if config.device == "auto" else config.device
+        return Choice(on_cpu, {}, tasks=False)
     tasks = _has_tasks(config)
-    envs = values.get("num_envs", config.num_envs)
-    on_gpu = {**values, "device": gpu} if "device" in values else dict(values)
-    if tasks and "num_envs" in values:
+    on_gpu = {**on_cpu, "device": "cuda" if config.device == "auto" else config.device}
+    if tasks and "num_envs" in on_cpu:
         on_gpu["num_envs"] = _envs_on_gpu(config)
     if config.device != "auto":
-        return Choice(on_gpu, {gpu: _gpu_seconds(config, on_gpu.get("num_envs", envs), None)} if tasks else {}, tasks)
-    if not _can_choose(config):
-        return Choice(values, {}, tasks)
-    if tasks:
-        seconds = {
-            gpu: _gpu_seconds(config, on_gpu.get("num_envs", envs), None),
-            "cpu": _cpu_seconds(config, envs, None),
-        }
-    else:
-        host = _measure(config)
-        if host is None:
-            return Choice(values, {}, tasks)
-        workers = _workers(config, envs, host) if "env_workers" in values else config.env_workers
-        each = host._replace(seconds=_step_seconds(envs, workers, host) / envs)
-        more = _WORKERS_START if workers else 0.0
-        seconds = {gpu: _gpu_seconds(config, envs, each) + more, "cpu": _cpu_seconds(config, envs, each) + more}
-        if workers:
-            values["env_workers"] = on_gpu["env_workers"] = workers
-            if "env_groups" in values and envs % (2 * workers) == 0 and each.seconds * envs > _GPU_POLICY / 2:
-                on_gpu["env_groups"] = 2
-    best = gpu if seconds[gpu] < _WORTHWHILE * seconds["cpu"] else "cpu"
-    return Choice(on_gpu if best == gpu else values, seconds, tasks)
+        return Choice(on_gpu, _expected(config, [on_gpu], None) if tasks else {}, tasks)
+    host = _measure(config) if not tasks and _ranks() == 1 else None
+    if not _can_choose(config) or (host is None and not tasks):
+        return Choice(on_cpu, {}, tasks)
+    if host is not None and "env_workers" in on_cpu:
+        envs = on_cpu.get("num_envs", config.num_envs)
+        workers = on_cpu["env_workers"] = on_gpu["env_workers"] = _workers(config, envs, host)
+        slow = step_seconds(envs, workers, host.seconds) > _GPU_POLICY / 2
+        if workers and "env_groups" in on_cpu and envs % (2 * workers) == 0 and slow:
+            on_gpu["env_groups"] = 2
+    seconds = _expected(config, [on_gpu, on_cpu], host)
+    best = on_gpu if seconds[on_gpu["device"]] < _WORTHWHILE * seconds["cpu"] else on_cpu
+    return Choice(best, seconds, tasks)
+
+
+def _expected(config: RunConfig, choices: list[dict[str, Any]], host: _Host | None) -> dict[str, float]:
+    """Return the expected seconds of a run by device, for each of these values of its options."""
+    seconds: dict[str, float] = {}
+    for values in choices:
+        tried: Any = copy(config)
+        for name, value in {**type(config).settled(), **values}.items():
+            if name in values or (_is_open(getattr(config, name)) and name in ("env_workers", "env_groups")):
+                object.__setattr__(tried, name, value)
+        seconds[tried.device] = (_cpu_seconds if tried.device == "cpu" else _gpu_seconds)(tried, host)
+    return seconds
 
 
 def _is_open(value: Any) -> bool:
@@ -122,9 +123,10 @@ def _is_open(value: Any) -> bool:
 
 
 def _can_choose(config: RunConfig) -> bool:
-    """Return whether a GPU would run the algorithm as it runs recurl's, in one process, with what is measured."""
-    alone = not config.actors and not getattr(config, "overlap", False) and _ranks() == 1
-    return alone and foreign_part(config) is None
+    """Return whether the costs below hold for the run, and there is a GPU for each rank."""
+    enough = _ranks() == 1 or torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    alone = not config.actors and not getattr(config, "overlap", False)
+    return enough and alone and foreign_part(config) is None
 
 
 def foreign_part(config: RunConfig) -> str | None:
@@ -195,22 +197,42 @@ def _pixels(space: Any) -> int:
 
 
 def _workers(config: RunConfig, num_envs: int, host: _Host) -> int:
-    """Return the number of worker processes that step the environments fastest; 0 for none."""
+    """Return the number of worker processes with which a run ends first; 0 for none."""
     if config.vectorization != "auto":
         return 0
-    counts = [count for count in range(2, min(core_count(), num_envs) + 1) if num_envs % count == 0]
-    best = min(counts, key=lambda count: _step_seconds(num_envs, count, host), default=0)
+    best = best_workers(num_envs, host.seconds)
+    saved = step_seconds(num_envs, 0, host.seconds) - step_seconds(num_envs, best, host.seconds)
     rounds = config.total_steps / num_envs
-    alone = rounds * _step_seconds(num_envs, 0, host)
-    shared = rounds * _step_seconds(num_envs, best, host) + _WORKERS_START
-    return best if shared < _WORTHWHILE * alone else 0
+    return best if rounds * saved > 2 * _WORKERS_START else 0
 
 
-def _step_seconds(num_envs: int, workers: int, host: _Host) -> float:
-    """Return the seconds of a step of all environments."""
+def best_workers(num_envs: int, seconds: float) -> int:
+    """Return the number of worker processes that step environments fastest on this machine; 0 for none.
+
+    Args:
+        num_envs: number of environments.
+        seconds: seconds of a step of one of them.
+
+    Example:
+        >>> best_workers(8, 1e-6)
+        0
+    """
+    counts = [count for count in range(2, min(core_count(), num_envs) + 1) if num_envs % count == 0]
+    best = min(counts, key=lambda count: step_seconds(num_envs, count, seconds), default=0)
+    alone = step_seconds(num_envs, 0, seconds)
+    return best if step_seconds(num_envs, best, seconds) < _WORTHWHILE * alone else 0
+
+
+def step_seconds(num_envs: int, workers: int, seconds: float) -> float:
+    """Estimate the seconds of a step of all environments, in this process or in workers; see :func:`best_workers`.
+
+    Example:
+        >>> step_seconds(8, 0, 1e-3), step_seconds(8, 4, 1e-3)
+        (0.008, 0.00208)
+    """
     if not workers:
-        return num_envs * host.seconds
-    return num_envs / workers * host.seconds + _EXCHANGE + workers * _EXCHANGE_EACH
+        return num_envs * seconds
+    return num_envs / workers * seconds + _EXCHANGE + workers * _EXCHANGE_EACH
 
 
 def _weights(config: RunConfig, host: _Host | None) -> float:
@@ -244,22 +266,37 @@ def _layer(config: RunConfig, inputs: int) -> tuple[int, int]:
     return sum(map(math.prod, weights)), sum(map(math.prod, states))
 
 
-def _cpu_seconds(config: RunConfig, num_envs: int, host: _Host | None) -> float:
-    frames, weights = num_envs * config.rollout_steps, _weights(config, host)
-    product = weights / _CPU_FLOPS
-    collect = config.rollout_steps * _CPU_STEP + frames * (_CPU_FRAME + 2 * product + (host.seconds if host else 0))
+def _cpu_seconds(config: RunConfig, host: _Host | None) -> float:
+    frames, product = config.frames_per_batch, _weights(config, host) / _CPU_FLOPS
+    step = _CPU_STEP + _host_seconds(config, host)
+    collect = config.rollout_steps * step + frames * (_CPU_FRAME + 2 * product)
     learn = config.work(frames).steps * (_CPU_LEARNED + 6 * product)
-    return _CPU_START + config.total_steps / _ranks() / frames * (collect + learn)
+    update = collect + learn
+    try:
+        BACKENDS.check_name("cpu")
+    except UnsupportedError:
+        update *= _WITHOUT_LIBRARY
+    return _CPU_START + _updates(config) * update
 
 
-def _gpu_seconds(config: RunConfig, num_envs: int, host: _Host | None) -> float:
-    frames, weights = num_envs * config.rollout_steps, _weights(config, host)
-    product = weights / _GPU_FLOPS
-    step = _GPU_STEP if host is None else _GPU_POLICY + num_envs * host.seconds
+def _gpu_seconds(config: RunConfig, host: _Host | None) -> float:
+    frames, product = config.frames_per_batch, _weights(config, host) / _GPU_FLOPS
+    captured = getattr(config, "cuda_graph", False) is not False and program_obstacles(config)["cuda_graph"] is None
+    step, gradient_step = (_GPU_STEP, _GPU_GRADIENT_STEP) if captured else (_EAGER_STEP, _EAGER_GRADIENT_STEP)
+    if host is not None:
+        step = max(step, _GPU_POLICY) + _host_seconds(config, host)
     work = config.work(frames)
-    learn = work.gradient_steps * _GPU_GRADIENT_STEP + work.steps * 6 * product
+    learn = work.gradient_steps * gradient_step + work.steps * 6 * product
     update = max(config.rollout_steps * step + frames * 2 * product + learn, _GPU_UPDATE)
-    return _GPU_START + config.total_steps / _ranks() / frames * update
+    return _GPU_START + _updates(config) * update
+
+
+def _updates(config: RunConfig) -> float:
+    return config.total_steps / _ranks() / config.frames_per_batch
+
+
+def _host_seconds(config: RunConfig, host: _Host | None) -> float:
+    return 0.0 if host is None else step_seconds(config.num_envs, config.env_workers, host.seconds)
 
 
 def describe(config: RunConfig) -> str | None:
@@ -279,7 +316,8 @@ def describe(config: RunConfig) -> str | None:
     if config.device != "cpu":
         parts[0] += " as tensors" if choice.tasks else " on the host"
         parts += _programs(config)
-    return f"On {where}: {', '.join(parts)}{_reason(choice.seconds, config.device)}."
+    first = getattr(config, "compile", False)
+    return f"On {where}: {', '.join(parts)}{_reason(choice.seconds, config.device, compiled=first)}."
 
 
 def _programs(config: RunConfig) -> list[str]:
@@ -302,11 +340,11 @@ def program_obstacles(config: RunConfig) -> dict[str, str | None]:
     return {"cuda_graph": graph, "compile": config.compile_obstacle or graph}
 
 
-def _reason(seconds: dict[str, float], device: str) -> str:
+def _reason(seconds: dict[str, float], device: str, *, compiled: bool) -> str:
     if not seconds:
         return ""
     text = f"; expected to take {_time(seconds[device])}"
-    if device != "cpu":
+    if compiled:
         text += f" ({_GPU_FIRST_START - _GPU_START:.0f} s more the first time, to compile)"
     other = next((name for name in seconds if name != device), None)
     if other is not None:

@@ -1,10 +1,10 @@
 """Runs with the options that recurl chooses on a machine with a GPU, beside the same runs with other flags.
 
-A case is an algorithm, a task, a cell, a size and a number of steps. Its options are left to recurl (``--device auto``),
-and then changed: the other device, without CUDA graphs, without compilation, without worker processes. Updates are timed
-as ``recurl bench train`` does, and the time of the whole run is that of its updates plus that of a cached start
-(``bench_start.py``). ``share`` is the shortest time of all variants divided by that of the defaults: 1 if nothing is
-faster. Appends to results/defaults.csv; cases that are already there for this commit are skipped. Usage::
+A case is an algorithm, a task, a cell, a size and a number of steps. Its options are left to recurl (``--device
+auto``), and then changed: the other device, without CUDA graphs, without compilation, without worker processes. Updates
+are timed as ``recurl bench train`` does, and the time of the whole run is that of its updates plus that of a cached
+start (``bench_start.py``). ``share`` is the shortest time of all variants divided by that of the defaults: 1 if nothing
+is faster. Appends to results/defaults.csv; cases that are already there for this commit are skipped. Usage::
 
     python benchmarks/bench_defaults.py --seconds 300
     python benchmarks/bench_defaults.py --warm 4 --part 0     # before: only compile a fourth of the cases

@@ -151,6 +151,24 @@ def precision() -> Figure:
     return figure
 
 
+def learning_at_scale(case: str = "cartpole-32") -> Figure:
+    """Draw masked CartPole with 4,096 environments, every seed, with separate trunks and with a shared one."""
+    curves: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in read("learning_scale_curves.csv"):
+        if row["case"] in (case, f"{case}-shared"):
+            point = float(row["env_steps"]) / 1e6, float(row["return_mean_20"])
+            curves[row["shared_trunk"], row["seed"]].append(point)
+    figure, axes = new_figure()
+    styles = {"True": ("#ef6c00", "shared trunk"), "False": ("#3f51b5", "separate trunks (default)")}
+    for (shared, seed), points in sorted(curves.items(), reverse=True):
+        color, label = styles[shared]
+        axes.plot(*zip(*points, strict=True), color=color, linewidth=0.9, label=label if seed == "0" else None)
+    axes.set_xlabel("million environment steps")
+    axes.set_ylabel("return of 20 training episodes")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
 def new_figure() -> tuple[Figure, Any]:
     """Return a figure and its axes, in the shared style."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
@@ -170,6 +188,7 @@ def main() -> None:
         recurrence_on_cpu,
         training_on_a_gpu,
         precision,
+        learning_at_scale,
         *([weak_scaling] if (RESULTS / "scale_ray.csv").exists() else []),
     ]
     for draw in draws:

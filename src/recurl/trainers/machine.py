@@ -1,7 +1,7 @@
 """Choice of the options that a run leaves to recurl: the device, and what suits it.
 
 Runs are compared by the seconds that they are expected to take. The costs below were measured on an H100 and on a core
-of a server (``benchmarks/bench_choice.py``); they are right within a factor of two on others.
+of its host (``benchmarks/bench_defaults.py``); they are right within a factor of two on others.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MOST_ENVS = 4096
 _UPDATES, _GRADIENT_STEPS = 150, 2400  # of a run, which limit the number of environments
 
 _CPU_START, _GPU_START, _GPU_FIRST_START = 2.5, 6.5, 20.0  # seconds
-_CPU_FLOPS, _GPU_FLOPS = 60e9, 80e12  # per second, in the products of a layer
-_CPU_STEP, _GPU_STEP, _GPU_POLICY = 130e-6, 30e-6, 500e-6  # seconds of a step of all environments
-_CPU_FRAME, _CPU_LEARNED = 4e-6, 1e-6  # seconds of an environment step, and of one in a gradient step
+_CPU_FLOPS, _GPU_FLOPS = 40e9, 80e12  # per second, in the products of a layer
+_CPU_STEP, _GPU_STEP, _GPU_POLICY = 200e-6, 30e-6, 500e-6  # seconds of a step of all environments
+_CPU_FRAME, _CPU_LEARNED = 6e-6, 2e-6  # seconds of an environment step, and of one in a gradient step
 _GPU_GRADIENT_STEP, _GPU_UPDATE = 350e-6, 4.5e-3  # seconds, the second those of the host
 _EAGER_STEP, _EAGER_GRADIENT_STEP = 2.7e-3, 6e-3  # seconds on a GPU, where nothing is captured
-_WITHOUT_LIBRARY = 5  # times slower on a CPU
+_WITHOUT_LIBRARY = 4  # times slower on a CPU
 _EXCHANGE, _EXCHANGE_EACH = 60e-6, 5e-6  # seconds of a step of worker processes, and of each
 _WORKERS_START = 2.0  # seconds
 _PIXEL = 1100  # weights of a linear layer that costs as much as convolutions do per pixel of an image
@@ -274,6 +274,8 @@ def _cpu_seconds(config: RunConfig, host: _Host | None) -> float:
     update = collect + learn
     try:
         BACKENDS.check_name("cpu")
+        if config.cell != "none":
+            BACKENDS.check_cell("cpu", load_cell(config.cell))
     except UnsupportedError:
         update *= _WITHOUT_LIBRARY
     return _CPU_START + _updates(config) * update

@@ -31,7 +31,10 @@ class ProgressText:
         >>> numbers = {"length_mean_20": math.nan, "steps_per_s": 50.0, "wall_s": 2.0, "loss": math.nan}
         >>> latest.update({"env_steps": 100, "return_mean_20": math.nan, **numbers})
         >>> latest.text, latest.left
-        ('no episode has ended yet  50 steps/s  loss -', '18 s')
+        ('no episode has ended yet  50 steps/s  loss -', '-')
+        >>> latest.update({"env_steps": 200, "return_mean_20": math.nan, **numbers, "wall_s": 3.0})
+        >>> latest.left
+        '8 s'
     """
 
     def __init__(self, live: str, total_steps: int) -> None:
@@ -63,13 +66,12 @@ class ProgressText:
 
     @property
     def left(self) -> str:
-        """Remaining time at the mean speed of this process."""
+        """Remaining time at the mean speed of this process since its first update, which may compile programs."""
         if self.row is None or self._first is None:
             return "-"
-        speed, seconds = self.row["steps_per_s"], self.row["wall_s"] - self._first["wall_s"]
-        if seconds > 0:
-            speed = (self.row["env_steps"] - self._first["env_steps"]) / seconds
-        return duration(max(self._total - self.row["env_steps"], 0) / max(speed, 1e-9))
+        steps, seconds = (self.row[name] - self._first[name] for name in ("env_steps", "wall_s"))
+        remaining = max(self._total - self.row["env_steps"], 0)
+        return duration(remaining * seconds / steps) if steps and seconds > 0 else "-"
 
 
 def duration(seconds: float) -> str:

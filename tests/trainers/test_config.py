@@ -36,7 +36,7 @@ def test_env_arguments_are_literals_or_text():
         ({"overlap": True, "device": "cuda"}, "--overlap on a GPU .* needs --env-workers, .* got 0 workers"),
         (
             {**GRAPH, "overlap": True, "env_workers": 2},
-            "can't be used with --cuda-graph, got 2 workers and --cuda-graph",
+            "--cuda-graph needs batches that aren't collected in a second thread, got --overlap",
         ),
         ({"env_groups": 2}, "--env-groups 2 needs --env-workers, .* got 0 workers and 8 environments"),
         ({"env_groups": 3, "env_workers": 4}, "multiple of groups x workers, got 4 workers and 8 environments"),

@@ -39,6 +39,14 @@ Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 NO_CELL = "none"
 """Value of ``cell`` for a feed-forward network."""
 _DIVISORS = 12  # divisors of the number of environments listed in an error message
+_SETTLED = {
+    "device": "cpu",
+    "env_workers": 0,
+    "env_groups": 1,
+    "cuda_graph": False,
+    "compile": False,
+    "shared_trunk": True,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,9 +412,9 @@ class RunConfig:
     @classmethod
     def settled(cls) -> dict[str, Any]:
         """Return the values, on a CPU, of the options that are left to recurl by default."""
-        values = {"device": "cpu", "num_envs": cls.usual_envs, "env_workers": 0, "env_groups": 1}
-        defaults = {field.name: field.default for field in fields_of(cls)}
-        return {name: value for name, value in values.items() if defaults[name] in (None, "auto")}
+        values = {**_SETTLED, "num_envs": cls.usual_envs}
+        open_ones = [field.name for field in fields_of(cls) if field.default in (None, "auto")]
+        return {name: values[name] for name in open_ones if name in values}
 
     @classmethod
     def algorithm_name(cls) -> str:

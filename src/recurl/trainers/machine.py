@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from recurl.core.devices import core_count
 from recurl.core.errors import UnsupportedError
 from recurl.recurrence import BACKENDS, CELLS, Sizes, load_cell
-from recurl.trainers.env_name import is_name_only, source_of
+from recurl.trainers.env_name import is_environment, is_name_only, source_of
 
 if TYPE_CHECKING:
     from recurl.trainers.config import RunConfig
@@ -49,12 +49,14 @@ class Choice(NamedTuple):
     Attributes:
         values: the chosen options by name.
         seconds: expected seconds of the run, by device.
-        tasks: whether the environments are tasks, which a GPU steps as tensors.
+        tasks: whether the environments are tasks, which a GPU steps as tensors; None if that isn't known.
+        obstacle: what the run lacks to be on a GPU without being asked for.
     """
 
     values: dict[str, Any]
     seconds: dict[str, float]
-    tasks: bool
+    tasks: bool | None
+    obstacle: str | None = None
 
 
 class _Host(NamedTuple):
@@ -84,16 +86,23 @@ def choose(config: RunConfig) -> Choice:
     names = ("device", "num_envs", "env_workers", "env_groups")
     settled = type(config).settled()
     on_cpu = {name: settled[name] for name in names if name in settled and _is_open(getattr(config, name))}
-    if config.device == "cpu" or not torch.cuda.is_available():
+    source: Any = source_of(config.env)
+    if is_environment(source):  # which has a device
+        own = {"device": str(source.device or "cpu")} if "device" in on_cpu else {}
+        return Choice({**on_cpu, **own}, {}, source.tensor_env is not None)
+    if not (config.device == "auto" or config.device.startswith("cuda")) or not torch.cuda.is_available():
         return Choice(on_cpu, {}, tasks=False)
     tasks = _has_tasks(config)
-    on_gpu = {**on_cpu, "device": "cuda" if config.device == "auto" else config.device}
+    on_gpu = {**on_cpu, **({"device": "cuda"} if "device" in on_cpu else {})}
     if tasks and "num_envs" in on_cpu:
         on_gpu["num_envs"] = _envs_on_gpu(config)
     if config.device != "auto":
         return Choice(on_gpu, _expected(config, [on_gpu], None) if tasks else {}, tasks)
-    host = _measure(config) if not tasks and _ranks() == 1 else None
-    if not _can_choose(config) or (host is None and not tasks):
+    obstacle = _obstacle(config, tasks)
+    if obstacle is not None:
+        return Choice(on_cpu, {}, tasks, obstacle)
+    host = None if tasks else _measure(config)
+    if host is None and not tasks:  # the error is raised, and explained, where the environment is created
         return Choice(on_cpu, {}, tasks)
     if host is not None and "env_workers" in on_cpu:
         envs = on_cpu.get("num_envs", config.num_envs)
@@ -102,7 +111,7 @@ def choose(config: RunConfig) -> Choice:
         if workers and "env_groups" in on_cpu and envs % (2 * workers) == 0 and slow:
             on_gpu["env_groups"] = 2
     seconds = _expected(config, [on_gpu, on_cpu], host)
-    best = on_gpu if seconds[on_gpu["device"]] < _WORTHWHILE * seconds["cpu"] else on_cpu
+    best = on_gpu if seconds["cuda"] < _WORTHWHILE * seconds["cpu"] else on_cpu
     return Choice(best, seconds, tasks)
 
 
@@ -111,9 +120,8 @@ def _expected(config: RunConfig, choices: list[dict[str, Any]], host: _Host | No
     seconds: dict[str, float] = {}
     for values in choices:
         tried: Any = copy(config)
-        for name, value in {**type(config).settled(), **values}.items():
-            if name in values or (_is_open(getattr(config, name)) and name in ("env_workers", "env_groups")):
-                object.__setattr__(tried, name, value)
+        for name, value in values.items():
+            object.__setattr__(tried, name, value)
         seconds[tried.device] = (_cpu_seconds if tried.device == "cpu" else _gpu_seconds)(tried, host)
     return seconds
 
@@ -122,11 +130,17 @@ def _is_open(value: Any) -> bool:
     return value is None or value == "auto"
 
 
-def _can_choose(config: RunConfig) -> bool:
-    """Return whether the costs below hold for the run, and there is a GPU for each rank."""
-    enough = _ranks() == 1 or torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    alone = not config.actors and not getattr(config, "overlap", False)
-    return enough and alone and foreign_part(config) is None
+def _obstacle(config: RunConfig, tasks: bool | None) -> str | None:
+    """Return what a run lacks for the costs below to hold and to find a GPU, or None if nothing."""
+    if config.actors or getattr(config, "overlap", False):
+        return "a single process, unless it is asked for"
+    if source_of(config.env) is not None or is_name_only(config.env):
+        return "an environment with an id, unless it is asked for"
+    if _ranks() > 1 and not tasks:
+        return "a single rank or a task, unless it is asked for"
+    if _ranks() > 1 and torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        return "one for each rank"
+    return foreign_part(config)
 
 
 def foreign_part(config: RunConfig) -> str | None:
@@ -139,16 +153,18 @@ def foreign_part(config: RunConfig) -> str | None:
 
 
 def _ranks() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    from recurl.distributed import is_launched  # noqa: PLC0415 - imports what a run on a CPU doesn't need
+
+    size = os.environ.get("WORLD_SIZE", "")
+    return max(int(size), 1) if is_launched() and size.isdecimal() else 1
 
 
-def _has_tasks(config: RunConfig) -> bool:
-    """Return whether a GPU can step the environments as tensors."""
-    source = source_of(config.env)
-    if source is not None or is_name_only(config.env):
-        return getattr(source, "tensor_env", None) is not None
+def _has_tasks(config: RunConfig) -> bool | None:
+    """Return whether a GPU can step the environments as tensors; None if only creating them shows it."""
     if config.vectorization not in ("auto", "device") or config.host_only or config.actors:
         return False
+    if source_of(config.env) is not None or is_name_only(config.env):
+        return None
     from recurl.envs.tensor_env import dynamics_of  # noqa: PLC0415 - imports environments
 
     with suppress(Exception):  # errors are raised, and explained, where the environment is created
@@ -171,10 +187,9 @@ def _measure(config: RunConfig) -> _Host | None:
     from recurl.envs.gym_vector import make  # noqa: PLC0415 - as above
     from recurl.envs.gym_wrappers import NamedWrapper  # noqa: PLC0415 - as above
 
-    if source_of(config.env) is not None or is_name_only(config.env):
-        return None
-    wrappers = [NamedWrapper(text) for text in config.wrapper]
-    with suppress(Exception), closing(make(config.env_name, wrappers, **config.env_arguments)) as env:
+    with suppress(Exception), ExitStack() as stack:
+        wrappers = [NamedWrapper(text) for text in config.wrapper]
+        env = stack.enter_context(closing(make(config.env_name, wrappers, **config.env_arguments)))
         env.reset(seed=0)
         begin, steps = time.perf_counter(), 0
         while (spent := time.perf_counter() - begin) < _MEASURED_S:
@@ -308,7 +323,7 @@ def describe(config: RunConfig) -> str | None:
         config: the options.
     """
     choice = config.choice
-    if choice is None or (choice.tasks is False and not choice.seconds and config.device == "cpu"):
+    if choice is None or (config.device == "cpu" and not choice.seconds and choice.obstacle is None):
         return None
     where = "the CPU" if config.device == "cpu" else f"the GPU ({torch.cuda.get_device_name(config.device)})"
     parts = [f"{config.num_envs:,} environments"]
@@ -316,8 +331,10 @@ def describe(config: RunConfig) -> str | None:
         groups = f" in {config.env_groups} groups" if config.env_groups > 1 else ""
         parts[0] += f" in {config.env_workers} worker processes{groups}"
     if config.device != "cpu":
-        parts[0] += " as tensors" if choice.tasks else " on the host"
+        parts[0] += {True: " as tensors", False: " on the host", None: ""}[choice.tasks]
         parts += _programs(config)
+    elif choice.obstacle is not None:
+        parts.append(f"not on the GPU, which needs {choice.obstacle} (--device cuda)")
     first = getattr(config, "compile", False)
     return f"On {where}: {', '.join(parts)}{_reason(choice.seconds, config.device, compiled=first)}."
 

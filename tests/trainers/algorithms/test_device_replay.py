@@ -276,9 +276,12 @@ def test_an_overridden_learn_is_synchronous():
         ({"cuda_graph": True}, "--cuda-graph needs --device cuda, got cpu"),
         ({"cuda_graph": True, "device": "cuda", "backend": "pad"}, "--cuda-graph needs --backend fastest or triton"),
         ({"compile": True, "backend": "loop"}, "--compile needs a built-in cell and .* got gru and loop"),
-        ({"compile": True, "drawn_on": "host"}, "need slices of equal length, which --drawn-on device provides"),
+        ({"compile": True, "drawn_on": "host"}, "--compile needs slices of equal length, .* got --drawn-on host"),
         ({"refresh_states": True}, "--refresh-states needs --drawn-on host, without --cuda-graph and --compile"),
-        ({"refresh_states": True, "drawn_on": "auto", "compile": True}, "--refresh-states needs --drawn-on host"),
+        (
+            {"refresh_states": True, "drawn_on": "auto", "compile": True},
+            "--drawn-on device, which doesn't support --refresh-states",
+        ),
     ],
 )
 def test_options_that_cannot_be_used(kind, options, message):

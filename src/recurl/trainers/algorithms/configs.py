@@ -86,11 +86,6 @@ class ExecutionConfig(RunConfig):
             if getattr(self, name) is AUTO:
                 object.__setattr__(self, name, obstacle is None)
 
-    @classmethod
-    def settled(cls) -> dict[str, Any]:
-        """Return the values, on a CPU, of the options that are left to recurl by default."""
-        return {**super().settled(), "cuda_graph": False, "compile": False}
-
     def on_cpu(self) -> Self:
         """Return these options for the CPU, with the fastest backend there."""
         return replace(self, device="cpu", backend="fastest", cuda_graph=False, compile=False)
@@ -144,11 +139,6 @@ class OnPolicyConfig(ExecutionConfig):
         """Return the work of learning from a batch of ``frames`` environment steps."""
         epochs, networks = getattr(self, "epochs", 1), 1 if self._shares_trunk(frames) else 2
         return Work(epochs * self.gradient_steps_per_batch, networks * epochs * frames)
-
-    @classmethod
-    def settled(cls) -> dict[str, Any]:
-        """Return the values, on a CPU, of the options that are left to recurl by default."""
-        return {**super().settled(), "shared_trunk": True}
 
     @property
     def sequence_steps(self) -> int:

@@ -16,7 +16,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.ranges import Count
 from recurl.trainers import ALGORITHMS, RunConfig, find_algorithm
 from recurl.trainers.study.grid import Job, make_jobs, parse_settings
-from recurl.trainers.study.sweep import Sweep
+from recurl.trainers.study.sweep import Sweep, options_of_sweep
 
 _PROG = "recurl sweep"
 
@@ -61,7 +61,8 @@ def read(arguments: list[str]) -> SweepArguments:
         return args.options
 
     kind = find_algorithm(algorithm).config
-    return SweepArguments(options, make_jobs(kind, parse_settings(options.set), options.seeds, read_options))
+    earlier = options_of_sweep(options.run_dir)
+    return SweepArguments(options, make_jobs(kind, parse_settings(options.set), options.seeds, read_options, earlier))
 
 
 def run(args: SweepArguments) -> int:

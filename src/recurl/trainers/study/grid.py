@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from recurl.core.errors import ArgumentError
 from recurl.core.messages import nearest
@@ -76,15 +77,23 @@ def arguments(field: Field, value: str) -> list[str]:
 
 
 def make_jobs(
-    kind: type[RunConfig], settings: Mapping[str, Sequence[str]], seeds: int, read: Callable[[list[str]], RunConfig]
+    kind: type[RunConfig],
+    settings: Mapping[str, Sequence[str]],
+    seeds: int,
+    read: Callable[[list[str]], RunConfig],
+    earlier: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Job]:
     """Return the jobs of a sweep, ordered by seed first.
+
+    What suits this machine is chosen for the first combination, and all others get the same, so that runs differ in
+    what the sweep varies.
 
     Args:
         kind: option class of the algorithm.
         settings: options and their values; see :func:`parse_settings`.
         seeds: number of seeds.
         read: parses the options of a run, given the arguments that a combination adds to the command line.
+        earlier: options with which the sweep was started, if it is continued: nothing is chosen again.
 
     Raises:
         ArgumentError: an option or a combination of options can't be used.
@@ -92,9 +101,10 @@ def make_jobs(
     check_option_names(kind, settings)
     fields = {field.name: field for field in fields_of(kind)}
     combinations = [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
-    configs = [
-        read([word for name, value in one.items() for word in arguments(fields[name], value)]) for one in combinations
-    ]
+    words = [[word for name, value in one.items() for word in arguments(fields[name], value)] for one in combinations]
+    chosen = {name: value for name, value in read(words[0]).choice.values.items() if name not in settings}
+    same = [f"{flag(name)}={earlier.get(name, value)}" for name, value in chosen.items()]
+    configs = [read([*same, *more]) for more in words]
     jobs = [
         Job(_name(one, config.seed + seed), one, replace(config, seed=config.seed + seed))
         for seed in range(seeds)

@@ -30,8 +30,16 @@ FINISHED = 64
 _POLL_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 _STOPPED = (*(-number for number in _SIGNALS), *(128 + number for number in _SIGNALS))  # before and during training
+_OPTIONS = "sweep.json"
 _MAX_BYTES = 2**26  # size of results.csv
 _COLUMNS = ("job", "status", "env_steps", "wall_s", RETURN, EVALUATION)
+
+
+def options_of_sweep(folder: Path) -> dict[str, Any]:
+    """Return the options of the sweep in a folder; empty if there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return dict(read_json(folder / _OPTIONS)["options"])
+    return {}
 
 
 class Sweep:
@@ -99,7 +107,7 @@ class Sweep:
         options = {name: value for name, value in first.config.to_dict().items() if name not in first.settings}
         values = {name: list(dict.fromkeys(job.settings[name] for job in self._jobs)) for name in first.settings}
         wanted = {"options": options, "set": values}
-        path = self.folder / "sweep.json"
+        path = self.folder / _OPTIONS
         if path.exists():
             try:
                 found = read_json(path)

@@ -334,7 +334,7 @@ def describe(config: RunConfig) -> str | None:
         parts[0] += {True: " as tensors", False: " on the host", None: ""}[choice.tasks]
         parts += _programs(config)
     elif choice.obstacle is not None:
-        parts.append(f"not on the GPU, which needs {choice.obstacle} (--device cuda)")
+        parts.append(f"not on a GPU, which needs {choice.obstacle} (--device cuda)")
     first = getattr(config, "compile", False)
     return f"On {where}: {', '.join(parts)}{_reason(choice.seconds, config.device, compiled=first)}."
 

@@ -46,8 +46,8 @@ class ExecutionConfig(RunConfig):
     rollout). Needs --device cuda, and minibatches of equal size. On by default where it is possible."""
     compile: AutoFlag = AUTO
     """Compile losses and gradients into fewer, larger kernels with Inductor; with --vectorization device, also the step
-    of policy and environment. Takes some seconds at the first start. On by default on a GPU where it is possible; on
-    the CPU it needs a C++ compiler."""
+    of policy and environment. Takes some seconds at the first start. On by default where --cuda-graph is possible;
+    on the CPU it needs a C++ compiler."""
 
     def check(self) -> None:
         """Check that the options are consistent."""

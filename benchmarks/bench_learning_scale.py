@@ -1,10 +1,10 @@
 """Whether runs with thousands of environments keep what they have learned: results/learning_scale.csv.
 
-The curves, the mean return of the last 20 training episodes at every second update, are appended to
-results/learning_scale_curves.csv. Each run trains with 4,096 environments and is evaluated greedily ten times on the way, over 100 episodes. A run *holds*
+Each run trains with 4,096 environments and is evaluated greedily ten times on the way, over 100 episodes. A run *holds*
 if its last evaluation reaches 0.99 of its best one (for negative returns, if it is at most 1 % below). ``dips`` counts
 the updates, after the best training return was first reached, whose mean return over 20 episodes is more than 2 % below
-it. The runs of a case start together, as many at once as ``--jobs`` says; rows are appended as they end. Usage::
+it. The curves, that return at every second update, are appended to results/learning_scale_curves.csv. The runs of a
+case start together, as many at once as ``--jobs`` says; rows are appended as they end. Usage::
 
     python benchmarks/bench_learning_scale.py                       # the defaults: 20 runs, on a GPU
     python benchmarks/bench_learning_scale.py --only cartpole-32-shared cartpole-32-lr

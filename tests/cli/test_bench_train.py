@@ -1,10 +1,14 @@
 import csv
 import re
+import time
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import pytest
 
 from recurl.cli import main
+from recurl.trainers import machine
 
 SMALL = "--env recurl/RepeatPrevious-v0 --hidden-size 8 --num-envs 4 --rollout-steps 16 --warm-up 1 --updates 2"
 
@@ -53,3 +57,33 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert len(said.splitlines()) == 1
     assert message in said
     assert out == "", "nothing was timed"
+
+
+class Slow(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose step takes a millisecond."""
+
+    def step(self, action: Any) -> Any:
+        end = time.perf_counter() + 1e-3
+        while time.perf_counter() < end:
+            pass
+        return self.env.step(action)
+
+
+def test_says_what_workers_would_gain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine, "core_count", lambda: 4)
+    task = f"--env CartPole-v1 --wrapper {__name__}:Slow"
+    words = f"bench train ppo {SMALL.replace('--env recurl/RepeatPrevious-v0', task)}"
+    assert main(words.split()) == 0
+    found = re.search(
+        r"With --env-workers 4, .* instead of (\S+) ms of an update: (\S+) times", capsys.readouterr().out
+    )
+    assert found
+    assert float(found[1]) > 4 * 16, "a millisecond for each of 4 environments and 16 steps"
+    assert 1.5 < float(found[2]) < 4
+    assert main([*words.split(), "--env-workers", "2"]) == 0
+    assert "With --env-workers" not in capsys.readouterr().out, "they are in workers already"
+
+
+def test_says_nothing_of_workers_that_gain_little(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "train", "ppo", *SMALL.split()]) == 0
+    assert "With --env-workers" not in capsys.readouterr().out

@@ -29,6 +29,8 @@ from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.machine import best_workers, describe, step_seconds
 from recurl.trainers.run.update_times import UpdateTimes, time_run
 
+_WORTH_SAYING = 1.1  # times the steps/s
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchTrain(SourceOptions):
@@ -113,15 +115,18 @@ def _notes(config: RunConfig, found: UpdateTimes) -> list[str]:
 
 
 def _gain_of_workers(config: RunConfig, found: UpdateTimes) -> list[str]:
-    """Return a line with the steps/s expected with environments in worker processes, if these would be faster."""
+    """Return a line with the steps/s expected with environments in worker processes, if these gain a tenth."""
     spent = found.parts.get(ENVIRONMENT, 0.0)
     workers = best_workers(config.num_envs, spent / config.frames_per_batch)
     if not workers or config.env_workers or config.vectorization != "auto" or is_environment(source_of(config.env)):
         return []
     faster = config.rollout_steps * step_seconds(config.num_envs, workers, spent / config.frames_per_batch)
+    gain = found.wall / (found.wall - spent + faster)
+    if gain < _WORTH_SAYING:
+        return []
     return [
         f"With --env-workers {workers}, the environments are expected to take {faster * 1e3:.3g} instead of "
-        f"{spent * 1e3:.3g} ms of an update: {found.wall / (found.wall - spent + faster):.1f} times the steps/s."
+        f"{spent * 1e3:.3g} ms of an update: {gain:.1f} times the steps/s."
     ]
 
 

@@ -22,8 +22,12 @@ from recurl.trainers.export.verification import verify
 
 
 def pytest_configure() -> None:
-    """Keep what the tests compile in this folder, not in the user's cache."""
+    """Keep what the tests compile in this folder, not in the user's cache, and hide GPUs, which runs would choose.
+
+    What needs a GPU is checked by ``benchmarks/check_*_gpu.py``.
+    """
     os.environ.setdefault("RECURL_CACHE_DIR", str(Path(__file__).parent / "build" / "cache"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

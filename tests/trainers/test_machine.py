@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import random
 import re
 import time
 from dataclasses import dataclass, replace
@@ -59,8 +60,17 @@ class Pictures(Waiting):
     observation_space = gym.spaces.Dict({"view": gym.spaces.Box(0, 255, (64, 64, 3), "uint8")})
 
 
+class Strict(Waiting):
+    """Environment that draws from global generators, and refuses all actions."""
+
+    def step(self, action):
+        random.random(), torch.rand(1)
+        raise ValueError(action)
+
+
 gym.register("Waiting-v0", Waiting)
 gym.register("Pictures-v0", Pictures)
+gym.register("Strict-v0", Strict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,12 +225,21 @@ def test_a_graph_that_is_asked_for_and_impossible_is_an_error(options, message):
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("env", [TASK, "CartPole-v1"])
+def test_a_graph_that_is_asked_for_asks_for_a_gpu(env):
+    config = PPOConfig(env=env, total_steps=3_000, cuda_graph=True)
+    assert config == PPOConfig(env=env, total_steps=3_000, device="cuda")
+    assert config.device == "cuda"
+
+
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"cell": MINE}, "which needs a built-in cell, unless it is asked for (--device cuda)"),
         ({"overlap": True}, "which needs a single process, unless"),
         ({"collectors": "ray:2"}, "which needs a single process, unless"),
+        ({"env": "tests.trainers.test_machine:Strict-v0"}, "which needs an environment that takes random actions, un"),
         ({"env": TMaze}, "which needs an environment with an id, unless"),
         ({"env": lambda: gym.make("CartPole-v1")}, "which needs an environment with an id, unless"),
     ],
@@ -273,6 +292,23 @@ def test_slow_environments_get_workers_and_fast_ones_none():
     assert PPOConfig(**SLOW, env_workers=0).env_workers == 0
     assert PPOConfig(**SLOW, vectorization="sync").env_workers == 0
     assert PPOConfig(**SLOW, device="cuda").env_workers == 0  # only what is compared is measured
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
+def test_groups_need_workers_that_were_asked_for(device):
+    with pytest.raises(ArgumentError, match=r"--env-groups 2 needs --env-workers, .*, got 0 workers"):
+        PPOConfig(**SLOW, env_groups=2, device=device)
+    assert PPOConfig(**SLOW, env_groups=2, env_workers=4, device=device).env_workers == 4
+
+
+@pytest.mark.usefixtures("gpu")
+def test_measuring_draws_no_random_numbers():
+    random.seed(0), torch.manual_seed(0)
+    PPOConfig(env="tests.trainers.test_machine:Strict-v0")
+    drawn = random.random(), torch.rand(1)
+    random.seed(0), torch.manual_seed(0)
+    assert drawn == (random.random(), torch.rand(1))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -358,6 +394,8 @@ def test_settled_values_respect_an_algorithms_own_defaults():
     assert OwnConfig.settled() == {name: value for name, value in PPOConfig.settled().items() if name != "num_envs"}
     assert "shared_trunk" not in {**SACConfig.settled(), **DQNConfig.settled()}
     assert OwnConfig.from_dict({"env": TASK}).num_envs == 32
+    kind = with_defaults(PPOConfig, {"num_envs": 4})
+    assert kind.from_dict({"env": TASK}).num_envs == 4
 
 
 @pytest.mark.usefixtures("gpu")
@@ -369,6 +407,15 @@ def test_options_of_the_command_line_keep_the_choice(tmp_path):
     assert "against" in describe(config)
     write_options_file(tmp_path / "options.toml", config)
     assert "num_envs = 1024" in (tmp_path / "options.toml").read_text().splitlines()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("options", [LARGE, {"total_steps": 3_000}])
+def test_the_command_line_leaves_open_what_a_file_gives(options):
+    kind = with_defaults(PPOConfig, {"env": TASK, "device": "cpu", "num_envs": 4, "compile": False, **options})
+    config = plain(PPOConfig, kind(device="auto", num_envs=None, compile=None))
+    assert config == PPOConfig(env=TASK, **options)
+    assert describe(config) == describe(PPOConfig(env=TASK, **options))
 
 
 @pytest.mark.usefixtures("gpu")

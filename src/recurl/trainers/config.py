@@ -411,9 +411,9 @@ class RunConfig:
 
     @classmethod
     def settled(cls) -> dict[str, Any]:
-        """Return the values, on a CPU, of the options that are left to recurl by default."""
+        """Return the values, on a CPU, of the options that can be left to recurl."""
         values = {**_SETTLED, "num_envs": cls.usual_envs}
-        open_ones = [field.name for field in fields_of(cls) if field.default in (None, "auto")]
+        open_ones = [field.name for field in fields_of(cls) if field.optional or field.name == "device"]
         return {name: values[name] for name in open_ones if name in values}
 
     @classmethod
@@ -462,7 +462,9 @@ class RunConfig:
         left to be chosen for this machine.
         """
         many = {field.name for field in fields_of(cls) if field.many}
-        options = {**cls.settled(), **{name: value for name, value in values.items() if name != "algorithm"}}
+        left = {field.name for field in fields_of(cls) if field.default in (None, "auto")}
+        settled = {name: value for name, value in cls.settled().items() if name in left}
+        options = {**settled, **{name: value for name, value in values.items() if name != "algorithm"}}
         return {n: tuple(value) if n in many and isinstance(value, list) else value for n, value in options.items()}
 
 

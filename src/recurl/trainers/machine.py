@@ -18,6 +18,7 @@ import torch
 
 from recurl.core.devices import core_count
 from recurl.core.errors import UnsupportedError
+from recurl.core.seeding import preserved_rng
 from recurl.recurrence import BACKENDS, CELLS, Sizes, load_cell
 from recurl.trainers.env_name import is_environment, is_name_only, source_of
 
@@ -96,15 +97,15 @@ def choose(config: RunConfig) -> Choice:
     on_gpu = {**on_cpu, **({"device": "cuda"} if "device" in on_cpu else {})}
     if tasks and "num_envs" in on_cpu:
         on_gpu["num_envs"] = _envs_on_gpu(config)
-    if config.device != "auto":
+    if config.device != "auto" or getattr(config, "cuda_graph", None):
         return Choice(on_gpu, _expected(config, [on_gpu], None) if tasks else {}, tasks)
     obstacle = _obstacle(config, tasks)
     if obstacle is not None:
         return Choice(on_cpu, {}, tasks, obstacle)
     host = None if tasks else _measure(config)
-    if host is None and not tasks:  # the error is raised, and explained, where the environment is created
-        return Choice(on_cpu, {}, tasks)
-    if host is not None and "env_workers" in on_cpu:
+    if host is None and not tasks:  # an error of its creation is raised, and explained, where it is created for the run
+        return Choice(on_cpu, {}, tasks, "an environment that takes random actions, unless it is asked for")
+    if host is not None and "env_workers" in on_cpu and (config.env_groups or 1) == 1:  # more need --env-workers
         envs = on_cpu.get("num_envs", config.num_envs)
         workers = on_cpu["env_workers"] = on_gpu["env_workers"] = _workers(config, envs, host)
         slow = step_seconds(envs, workers, host.seconds) > _GPU_POLICY / 2
@@ -183,11 +184,11 @@ def _envs_on_gpu(config: RunConfig) -> int:
 
 
 def _measure(config: RunConfig) -> _Host | None:
-    """Measure a step of the environment, with random actions; None if it can't be created."""
+    """Measure a step of the environment, with random actions; None if it can't be created, or refuses them."""
     from recurl.envs.gym_vector import make  # noqa: PLC0415 - as above
     from recurl.envs.gym_wrappers import NamedWrapper  # noqa: PLC0415 - as above
 
-    with suppress(Exception), ExitStack() as stack:
+    with preserved_rng(), suppress(Exception), ExitStack() as stack:
         wrappers = [NamedWrapper(text) for text in config.wrapper]
         env = stack.enter_context(closing(make(config.env_name, wrappers, **config.env_arguments)))
         env.reset(seed=0)

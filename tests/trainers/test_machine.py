@@ -447,6 +447,13 @@ def test_runs_of_a_sweep_differ_in_what_it_varies(tmp_path):
     assert [config.env_workers for config in jobs(tmp_path, "--num-envs", "32")] == [0]
 
 
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("varied", "workers"), [("num_envs=8,12", 0), ("hidden_size=8,16", 8)])
+def test_a_sweep_over_environments_has_no_workers_that_only_divide_the_first_ones(varied, workers, tmp_path):
+    words = ["ppo", "--env", GAPS, "--env-kwargs", "seconds=0.004", "--run-dir", str(tmp_path), "--set", varied]
+    assert [job.config.env_workers for job in sweep.read(words).jobs] == [workers, workers]
+
+
 def test_a_continued_sweep_keeps_what_was_chosen(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         pretend(patched)
@@ -471,6 +478,17 @@ def test_a_run_prints_what_was_chosen(tmp_path, capsys):
     assert re.search(line, capsys.readouterr().out)
     assert main(["train", "ppo", *small, "--device", "cpu", "--run-dir", str(tmp_path / "two")]) == 0
     assert "On the CPU" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_curves")
+def test_only_a_new_run_says_what_was_chosen_and_how_long_it_takes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("recurl.cli.train.describe", lambda config: "A line.")
+    small = ["--env", TASK, "--total-steps", "1024", "--hidden-size", "8", "--eval-episodes", "2", "--logger", "none"]
+    assert main(["train", "ppo", *small, "--run-dir", str(tmp_path)]) == 0
+    assert "\nA line.\n" in capsys.readouterr().out
+    assert main(["train", "--resume", str(tmp_path), "--total-steps", "2048"]) == 0
+    assert "A line." not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "value"), [([], False), (["--compile"], True), (["--no-compile"], False)])

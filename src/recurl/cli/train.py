@@ -36,7 +36,6 @@ from recurl.distributed import (
     world_size,
 )
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
-from recurl.trainers.algorithms.configs import ExecutionConfig
 from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
@@ -181,11 +180,13 @@ def _train(trainer: Trainer) -> int | None:
     how = f"with {config.algorithm} ({config.cell}) on {config.device}, seed {config.seed}"
     over = f", over {world_size()} ranks" if world_size() > 1 else ""
     _print(console, f"Training {config.env} {how}, in {path}{over}")
-    chosen = describe(config)
+    chosen = None if trainer.algorithm.env_steps else describe(config)
+    words = {"compile": "compile programs", "cuda_graph": "capture CUDA graphs"}
+    first = [text for name, text in words.items() if getattr(config, name, False)]
     if chosen is not None:
         _print(console, chosen)
-    elif isinstance(config, ExecutionConfig) and (config.compile or config.cuda_graph):
-        _print(console, "The first updates compile programs and capture CUDA graphs, which takes some seconds.")
+    elif first:
+        _print(console, f"The first updates {' and '.join(first)}, which takes some seconds.")
     with StopOnSignal() as stop, _resume_hint(trainer.folder, config):
         outcome = trainer.run(stop.requested)
     trainer.close()

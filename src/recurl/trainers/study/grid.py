@@ -14,6 +14,9 @@ from recurl.core.messages import nearest
 from recurl.core.ranges import Field, fields_of, flag
 from recurl.trainers.config import RunConfig
 
+_DIVIDED = frozenset({"num_envs", "env_groups"})  # by worker processes
+_WORKERS = ("env_workers", "env_groups")
+
 
 class Job(NamedTuple):
     """One run of a sweep."""
@@ -86,7 +89,7 @@ def make_jobs(
     """Return the jobs of a sweep, ordered by seed first.
 
     What suits this machine is chosen for the first combination, and all others get the same, so that runs differ in
-    what the sweep varies.
+    what the sweep varies. There are no worker processes where they might not divide the environments of all.
 
     Args:
         kind: option class of the algorithm.
@@ -103,6 +106,8 @@ def make_jobs(
     combinations = [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
     words = [[word for name, value in one.items() for word in arguments(fields[name], value)] for one in combinations]
     chosen = {name: value for name, value in read(words[0]).choice.values.items() if name not in settings}
+    if not _DIVIDED.isdisjoint(settings):
+        chosen.update({name: value for name, value in kind.settled().items() if name in _WORKERS and name in chosen})
     same = [f"{flag(name)}={earlier.get(name, value)}" for name, value in chosen.items()]
     configs = [read([*same, *more]) for more in words]
     jobs = [

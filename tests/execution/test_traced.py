@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -52,6 +53,19 @@ def test_numbers_gradients_and_draws():
         with torch.no_grad():
             net[0].weight.mul_(2)  # the next call reads it
         x, y = x + 1, y * 2
+
+
+def test_threads_compile_one_after_another():
+    def compiled(number):
+        return InductorFunction(lambda x: (x * number + torch.rand(3),), [torch.ones(3)])
+
+    with warnings.catch_warnings(action="error", category=RecurlWarning), ThreadPoolExecutor(4) as pool:
+        programs = list(pool.map(compiled, range(4)))
+    for number, program in enumerate(programs):
+        torch.manual_seed(0)
+        (found,) = program(torch.ones(3))
+        torch.manual_seed(0)
+        torch.testing.assert_close(found, number + torch.rand(3))
 
 
 def test_constants_are_made_once_unless_they_are_edited():

@@ -22,7 +22,7 @@ from recurl.execution.small_products import small_product
 __all__ = ["InductorFunction"]
 
 _CUT = 16  # most operations fused into a kernel, where Triton can't compile larger ones
-_COMPILER = threading.Lock()  # what is held back meanwhile belongs to the process
+_COMPILER = threading.RLock()  # tracers of torch, and what is held back meanwhile, belong to the process
 _SUMS_ON = ("cuda",)  # devices where thin products are faster as sums; on a CPU the matrix library is faster
 _Function = Callable[..., tuple[Tensor, ...]]
 _Draw = Callable[[], Tensor]
@@ -109,7 +109,8 @@ class InductorFunction:
             with _restoring([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
             try:
-                graph: Any = traced_graph(given, [*examples, *drawn])
+                with _COMPILER:
+                    graph: Any = traced_graph(given, [*examples, *drawn])
             except (RecurlError, NotCompiled, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # whatever the tracer can't read

@@ -100,7 +100,7 @@ def test_warm_runs_the_updates_of_a_run_without_files(
     monkeypatch.chdir(tmp_path)
     options = ["--env", "recurl/RepeatPrevious-v0", "--num-envs", "2", "--rollout-steps", "8", "--hidden-size", "8"]
     (line,) = lines(capsys, "warm", "ppo", *options, "--minibatches", "1")
-    assert re.fullmatch(r"Compiled in \d+\.\d s; runs with these options find it in .*", line)
+    assert re.fullmatch(r"Done in \d+\.\d s: runs with these options find what could be compiled in .*", line)
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 

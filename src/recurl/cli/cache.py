@@ -101,4 +101,5 @@ def _cleared(also_tuned: bool) -> str:
 def _warmed(config: RunConfig) -> str:
     begin = time.perf_counter()
     time_run(config, _WARM_UP, 1)
-    return f"Compiled in {time.perf_counter() - begin:.1f} s; runs with these options find it in {compiled_folder()}"
+    spent = time.perf_counter() - begin
+    return f"Done in {spent:.1f} s: runs with these options find what could be compiled in {compiled_folder()}"

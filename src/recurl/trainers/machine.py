@@ -87,6 +87,8 @@ def choose(config: RunConfig) -> Choice:
     names = ("device", "num_envs", "env_workers", "env_groups")
     settled = type(config).settled()
     on_cpu = {name: settled[name] for name in names if name in settled and _is_open(getattr(config, name))}
+    if not on_cpu:
+        return Choice({}, {}, tasks=None)
     source: Any = source_of(config.env)
     if is_environment(source):  # which has a device
         own = {"device": str(source.device or "cpu")} if "device" in on_cpu else {}

@@ -245,7 +245,7 @@ def step_seconds(num_envs: int, workers: int, seconds: float) -> float:
     """Estimate the seconds of a step of all environments, in this process or in workers; see :func:`best_workers`.
 
     Example:
-        >>> step_seconds(8, 0, 1e-3), step_seconds(8, 4, 1e-3)
+        >>> step_seconds(8, 0, 1e-3), round(step_seconds(8, 4, 1e-3), 5)
         (0.008, 0.00208)
     """
     if not workers:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from recurl.cli import sweep
 from recurl.cli.main import main
-from recurl.cli.sources import plain, with_defaults
+from recurl.cli.sources import plain, read_sources, with_defaults
+from recurl.cli.train import read_run
 from recurl.core.errors import ArgumentError
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import TMaze
@@ -407,6 +408,10 @@ def test_options_of_the_command_line_keep_the_choice(tmp_path):
     assert "against" in describe(config)
     write_options_file(tmp_path / "options.toml", config)
     assert "num_envs = 1024" in (tmp_path / "options.toml").read_text().splitlines()
+    write_options_file(tmp_path / "options.toml", config, chosen=False)
+    text = (tmp_path / "options.toml").read_text().splitlines()
+    assert {"# num_envs = 1024  # chosen by recurl", '# device = "cuda"  # chosen by recurl'} < set(text)
+    assert {"compile = false", "# cuda_graph = true  # chosen by recurl"} < set(text)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -491,11 +496,29 @@ def test_only_a_new_run_says_what_was_chosen_and_how_long_it_takes(tmp_path, cap
     assert "A line." not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "value"), [([], False), (["--compile"], True), (["--no-compile"], False)])
-def test_switches_on_the_command_line(words, value, tmp_path):
+OPEN = "# compile = false  # chosen by recurl"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"), [([], OPEN), (["--compile"], "compile = true"), (["--no-compile"], "compile = false")]
+)
+def test_switches_on_the_command_line(words, line, tmp_path):
     path = tmp_path / "options.toml"
     assert main(["train", "ppo", "--env", TASK, *words, "--save-config", str(path)]) == 0
-    assert f"compile = {str(value).lower()}" in path.read_text().splitlines()
+    assert line in path.read_text().splitlines()
+
+
+def test_saved_options_of_one_machine_fit_another(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "options.toml"
+    words = ["train", "ppo", "--env", TASK, "--total-steps", "20M", "--hidden-size", "128"]
+    pretend(monkeypatch)
+    assert main([*words, "--save-config", str(path)]) == 0
+    assert '# device = "cuda"  # chosen by recurl' in path.read_text().splitlines()
+    monkeypatch.undo()
+    assert main(["train", "--config", str(path), "--print-model"]) == 0
+    config = read_run(["--config", str(path)], read_sources(["--config", str(path)]), prog="recurl train").options
+    assert (config.device, config.num_envs, config.cuda_graph, config.compile) == ("cpu", 8, False, False)
+    assert "steps" in capsys.readouterr().out
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

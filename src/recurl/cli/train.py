@@ -106,7 +106,7 @@ def run(args: Any) -> int:
     if args.save_config is not None:
         if not is_local_main_process():
             return 0
-        write_options_file(args.save_config, args.options)
+        write_options_file(args.save_config, args.options, chosen=False)
         print(f"Options written to {args.save_config}: recurl train --config {args.save_config}")
         return 0
     return _train_new(args.options, args)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "best_workers", "choose", "describe", "program_obstacles", "step_seconds", "weights_and_states"]
 
+_NAMES = ("device", "num_envs", "env_workers", "env_groups")  # of what is chosen here
 _MOST_ENVS = 4096
 _UPDATES, _GRADIENT_STEPS = 150, 2400  # of a run, which limit the number of environments
 
@@ -52,12 +53,14 @@ class Choice(NamedTuple):
         seconds: expected seconds of the run, by device.
         tasks: whether the environments are tasks, which a GPU steps as tensors; None if that isn't known.
         obstacle: what the run lacks to be on a GPU without being asked for.
+        left: names of the options that were left open.
     """
 
     values: dict[str, Any]
     seconds: dict[str, float]
     tasks: bool | None
     obstacle: str | None = None
+    left: tuple[str, ...] = ()
 
 
 class _Host(NamedTuple):
@@ -84,9 +87,13 @@ def choose(config: RunConfig) -> Choice:
         >>> config.num_envs, config.env_workers, config.cuda_graph
         (8, 0, False)
     """
-    names = ("device", "num_envs", "env_workers", "env_groups")
     settled = type(config).settled()
-    on_cpu = {name: settled[name] for name in names if name in settled and _is_open(getattr(config, name))}
+    left = tuple(name for name in settled if _is_open(getattr(config, name)))
+    return _chosen(config, {name: settled[name] for name in _NAMES if name in left})._replace(left=left)
+
+
+def _chosen(config: RunConfig, on_cpu: dict[str, Any]) -> Choice:
+    """Return the choice, given the values of the open options on a CPU."""
     if not on_cpu:
         return Choice({}, {}, tasks=None)
     source: Any = source_of(config.env)

@@ -124,13 +124,23 @@ def _value(field: Field, value: Any, source: str) -> Any:
     return float(value) if field.kind is float and value is not None else value
 
 
-def write_options_file(path: Path, config: RunConfig) -> None:
+def write_options_file(path: Path, config: RunConfig, *, chosen: bool = True) -> None:
     """Write the options of a run as TOML for ``--config``, without those that are None.
+
+    Args:
+        path: the file.
+        config: the options.
+        chosen: False to write those that recurl chose for this machine as comments, so that another chooses its own.
 
     Raises:
         StorageError: if the file can't be written.
     """
-    lines = [f"{name} = {_toml(value)}" for name, value in config.to_dict().items() if value is not None]
+    left = () if chosen else config.choice.left
+    lines = [
+        f"# {name} = {_toml(value)}  # chosen by recurl" if name in left else f"{name} = {_toml(value)}"
+        for name, value in config.to_dict().items()
+        if value is not None
+    ]
     write_atomic(path, ("\n".join(lines) + "\n").encode())
 
 

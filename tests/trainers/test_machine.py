@@ -23,7 +23,7 @@ from recurl.cli.train import read_run
 from recurl.core.errors import ArgumentError
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import TMaze
-from recurl.trainers import ALGORITHMS, A2CConfig, DQNConfig, PPOConfig, SACConfig
+from recurl.trainers import ALGORITHMS, A2CConfig, DQNConfig, PPOConfig, RunConfig, SACConfig
 from recurl.trainers.algorithms.options_file import options_for, preset_names, read_preset, write_options_file
 from recurl.trainers.machine import describe
 
@@ -494,6 +494,25 @@ def test_only_a_new_run_says_what_was_chosen_and_how_long_it_takes(tmp_path, cap
     assert "\nA line.\n" in capsys.readouterr().out
     assert main(["train", "--resume", str(tmp_path), "--total-steps", "2048"]) == 0
     assert "A line." not in capsys.readouterr().out
+
+
+class BareConfig(RunConfig):
+    """Options of an algorithm that shares nothing with recurl's."""
+
+    algorithm = "bare"
+
+
+def test_an_algorithm_without_those_of_recurl_takes_what_suits_a_cpu(monkeypatch):
+    alone = BareConfig(env=TASK, **LARGE)
+    assert describe(alone) is None, "this machine leaves no choice"
+    pretend(monkeypatch)
+    config = BareConfig(env=TASK, **LARGE)
+    assert config == alone
+    assert (config.device, config.num_envs, config.env_workers) == ("cpu", 8, 0)
+    assert "not on a GPU, which needs an algorithm of recurl's" in (describe(config) or "")
+    assert BareConfig(env=TASK, device="cuda", **LARGE).device == "cuda"
+    env = TensorEnv(TMaze(), num_envs=4, device="cpu")
+    assert BareConfig(env=env, num_envs=4, **LARGE).device == "cpu"
 
 
 OPEN = "# compile = false  # chosen by recurl"

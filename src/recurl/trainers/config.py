@@ -39,6 +39,9 @@ Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 NO_CELL = "none"
 """Value of ``cell`` for a feed-forward network."""
 _DIVISORS = 12  # divisors of the number of environments listed in an error message
+ALGORITHM_OBSTACLE = "an algorithm of recurl's, unless it is asked for"
+"""What a run of another algorithm lacks to be on a GPU, captured and compiled without being asked for."""
+_CHOSEN = ("device", "num_envs", "env_workers", "env_groups")  # where they are left open
 _SETTLED = {
     "device": "cpu",
     "env_workers": 0,
@@ -84,7 +87,7 @@ class RunConfig:
     largest_lag: ClassVar[int | None] = None
     """Upper bound of ``max_lag``; None for no bound."""
     choice: ClassVar[Any] = None
-    """What was chosen for this machine where the options left it open: a ``Choice``, once they are complete."""
+    """What was chosen for this machine where the options left it open: a :class:`Choice`, once they are complete."""
     env: EnvSource
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id to import the module that
     registers it, such as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too)."""
@@ -226,11 +229,19 @@ class RunConfig:
 
     def _fit_machine(self) -> None:
         """Replace the values that are left to recurl by those chosen for this machine."""
-        from recurl.trainers.machine import choose  # noqa: PLC0415 - imports torch, which --help doesn't need
-
-        choice = choose(self)
+        settled = self.settled()
+        left = tuple(name for name in settled if getattr(self, name) in (None, "auto"))
+        choice = self._choose({name: settled[name] for name in _CHOSEN if name in left})._replace(left=left)
         for name, value in {**choice.values, "choice": choice}.items():
             object.__setattr__(self, name, value)
+
+    def _choose(self, on_cpu: dict[str, Any]) -> Choice:
+        """Return what is chosen, given the values of the open options on a CPU; an environment object has a device."""
+        source: Any = source_of(self.env)
+        if is_environment(source):
+            own = {"device": str(source.device or "cpu")} if "device" in on_cpu else {}
+            return Choice({**on_cpu, **own}, {}, source.tensor_env is not None)
+        return Choice(on_cpu, {}, tasks=None, obstacle=ALGORITHM_OBSTACLE)
 
     @property
     def graph_obstacle(self) -> str | None:
@@ -466,6 +477,24 @@ class RunConfig:
         settled = {name: value for name, value in cls.settled().items() if name in left}
         options = {**settled, **{name: value for name, value in values.items() if name != "algorithm"}}
         return {n: tuple(value) if n in many and isinstance(value, list) else value for n, value in options.items()}
+
+
+class Choice(NamedTuple):
+    """What was chosen for a run.
+
+    Attributes:
+        values: the chosen options by name.
+        seconds: expected seconds of the run, by device.
+        tasks: whether the environments are tasks, which a GPU steps as tensors; None if that isn't known.
+        obstacle: what the run lacks to be on a GPU without being asked for.
+        left: names of the options that were left open.
+    """
+
+    values: dict[str, Any]
+    seconds: dict[str, float]
+    tasks: bool | None
+    obstacle: str | None = None
+    left: tuple[str, ...] = ()
 
 
 class Work(NamedTuple):

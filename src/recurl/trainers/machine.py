@@ -1,7 +1,7 @@
 """Choice of the options that a run leaves to recurl: the device, and what suits it.
 
 Runs are compared by the seconds that they are expected to take. The costs below were measured on an H100 and on a core
-of its host (``benchmarks/bench_defaults.py``); they are right within a factor of two on others.
+of its host (``benchmarks/bench_defaults.py``); there, expected times are within a factor of two of those of timed runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,14 +20,11 @@ from recurl.core.devices import core_count
 from recurl.core.errors import UnsupportedError
 from recurl.core.seeding import preserved_rng
 from recurl.recurrence import BACKENDS, CELLS, Sizes, load_cell
-from recurl.trainers.env_name import is_environment, is_name_only, source_of
+from recurl.trainers.config import ALGORITHM_OBSTACLE, NO_CELL, Choice, RunConfig
+from recurl.trainers.env_name import is_name_only, source_of
 
-if TYPE_CHECKING:
-    from recurl.trainers.config import RunConfig
+__all__ = ["best_workers", "choose", "describe", "program_obstacles", "step_seconds", "weights_and_states"]
 
-__all__ = ["Choice", "best_workers", "choose", "describe", "program_obstacles", "step_seconds", "weights_and_states"]
-
-_NAMES = ("device", "num_envs", "env_workers", "env_groups")  # of what is chosen here
 _MOST_ENVS = 4096
 _UPDATES, _GRADIENT_STEPS = 150, 2400  # of a run, which limit the number of environments
 
@@ -45,24 +42,6 @@ _WORTHWHILE = 0.8  # of the time, which a choice other than the simplest one has
 _MEASURED_S = 0.1
 
 
-class Choice(NamedTuple):
-    """What was chosen for a run.
-
-    Attributes:
-        values: the chosen options by name.
-        seconds: expected seconds of the run, by device.
-        tasks: whether the environments are tasks, which a GPU steps as tensors; None if that isn't known.
-        obstacle: what the run lacks to be on a GPU without being asked for.
-        left: names of the options that were left open.
-    """
-
-    values: dict[str, Any]
-    seconds: dict[str, float]
-    tasks: bool | None
-    obstacle: str | None = None
-    left: tuple[str, ...] = ()
-
-
 class _Host(NamedTuple):
     """Environments that step on the host.
 
@@ -75,11 +54,12 @@ class _Host(NamedTuple):
     pixels: int
 
 
-def choose(config: RunConfig) -> Choice:
+def choose(config: RunConfig, on_cpu: dict[str, Any]) -> Choice:
     """Choose the device, the number of environments and the workers of a run, where its options leave them open.
 
     Args:
         config: the options, some of which are None or ``"auto"``.
+        on_cpu: values of these on a CPU.
 
     Example:
         >>> from recurl.trainers import PPOConfig
@@ -87,19 +67,8 @@ def choose(config: RunConfig) -> Choice:
         >>> config.num_envs, config.env_workers, config.cuda_graph
         (8, 0, False)
     """
-    settled = type(config).settled()
-    left = tuple(name for name in settled if _is_open(getattr(config, name)))
-    return _chosen(config, {name: settled[name] for name in _NAMES if name in left})._replace(left=left)
-
-
-def _chosen(config: RunConfig, on_cpu: dict[str, Any]) -> Choice:
-    """Return the choice, given the values of the open options on a CPU."""
     if not on_cpu:
         return Choice({}, {}, tasks=None)
-    source: Any = source_of(config.env)
-    if is_environment(source):  # which has a device
-        own = {"device": str(source.device or "cpu")} if "device" in on_cpu else {}
-        return Choice({**on_cpu, **own}, {}, source.tensor_env is not None)
     if not (config.device == "auto" or config.device.startswith("cuda")) or not torch.cuda.is_available():
         return Choice(on_cpu, {}, tasks=False)
     tasks = _has_tasks(config)
@@ -136,10 +105,6 @@ def _expected(config: RunConfig, choices: list[dict[str, Any]], host: _Host | No
     return seconds
 
 
-def _is_open(value: Any) -> bool:
-    return value is None or value == "auto"
-
-
 def _obstacle(config: RunConfig, tasks: bool | None) -> str | None:
     """Return what a run lacks for the costs below to hold and to find a GPU, or None if nothing."""
     if config.actors or getattr(config, "overlap", False):
@@ -156,10 +121,13 @@ def _obstacle(config: RunConfig, tasks: bool | None) -> str | None:
 def foreign_part(config: RunConfig) -> str | None:
     """Return what a run lacks to be captured and compiled without being asked for: parts known to allow it."""
     if not type(config).__module__.startswith("recurl."):
-        return "an algorithm of recurl's, unless it is asked for"
-    if config.cell != "none" and type(load_cell(config.cell)) not in map(type, CELLS.values()):
-        return "a built-in cell, unless it is asked for"
-    return None
+        return ALGORITHM_OBSTACLE
+    return None if has_built_in_cell(config) else "a built-in cell, unless it is asked for"
+
+
+def has_built_in_cell(config: RunConfig) -> bool:
+    """Return whether the cell of a run, if any, is one of recurl's."""
+    return config.cell == NO_CELL or type(load_cell(config.cell)) in map(type, CELLS.values())
 
 
 def _ranks() -> int:
@@ -277,7 +245,7 @@ def weights_and_states(config: RunConfig) -> tuple[int, int]:
     """
     hidden, width = config.hidden_size, config.encoder_width or config.hidden_size
     extra = (config.encoder_layers - 1) * width**2 + config.head_width * hidden
-    if config.cell == "none":
+    if config.cell == NO_CELL:
         return extra + 4 * hidden * (width + hidden), 0
     weights, states = _layer(config, width)
     more_weights, more_states = _layer(config, hidden)
@@ -299,7 +267,7 @@ def _cpu_seconds(config: RunConfig, host: _Host | None) -> float:
     update = collect + learn
     try:
         BACKENDS.check_name("cpu")
-        if config.cell != "none":
+        if config.cell != NO_CELL:
             BACKENDS.check_cell("cpu", load_cell(config.cell))
     except UnsupportedError:
         update *= _WITHOUT_LIBRARY
@@ -333,7 +301,9 @@ def describe(config: RunConfig) -> str | None:
         config: the options.
     """
     choice = config.choice
-    if choice is None or (config.device == "cpu" and not choice.seconds and choice.obstacle is None):
+    if choice is None:
+        return None
+    if config.device == "cpu" and not choice.seconds and (not choice.obstacle or not torch.cuda.is_available()):
         return None
     where = "the CPU" if config.device == "cpu" else f"the GPU ({torch.cuda.get_device_name(config.device)})"
     parts = [f"{config.num_envs:,} environments"]

@@ -24,7 +24,7 @@ from recurl.core.ranges import (
     Steps,
     flag,
 )
-from recurl.trainers.config import NO_CELL, RunConfig, Schedule, Work
+from recurl.trainers.config import NO_CELL, Choice, RunConfig, Schedule, Work
 from recurl.trainers.env_name import is_environment, source_of
 
 _SEPARATE_FROM = 16_384  # environment steps of a gradient step; see benchmarks/notes/learning.md
@@ -59,10 +59,9 @@ class ExecutionConfig(RunConfig):
     @property
     def compile_obstacle(self) -> str | None:
         """What the compilation of an update lacks to be possible, or None if it is."""
-        from recurl.recurrence import CELLS, load_cell  # noqa: PLC0415 - imports torch, which --help doesn't need
+        from recurl.trainers.machine import has_built_in_cell  # noqa: PLC0415 - imports torch, unlike --help
 
-        known = map(type, CELLS.values())
-        if self.cell == NO_CELL or (self.backend in _COMPILABLE and type(load_cell(self.cell)) in known):
+        if self.cell == NO_CELL or (self.backend in _COMPILABLE and has_built_in_cell(self)):
             return None
         return (
             f"a built-in cell and --backend {' or '.join(_COMPILABLE)}, as other backends read episode lengths on the "
@@ -77,6 +76,13 @@ class ExecutionConfig(RunConfig):
         if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
             return f"--backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got {self.backend}"
         return None
+
+    def _choose(self, on_cpu: dict[str, Any]) -> Choice:
+        if is_environment(source_of(self.env)):
+            return super()._choose(on_cpu)
+        from recurl.trainers.machine import choose  # noqa: PLC0415 - imports torch, unlike --help
+
+        return choose(self, on_cpu)
 
     def _fit_machine(self) -> None:
         super()._fit_machine()
@@ -137,8 +143,7 @@ class OnPolicyConfig(ExecutionConfig):
 
     def work(self, frames: int) -> Work:
         """Return the work of learning from a batch of ``frames`` environment steps."""
-        epochs, networks = getattr(self, "epochs", 1), 1 if self._shares_trunk(frames) else 2
-        return Work(epochs * self.gradient_steps_per_batch, networks * epochs * frames)
+        return Work(self.gradient_steps_per_batch, frames if self._shares_trunk(frames) else 2 * frames)
 
     @property
     def sequence_steps(self) -> int:
@@ -255,6 +260,10 @@ class PPOConfig(OverlappedConfig):
     def sequence_steps(self) -> int:
         """Length of the training sequences."""
         return min(self.sequence_length, self.rollout_steps)
+
+    def work(self, frames: int) -> Work:
+        """Return the work of learning from a batch of ``frames`` environment steps."""
+        return Work(*(self.epochs * part for part in super().work(frames)))
 
     @property
     def _sequences(self) -> int:

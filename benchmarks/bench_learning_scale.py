@@ -1,13 +1,16 @@
-"""Whether runs with thousands of environments keep what they have learned: results/learning_scale.csv.
+"""Whether runs with many environments learn, and keep what they have learned: results/learning_scale.csv.
 
-Each run trains with 4,096 environments and is evaluated greedily ten times on the way, over 100 episodes. A run *holds*
-if its last evaluation reaches 0.99 of its best one (for negative returns, if it is at most 1 % below). ``dips`` counts
-the updates, after the best training return was first reached, whose mean return over 20 episodes is more than 2 % below
-it. The curves, that return at every second update, are appended to results/learning_scale_curves.csv. The runs of a
-case start together, as many at once as ``--jobs`` says; rows are appended as they end. Usage::
+The first cases train with 4,096 environments; those named after a number of steps train with as many as a run has by
+default on a GPU, and those that end in ``-8`` with 8 environments on a CPU. Each run is evaluated greedily ten times on
+the way, over 100 episodes. A run *holds* if its last evaluation reaches 0.99 of its best one (for negative returns, if
+it is at most 1 % below). ``dips`` counts the updates, after the best training return was first reached, whose mean
+return over 20 episodes is more than 2 % below it. The curves, that return at every second update, or at 100 of them,
+are appended to results/learning_scale_curves.csv. ``--jobs`` says how many runs start at once; rows are appended as
+they end. Usage::
 
-    python benchmarks/bench_learning_scale.py                       # the defaults: 20 runs, on a GPU
+    python benchmarks/bench_learning_scale.py                       # 4,096 environments: 20 runs, on a GPU
     python benchmarks/bench_learning_scale.py --only cartpole-32-shared cartpole-32-lr
+    python benchmarks/bench_learning_scale.py --only cartpole-3M cartpole-3M-8 --seeds 0 1
     python benchmarks/bench_learning_scale.py --read FOLDER...      # append run folders, named CASE-SEED
 """
 
@@ -30,10 +33,8 @@ import torch
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "learning_scale.csv"
-EVERY = 2  # updates between the points of a curve
-COMMON = (
-    "--num-envs 4096 --hidden-size 128 --total-steps 40000000 --eval-every 4000000 --eval-episodes 100 --logger none"
-)
+EVERY, POINTS = 2, 100  # updates between the points of a curve, at least; and its points, at most
+SCALE = "--num-envs 4096 --hidden-size 128 --total-steps 40000000 --eval-every 4000000"
 CARTPOLE = "--env recurl/MaskedCartPole-v1 --rollout-steps"
 DEFAULTS = {
     "cartpole-32": f"{CARTPOLE} 32",
@@ -52,13 +53,25 @@ OTHERS = {
     "cartpole-32-critic": f"{CARTPOLE} 32 --shared-trunk --critic-coeff 5",
     "cartpole-32-fast": f"{CARTPOLE} 32 --learning-rate 3e-3",
 }
-CASES = {**DEFAULTS, **OTHERS}
+TASKS = {
+    "cartpole": "--env recurl/MaskedCartPole-v1",
+    "repeat-previous": "--env recurl/RepeatPrevious-v0 --gamma 0.3",
+    "pendulum": "--env recurl/MaskedPendulum-v1 --gamma 0.9 --learning-rate 1e-3 --epochs 10 --sequence-length 64",
+}
+CHOSEN = {
+    f"{task}-{millions}M": f"{words} --total-steps {millions}000000 --eval-every {millions}00000"
+    for millions in (10, 3, 1)
+    for task, words in reversed(TASKS.items())
+}
+FEW = {f"{case}-8": f"{words} --num-envs 8 --device cpu" for case, words in CHOSEN.items()}
+CASES = {case: f"{SCALE} {words}" for case, words in {**DEFAULTS, **OTHERS}.items()} | CHOSEN | FEW
 
 
 def train(case: str, seed: int, folder: Path, device: str) -> Path:
     """Train a run and return its folder."""
     run = folder / f"{case}-{seed}"
-    words = shlex.split(f"train ppo {COMMON} {CASES[case]} --device {device} --seed {seed} --run-dir {run} --overwrite")
+    words = shlex.split(f"train ppo {CASES[case]} --eval-episodes 100 --logger none --seed {seed} --run-dir {run}")
+    words += ["--overwrite", *([] if "--device" in words else ["--device", device])]
     with (folder / f"{run.name}.log").open("w") as log:
         subprocess.run([sys.executable, "-m", "recurl", *words], stdout=log, stderr=subprocess.STDOUT, check=True)
     return run
@@ -78,6 +91,7 @@ def read(run: Path) -> dict[str, Any]:
         "case": run.name.rpartition("-")[0],
         "seed": config["seed"],
         "shared_trunk": config["shared_trunk"],
+        "num_envs": config["num_envs"],
         "env_steps": evaluations[-1][0],
         "updates": len(returns),
         "best_at_update": begin + 1,
@@ -92,8 +106,9 @@ def curve(run: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the points of a run's curve."""
     with (run / "metrics.csv").open() as file:
         points = [(int(point["env_steps"]), float(point["return_mean_20"])) for point in csv.DictReader(file)]
-    own = {name: row[name] for name in ("case", "seed", "shared_trunk")}
-    return [{**own, "env_steps": steps, "return_mean_20": round(value, 2)} for steps, value in points[::EVERY]]
+    own = {name: row[name] for name in ("case", "seed", "shared_trunk", "num_envs")}
+    every = max(EVERY, -(-len(points) // POINTS))
+    return [{**own, "env_steps": steps, "return_mean_20": round(value, 2)} for steps, value in points[::every]]
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pickle
 import sys
 import threading
 from contextlib import nullcontext
@@ -417,6 +418,8 @@ def test_limit_compile_threads(monkeypatch):
         monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
         _torch.limit_compile_threads(2)
         assert config.compile_threads == 2
+        assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "2"
+        monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
 
 
 @pytest.mark.slow
@@ -450,6 +453,43 @@ def test_inductor_program():
         assert given is x
     alone = _torch.traced_graph(lambda: (weight * 2,), [])
     assert len(_torch.inductor_program(alone, _torch.lift_tensors(alone))()) == 1
+
+
+@pytest.mark.slow
+def test_compile_packed(monkeypatch, tmp_path):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    weight = nn.Parameter(torch.ones(2))
+    graph = _torch.traced_graph(lambda x: (x * weight + torch.full((), 2.0), x.sum(0, dtype=torch.float64)), [weight])
+    kept = _torch.lift_tensors(graph)
+    counters.clear()
+    _torch.compile_packed(_torch.pack_program(graph, kept, columns=True))
+    assert counters["inductor"]["fxgraph_cache_miss"] == 1
+    program = _torch.inductor_program(graph, kept, columns=True)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1
+    assert [found.tolist() for found in program(torch.ones(2))] == [[3.0, 3.0], 2.0]
+
+
+def test_memory_formats_of_cached_programs():
+    with _torch._saved_by_name():
+        saved = pickle.dumps([torch.channels_last, torch.contiguous_format])
+    assert b"torch.channels_last" in saved
+    assert b"torch_compat" in saved
+    assert pickle.loads(saved) == [torch.channels_last, torch.contiguous_format]
+    assert b"torch_compat" not in pickle.dumps(torch.channels_last)
+
+
+def test_pack_program():
+    graph = _torch.traced_graph(lambda x: (x[0] + 1, torch.full((), 2.0)), [torch.zeros(2)])
+    packed = _torch.pack_program(graph, [], columns=False)
+    assert packed == _torch.pack_program(graph, [], columns=False)
+    assert packed != _torch.pack_program(graph, [], columns=True)
+
+
+def test_compiler_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert _torch.compiler_cache() == tmp_path
 
 
 def test_lift_tensors():

@@ -159,7 +159,8 @@ def test_where_the_compiler_fails_the_other_forms_run(monkeypatch):
 
     sizes = {"env": "recurl/MaskedCartPole-v1", "num_envs": 2, "rollout_steps": 16, "hidden_size": 8}
     learner = PPO(PPOConfig(**sizes, total_steps=4096, minibatches=1, compile=True, vectorization="sync"))
-    learner.learn(learner.collect())
+    for _ in range(2):  # the first update isn't compiled
+        learner.learn(learner.collect())
     assert str(learner.gradients().explain()) == f"gradients: fused ({why})"
     learner.close()
 

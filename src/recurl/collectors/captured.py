@@ -13,6 +13,7 @@ from recurl.collectors.start_states import SparseStates, StartStates
 from recurl.core.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.core.torch_compat import foreach_copy_, has_global_hooks
 from recurl.envs import EnvBase
+from recurl.execution.background import is_later
 from recurl.execution.capture import GraphedFunction, ModuleGuard
 from recurl.execution.columns import ColumnLayout, join_columns, split_columns
 from recurl.execution.traced import InductorFunction
@@ -49,12 +50,13 @@ class _TensorStep(NamedTuple):
 class CapturedSteps:
     """Runs the steps of a batch with a compiled step, as a CUDA graph, or both.
 
-    The step is compiled at the first batch (see :class:`~recurl.execution.traced.InductorFunction`). All steps are
-    captured at the third batch (see :class:`~recurl.execution.capture.GraphedFunction`). The root and the states of the
-    environment are in memory that every replay reads and overwrites; if they were replaced in between, by a reset or a
-    restored state, they are first copied there. If a module, parameter or buffer of the policy was replaced, or the
-    mode of a module changed (see :class:`~recurl.execution.capture.ModuleGuard`), the step is compiled and captured
-    again. Other modifications, and those of the environment, are not detected.
+    The step is compiled at the first batch, or after it inside :func:`~recurl.execution.background.compiled_later` (see
+    :class:`~recurl.execution.traced.InductorFunction`). All steps are captured at the third batch (see
+    :class:`~recurl.execution.capture.GraphedFunction`). The root and the states of the environment are in memory that
+    every replay reads and overwrites; if they were replaced in between, by a reset or a restored state, they are first
+    copied there. If a module, parameter or buffer of the policy was replaced, or the mode of a module changed (see
+    :class:`~recurl.execution.capture.ModuleGuard`), the step is compiled and captured again. Other modifications, and
+    those of the environment, are not detected.
 
     Args:
         env: the environment, a :class:`~recurl.envs.TensorEnv` with any transforms.
@@ -100,6 +102,7 @@ class CapturedSteps:
             self._policy, modes=True, settings=lambda: {"setting": self._setting, "hooks": has_global_hooks()}
         )
         self._tensor_step: _TensorStep | None = None
+        self._traced: InductorFunction | None = None  # the step, until it is compiled
         self._graphed: GraphedFunction[list[_Tensors]] | None = None
         if graph:
             generator = found.generator
@@ -135,6 +138,8 @@ class CapturedSteps:
         # a step that can't be compiled uses no ids
         examples = [*given, *self._trajectories.reserve(0)] if self._compiled else given
         tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, examples)
+        if self._traced is not None and not is_later():
+            tensor_step = self._tensor_step = self._compile(self._traced)
         assert tensor_step is not None
         if self._compiled:
             given += self._trajectories.reserve(self._count)
@@ -172,7 +177,7 @@ class CapturedSteps:
 
     def reset(self) -> None:
         """Discard the compiled step, and free the graph."""
-        self._tensor_step = None
+        self._tensor_step = self._traced = None
         if self._graphed is not None:
             self._graphed.discard()
 
@@ -200,18 +205,26 @@ class CapturedSteps:
             self._written, self._states = list(found), list(states)
             return *found.values(), *states.values(), *current
 
-        rows = root.batch_size[0] if root.ndim else None
         tensor_step = _TensorStep(run, [None] * len(given), None)
         if self._compiled:
+            rows = root.batch_size[0] if root.ndim else None
             examples = [tensor.contiguous() for tensor in given]
             generators = [self._env.generator]
-            traced = InductorFunction(run, examples, generators, rows, name="the step of policy and environment")
-            tensor_step = _TensorStep(traced, traced.entering, traced.leaving)
+            name = "the step of policy and environment"
+            self._traced = InductorFunction(run, examples, generators, rows, name=name)
+            if not is_later():
+                tensor_step = self._compile(self._traced)
         self._tensor_step, self._root = tensor_step, (type(root), keys)
         self._guard.renew()
         if self._graphed is not None:
             self._graphed.discard()
         return tensor_step
+
+    def _compile(self, traced: InductorFunction) -> _TensorStep:
+        """Compile the step that was traced."""
+        traced.compile()
+        self._traced = None
+        return _TensorStep(traced, traced.entering, traced.leaving)
 
     def _step_inputs(self, tensor_step: _TensorStep, given: _Tensors) -> _Tensors:
         """Return the inputs of the first step, with the strides that a compiled step expects."""

@@ -6,12 +6,16 @@ fallback is used if it is as good, or an error is raised at the first use (see :
 
 from __future__ import annotations
 
+import copyreg
+import io
 import os
+import pickle
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, TypeVar, cast
 
@@ -32,6 +36,8 @@ __all__ = [
     "assert_async",
     "check",
     "children_of",
+    "compile_packed",
+    "compiler_cache",
     "compiling",
     "edits_of",
     "foreach_copy_",
@@ -49,6 +55,7 @@ __all__ = [
     "is_known",
     "lift_tensors",
     "limit_compile_threads",
+    "pack_program",
     "parameters_of",
     "rnn_kernel",
     "running_by",
@@ -347,7 +354,7 @@ def compiling() -> Generator[None]:
         _compiling.reset(token)
 
 
-_WARNINGS = "PYTHONWARNINGS"
+_WARNINGS, _THREADS = "PYTHONWARNINGS", "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 def start_compilers() -> None:
@@ -369,9 +376,9 @@ def start_compilers() -> None:
 def limit_compile_threads(count: int) -> None:
     """Limit the number of Inductor's compile processes, unless TORCHINDUCTOR_COMPILE_THREADS is set.
 
-    Fallback: set that variable before torch is imported.
+    Processes started from this one have the same limit. Fallback: set that variable before torch is imported.
     """
-    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+    if os.environ.setdefault(_THREADS, str(count)) == str(count):
         load("torch._inductor.config").compile_threads = count
 
 
@@ -414,19 +421,139 @@ def inductor_program(
     Raises:
         Exception: of any type: the compiler, or one that it calls, failed.
     """
+    given = _values_of_inputs(graph, kept)
+    mode = given[0].fake_mode if given else load("torch._subclasses.fake_tensor:FakeTensorMode")()
+    program = _compiled(_bare(graph), [*given, *map(mode.from_tensor, kept)], columns, most_fused)
+    return lambda *tensors: program(*tensors, *kept)
+
+
+def _values_of_inputs(graph: Any, kept: Sequence[Tensor]) -> list[Any]:
+    """Return the fake tensors with which a graph was traced, for its inputs except the lifted tensors."""
     given = [node for node in graph.graph.nodes if node.op == "placeholder"][: -len(kept) or None]
-    mode = given[0].meta["val"].fake_mode if given else load("torch._subclasses.fake_tensor:FakeTensorMode")()
-    examples = [*(node.meta["val"] for node in given), *map(mode.from_tensor, kept)]
-    compile_graph = load("torch._inductor:compile")
+    return [node.meta["val"] for node in given]
+
+
+def _bare(graph: Any) -> Any:
+    """Return a graph without the tensors that it held, which the compiler would take for further inputs."""
+    return load("torch.fx:GraphModule")({}, graph.graph)
+
+
+@torch.no_grad()
+def _compiled(graph: Any, examples: Sequence[Any], columns: bool, most_fused: int | None = None) -> Callable[..., Any]:
     options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
     if columns:
         config = load("torch._inductor.config")
         options |= {name: value for name, value in _OF_COLUMNS.items() if hasattr(config, name)}
     if most_fused is not None:
         options["max_fusion_size"] = most_fused
-    with torch.no_grad():
-        program = compile_graph(graph, examples, options)
-    return lambda *tensors: program(*tensors, *kept)
+    with _saved_by_name():
+        return load("torch._inductor:compile")(graph, examples, options)
+
+
+@contextmanager
+def _saved_by_name() -> Generator[None]:
+    """Let pickle save memory formats by their names inside the block.
+
+    It saves them with the first module that it finds torch in, which depends on what was imported. So would the keys of
+    the compiler's cache, and processes would not find each other's programs.
+    """
+    kind, table = torch.memory_format, copyreg.dispatch_table
+    before = table.get(kind)
+    copyreg.pickle(kind, lambda value: (_memory_format, (str(value),)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del table[kind]
+        else:
+            table[kind] = before
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    return getattr(torch, name.removeprefix("torch."))
+
+
+def compiler_cache() -> Path:
+    """Return the folder of Inductor's cache. Replacement: the variable TORCHINDUCTOR_CACHE_DIR."""
+    return Path(load("torch._inductor.runtime.cache_dir_utils:cache_dir")())
+
+
+def pack_program(graph: Any, kept: Sequence[Tensor], columns: bool) -> bytes | None:
+    """Return a program as bytes, for :func:`compile_packed`, with torch's settings that the compiled code depends on.
+
+    The arguments are those of :func:`inductor_program`.
+
+    Returns:
+        the bytes, or None if the graph has something that pickle can't save, such as a loop.
+    """
+    inputs = [*_values_of_inputs(graph, kept), *kept]
+    examples = [(value.shape, value.stride(), value.dtype, value.device) for value in inputs]
+    was_set = torch.backends.cuda.matmul.fp32_precision != "none"
+    settings = torch.get_num_threads(), torch.get_float32_matmul_precision() if was_set else None
+    packed = io.BytesIO()
+    packer = _Packer(packed)
+    try:
+        packer.dump((len(graph.graph.nodes), examples, columns, settings))
+        for node in graph.graph.nodes:
+            packer.dump((node.op, node.target, node.args, node.kwargs, node.name))
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
+        return None
+    return packed.getvalue()
+
+
+def compile_packed(program: bytes) -> None:
+    """Compile a program of :func:`pack_program` into the compiler's cache, where :func:`inductor_program` finds it.
+
+    Its operators must be defined. Torch's settings are changed. Replacement: compile it in the process that runs it.
+    """
+    unpacker = _Unpacker(io.BytesIO(program))
+    count, examples, columns, (threads, precision) = unpacker.load()
+    torch.set_num_threads(threads)
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+    graph = load("torch.fx:Graph")()
+    for _ in range(count):
+        op, target, arguments, named, name = unpacker.load()
+        unpacker.nodes[name] = graph.create_node(op, target, arguments, named, name)
+    shapes = load("torch.fx.experimental.symbolic_shapes:ShapeEnv")()
+    with load("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes):
+        fakes = [torch.empty_strided(size, stride, dtype=dtype, device=on) for size, stride, dtype, on in examples]
+    _compiled(load("torch.fx:GraphModule")({}, graph), fakes, columns)
+
+
+class _Packer(pickle.Pickler):
+    """Writes references to nodes of a graph and to operators as their names."""
+
+    def __init__(self, packed: io.BytesIO) -> None:
+        super().__init__(packed, pickle.HIGHEST_PROTOCOL)
+        self._node, self._operator = load("torch.fx:Node"), load("torch._ops:OpOverload")
+
+    def persistent_id(self, value: Any) -> object:
+        if isinstance(value, self._node):
+            return value.name
+        if isinstance(value, self._operator):
+            namespace, _, name = value.name().partition("::")
+            operation, _, overload = name.partition(".")
+            return namespace, operation, overload or "default"
+        return None
+
+
+class _Unpacker(pickle.Unpickler):
+    """Reads what :class:`_Packer` has written.
+
+    Attributes:
+        nodes: the nodes by name.
+    """
+
+    def __init__(self, packed: io.BytesIO) -> None:
+        super().__init__(packed)
+        self.nodes: dict[str, Any] = {}
+
+    def persistent_load(self, name: Any) -> Any:
+        if isinstance(name, str):
+            return self.nodes[name]
+        namespace, operation, overload = name
+        return getattr(getattr(getattr(torch.ops, namespace), operation), overload)
 
 
 def lift_tensors(graph: Any) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -13,7 +13,16 @@ from torch import Tensor
 
 from recurl.core.errors import RecurlError, UnsupportedError
 from recurl.core.messages import quiet, quiet_if_failing, warn_once
-from recurl.core.torch_compat import compiling, inductor_program, lift_tensors, running_by, traced_graph
+from recurl.core.torch_compat import (
+    compiling,
+    inductor_program,
+    lift_tensors,
+    pack_program,
+    running_by,
+    start_compilers,
+    traced_graph,
+)
+from recurl.execution.background import cache_mark, compile_ahead, is_later
 from recurl.execution.columns import ColumnLayout, scalarize_loop, split_columns, take_constants
 from recurl.execution.explain import NotCompiled, compiler_failed, first_line
 from recurl.execution.readback import refuse_read_back
@@ -24,8 +33,10 @@ __all__ = ["InductorFunction"]
 _CUT = 16  # most operations fused into a kernel, where Triton can't compile larger ones
 _COMPILER = threading.RLock()  # tracers of torch, and what is held back meanwhile, belong to the process
 _SUMS_ON = ("cuda",)  # devices where thin products are faster as sums; on a CPU the matrix library is faster
+_BY_PROCESSES = ("cuda",)  # devices for which the compiler starts processes, and so do we
 _Function = Callable[..., tuple[Tensor, ...]]
 _Draw = Callable[[], Tensor]
+_Compiled = Callable[..., Sequence[Tensor]]
 
 
 class InductorFunction:
@@ -39,6 +50,9 @@ class InductorFunction:
     compiled code. Sums may be rounded differently than in the function. The compiled code itself always gives the same
     bits, also inside a CUDA graph: the compiler must not choose reductions by measurement, because another process
     could choose differently.
+
+    Inside a block of :func:`~recurl.execution.background.compiled_later`, the function is only traced. Calls run it as
+    it is written; the first one outside of such a block compiles it.
 
     Where the compiler fails, the function is compiled again to smaller kernels, and where that fails too, it can't be
     compiled. A one-line warning says which. The compiled function is run once on the examples, because compilers may
@@ -61,7 +75,8 @@ class InductorFunction:
     Raises:
         UnsupportedError: the function reads the values of tensors back, or its random numbers depend on them, as with
             ``torch.multinomial``; the message names the line, or the operation.
-        CompilerFailed: the compiler failed. No generator was advanced: call the function instead.
+        CompilerFailed: the compiler failed, here or at the first call that compiles. No generator was advanced: call
+            the function instead.
 
     Example:
         >>> weight = torch.ones(2)
@@ -123,40 +138,90 @@ class InductorFunction:
             graph, self.entering, self.leaving = scalarize_loop(graph, rows, count)
             self._constant = take_constants(graph)
         entering = [tensor.contiguous() for tensor in split_columns(self.entering, examples)]
-        self._run = _compile(graph, [*(entering if rows is not None else examples), *drawn], rows is not None, name)
+        program = _Program(graph, [*(entering if rows is not None else examples), *drawn], rows is not None, name)
+        self._uncompiled: tuple[_Function, _Program] | None = function, program
+        if not is_later():
+            self.compile()
+
+    def compile(self) -> None:
+        """Compile the function, unless it is compiled.
+
+        Raises:
+            CompilerFailed: the compiler failed.
+        """
+        if self._uncompiled is not None:
+            self._run = self._uncompiled[1].compile()
+            self._uncompiled = None
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Call the compiled function. Its results are not connected to its arguments by gradients."""
+        if self._uncompiled is not None and is_later():
+            return self._uncompiled[0](*tensors)
+        self.compile()
         results = [*self._run(*tensors, *[draw() for draw in self._draws])]
         for position, tensor in self._constant.items():
             results.insert(position, tensor)
         return tuple(results)
 
 
-def _compile(graph: Any, examples: Sequence[Tensor], columns: bool, name: str) -> Callable[..., Sequence[Tensor]]:
-    """Compile a traced graph and run it once, with smaller kernels if that fails.
+class _Program:
+    """A traced graph, which begins to be compiled in the background if it is compiled later.
 
-    Raises:
-        CompilerFailed: it fails again.
+    Args:
+        graph: the graph.
+        examples: its arguments.
+        columns: whether it joins columns.
+        name: what it is, for warnings.
     """
-    kept, failure = lift_tensors(graph), None
-    for most_fused in (None, _CUT):
-        try:
-            with _COMPILER, quiet_if_failing(), quiet("torch", logging.ERROR), torch.no_grad():
-                run = inductor_program(graph, kept, columns, most_fused)
-                run(*examples)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a compiler raises
-            failure = error
-        else:
-            if failure is not None:
-                reason = first_line(failure)
-                warn_once(f"The compiler failed on {name} ({reason}): it gets at most {_CUT} operations per kernel.")
-            return run
-    assert failure is not None
-    raise compiler_failed(name, failure) from failure
+
+    def __init__(self, graph: Any, examples: Sequence[Tensor], columns: bool, name: str) -> None:
+        self._graph, self._examples, self._columns, self._name = graph, examples, columns, name
+        self._kept = lift_tensors(graph)
+        by_processes = any(tensor.device.type in _BY_PROCESSES for tensor in examples)
+        program = pack_program(graph, self._kept, columns) if by_processes else None
+        self._mark = None if program is None else cache_mark(program)
+        self._wait: Callable[[], None] | None = None
+        if by_processes and (self._mark is None or not self._mark.exists()):
+            if program is not None and is_later():
+                self._wait = compile_ahead(program)
+            else:
+                start_compilers()
+
+    def compile(self) -> _Compiled:
+        """Compile the graph and run it once, with smaller kernels if that fails.
+
+        Raises:
+            CompilerFailed: it fails again.
+        """
+        if self._wait is not None:
+            self._wait()
+        failure = None
+        for most_fused in (None, _CUT):
+            try:
+                with _COMPILER, quiet_if_failing(), quiet("torch", logging.ERROR), torch.no_grad():
+                    run = inductor_program(self._graph, self._kept, self._columns, most_fused)
+                    run(*self._examples)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a compiler raises
+                failure = error
+            else:
+                if failure is None:
+                    self._remember()
+                else:
+                    reason = first_line(failure)
+                    said = f"The compiler failed on {self._name} ({reason})"
+                    warn_once(f"{said}: it gets at most {_CUT} operations per kernel.")
+                return run
+        assert failure is not None
+        raise compiler_failed(self._name, failure) from failure
+
+    def _remember(self) -> None:
+        if self._mark is not None:
+            with suppress(OSError):
+                self._mark.parent.mkdir(parents=True, exist_ok=True)
+                self._mark.touch()
 
 
 def _is_random(operation: Any) -> bool:

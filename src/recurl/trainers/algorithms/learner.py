@@ -19,6 +19,7 @@ from recurl.core.seeding import EnvPurpose, env_seed, seed_everything
 from recurl.core.specs import Composite, TensorSpec
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
+from recurl.execution.background import compiled_later
 from recurl.modules import RewardScaler
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
@@ -287,7 +288,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             UnsupportedError: if :meth:`schedules` has no setter for a scheduled option.
         """
         self.collector.update_policy_weights_()  # to actors; otherwise, the collector has the policy itself
-        batch = self.collector.collect()
+        with compiled_later(not self.env_steps):
+            batch = self.collector.collect()
         if self.config.actors:
             self._record_actors(cast("RayCollector", self.collector), batch)
         self.env_steps += batch.numel() * world_size()

@@ -17,9 +17,9 @@ from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.core.seeding import GeneratorState, derive_seed
 from recurl.core.spans import ADVANTAGES, GRADIENT_GRAPH, span
 from recurl.core.specs import Composite, TensorSpec
-from recurl.core.torch_compat import start_compilers
 from recurl.data import SequenceMinibatches
 from recurl.distributed import average_, global_statistics, rank, world_size
+from recurl.execution.background import compiled_later
 from recurl.modules import RewardScaler
 from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_variance
 from recurl.objectives.sequences import bootstraps_at_ends_only
@@ -79,8 +79,6 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     """Scheduled options that are attributes of the loss."""
 
     def __init__(self, config: OnPolicyT, *, overlap: bool = False) -> None:
-        if config.compile and torch.device(config.device).type == "cuda":
-            start_compilers()
         super().__init__(config, overlap=overlap)
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self._shuffle = torch.Generator().manual_seed(derive_seed(config.seed, "minibatches"))  # the same on all ranks
@@ -195,11 +193,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             with global_statistics():
                 self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
-        if self.config.cuda_graph:
-            with span(GRADIENT_GRAPH):
-                values = self._run(batch.select(*self._update_keys, strict=False), self._orders(batch))
-        else:
-            values = self._run(batch)
+        with compiled_later(self.env_steps == self.frames_per_update):
+            if self.config.cuda_graph:
+                with span(GRADIENT_GRAPH):
+                    values = self._run(batch.select(*self._update_keys, strict=False), self._orders(batch))
+            else:
+                values = self._run(batch)
         with global_statistics():
             self.agent.observe(batch)
         average_([values])

@@ -17,7 +17,6 @@ from recurl import execution
 from recurl.core.devices import numbered
 from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.core.spans import FORWARD, GRADIENT_GRAPH, REPLAY, span
-from recurl.core.torch_compat import start_compilers
 from recurl.data import MidEpisodeBurnIn, ZeroStart, refresh_states, slice_priorities
 from recurl.data.replay_buffers.device import ByPriority, ByStep, ByTrajectory, DeviceSliceBuffer
 from recurl.distributed import average_, global_statistics
@@ -96,8 +95,6 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     data_parallel = True
 
     def __init__(self, config: ReplayConfigT) -> None:
-        if config.compile and torch.device(config.device).type == "cuda":
-            start_compilers()
         super().__init__(config)
         self.loss = self.make_loss()
         self.buffer = _buffer(config)

@@ -1,13 +1,14 @@
 """Seconds from the start of a process to its first update, of recurl and of peers: results/start.csv.
 
-recurl runs as typed, ``recurl train ppo`` on masked CartPole, and its first update is the first row of metrics.csv. A
-peer is a command that prints a line after its first update, as those in ``peers/`` do with ``--warmup`` of one batch.
+recurl runs as typed, ``recurl train ppo`` on masked CartPole, and its first update is the first row of metrics.csv. On a
+GPU, the first update runs uncompiled; with ``--updates 1 4``, the start is also timed to the end of the fourth one, by
+when everything is compiled and captured. A peer is a command that prints a line after its first update, as those in ``peers/`` do with ``--warmup`` of one batch.
 Each program starts with empty caches of compilers (``cold``), and then with those that it has filled (``cached``):
 alternating with the others, medians of several starts. Byte code of Python is kept in a folder of its own and is always
 there, as pip compiles what it installs. CPU time is that of the process and of those it has waited for. Usage::
 
     python benchmarks/bench_start.py                                 # a CPU, 8 and 1,024 environments
-    python benchmarks/bench_start.py --device cuda --options --cuda-graph --compile
+    python benchmarks/bench_start.py --device cuda --num-envs 1024 --updates 1 4
     python benchmarks/bench_start.py --peer sb3 "$HOME/peers/bin/python benchmarks/peers/run_sb3.py --warmup 1024"
 """
 
@@ -37,7 +38,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Start(NamedTuple):
-    """Seconds to the first update."""
+    """Seconds of a start."""
 
     wall: float
     cpu: float
@@ -50,17 +51,19 @@ class Program:
     Attributes:
         name: the name in the table.
         num_envs: number of environments, or 0 if the command says it.
+        updates: number of updates until it counts as started.
         command: returns the command, given a folder.
-        updated: returns whether the first update was made, given the folder and what was printed.
+        updated: returns whether these updates were made, given the folder and what was printed.
     """
 
     name: str
     num_envs: int
+    updates: int
     command: Callable[[Path], list[str]]
     updated: Callable[[Path, bytes], bool]
 
 
-def recurl(num_envs: int, options: argparse.Namespace) -> Program:
+def recurl(num_envs: int, updates: int, options: argparse.Namespace) -> Program:
     """Return recurl's own command."""
     words = ["-m", "recurl", "train", "ppo", "--env", "recurl/MaskedCartPole-v1", "--logger", "none"]
     words += ["--num-envs", str(num_envs), "--total-steps", str(10**9), "--device", options.device, *options.options]
@@ -70,14 +73,14 @@ def recurl(num_envs: int, options: argparse.Namespace) -> Program:
 
     def updated(folder: Path, _: bytes) -> bool:
         metrics = folder / "run" / "metrics.csv"
-        return metrics.exists() and metrics.read_bytes().count(b"\n") > 1
+        return metrics.exists() and metrics.read_bytes().count(b"\n") > updates
 
-    return Program("recurl", num_envs, command, updated)
+    return Program("recurl", num_envs, updates, command, updated)
 
 
 def peer(name: str, command: str) -> Program:
     """Return a peer, which prints a line after its first update."""
-    return Program(name, 0, lambda _: shlex.split(command), lambda _, printed: b"\n" in printed)
+    return Program(name, 0, 1, lambda _: shlex.split(command), lambda _, printed: b"\n" in printed)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -87,7 +90,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def start(program: Program, environment: dict[str, str]) -> Start:
-    """Start a program and stop it after its first update."""
+    """Start a program and stop it after its updates."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as output:
         folder, begin = Path(name), time.perf_counter()
         process = subprocess.Popen(
@@ -114,13 +117,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--num-envs", type=int, nargs="+", default=[8, 1024])
+    parser.add_argument("--updates", type=int, nargs="+", default=[1])
     parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="further options of recurl train")
     parser.add_argument("--peer", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"))
     parser.add_argument("--repeats", type=int, default=5, help="cached starts of each program")
     parser.add_argument("--csv", type=Path, default=RESULTS)
     parser.add_argument("--commit", default=commit(), help="what to write into the column 'commit'")
     options = parser.parse_args()
-    programs = [recurl(number, options) for number in options.num_envs] + [peer(*words) for words in options.peer]
+    programs = [recurl(number, updates, options) for number in options.num_envs for updates in options.updates]
+    programs += [peer(*words) for words in options.peer]
     found: dict[tuple[Program, str], list[Start]] = {}
     with tempfile.TemporaryDirectory() as name:
         common = {"PYTHONPYCACHEPREFIX": f"{name}/bytecode", "PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
@@ -141,6 +146,7 @@ def main() -> None:
             "date": datetime.date.today().isoformat(),
             "program": program.name,
             "num_envs": program.num_envs or "",
+            "updates": program.updates,
             "device": options.device,
             "options": " ".join(options.options) if program.name == "recurl" else "",
             "caches": caches,

@@ -1,11 +1,12 @@
 """Seconds from the start of a process to its first update, of recurl and of peers: results/start.csv.
 
-recurl runs as typed, ``recurl train ppo`` on masked CartPole, and its first update is the first row of metrics.csv. On a
-GPU, the first update runs uncompiled; with ``--updates 1 4``, the start is also timed to the end of the fourth one, by
-when everything is compiled and captured. A peer is a command that prints a line after its first update, as those in ``peers/`` do with ``--warmup`` of one batch.
-Each program starts with empty caches of compilers (``cold``), and then with those that it has filled (``cached``):
-alternating with the others, medians of several starts. Byte code of Python is kept in a folder of its own and is always
-there, as pip compiles what it installs. CPU time is that of the process and of those it has waited for. Usage::
+recurl runs as typed, ``recurl train ppo`` on masked CartPole, and its first update is the first row of metrics.csv. On
+a GPU, the first update runs uncompiled; with ``--updates 1 4``, the start is also timed to the end of the fourth one,
+by when everything is compiled and captured. A peer is a command that prints a line after its first update, as those in
+``peers/`` do with ``--warmup`` of one batch. Each program starts with empty caches of compilers (``cold``), and then
+with those that it has filled (``cached``): alternating with the others, medians of several starts. Byte code of Python
+is kept in a folder of its own and is always there, as pip compiles what it installs. CPU time is that of the process
+and of those it has waited for. Usage::
 
     python benchmarks/bench_start.py                                 # a CPU, 8 and 1,024 environments
     python benchmarks/bench_start.py --device cuda --num-envs 1024 --updates 1 4

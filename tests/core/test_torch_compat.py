@@ -487,6 +487,11 @@ def test_pack_program():
     assert packed != _torch.pack_program(graph, [], columns=True)
 
 
+def test_import_compiler():
+    _torch.import_compiler()
+    assert "torch._inductor.compile_fx" in sys.modules
+
+
 def test_compiler_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert _torch.compiler_cache() == tmp_path

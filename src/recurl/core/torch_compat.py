@@ -47,6 +47,7 @@ __all__ = [
     "has_step_hooks",
     "has_tensor_hooks",
     "hooks_of",
+    "import_compiler",
     "inductor_program",
     "is_compiling",
     "is_exporting",
@@ -380,6 +381,12 @@ def limit_compile_threads(count: int) -> None:
     """
     if os.environ.setdefault(_THREADS, str(count)) == str(count):
         load("torch._inductor.config").compile_threads = count
+
+
+def import_compiler() -> None:
+    """Import Inductor, which takes seconds and would otherwise happen where it is first used."""
+    with suppress(UnsupportedError):
+        load("torch._inductor.compile_fx")
 
 
 def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn.Module:

@@ -15,9 +15,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
-from recurl.core.torch_compat import compile_packed, compiler_cache, start_compilers
+from recurl.core.torch_compat import compile_packed, compiler_cache, import_compiler, start_compilers
 
-__all__ = ["cache_mark", "compile_ahead", "compiled_later", "is_later"]
+__all__ = ["cache_mark", "compile_ahead", "compiled_later", "expect_programs", "is_later"]
 
 _PATIENCE = 60.0  # seconds after which a program is compiled here, in case its process hangs
 
@@ -62,6 +62,13 @@ def compile_ahead(program: bytes) -> Callable[[], None]:
     return lambda: None
 
 
+def expect_programs() -> None:
+    """Start the process that compiles programs ahead, which imports for seconds, if the compiler's cache has none."""
+    if not cache_mark(b"").parent.exists():
+        with suppress(OSError):
+            _compilers.start()
+
+
 def cache_mark(program: bytes) -> Path:
     """Return the file that says, once its caller has created it, that the compiler's cache has a program.
 
@@ -86,8 +93,7 @@ class _Compilers:
     def send(self, program: bytes) -> Callable[[], None]:
         """Send a program; return a function that waits until it is compiled."""
         with self._lock:
-            if self._process is None:
-                self._process = self._start()
+            self._process = self._process or self._started()
             assert self._process.stdin is not None
             self._sent += 1
             number = self._sent
@@ -96,7 +102,12 @@ class _Compilers:
             self._left.add(number)
             return lambda: self._wait(number)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
+        """Start the process, unless it runs."""
+        with self._lock:
+            self._process = self._process or self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}; import {__name__} as own; own.serve()"],
             stdin=subprocess.PIPE,
@@ -144,6 +155,7 @@ def serve() -> None:
     for name in pickle.load(sys.stdin.buffer):  # they define the operators of the programs
         with suppress(Exception):
             importlib.import_module(name)
+    import_compiler()
     with suppress(EOFError):
         while True:
             number, program = pickle.load(sys.stdin.buffer)

@@ -30,10 +30,6 @@ from results_file import append, commit
 RESULTS = Path(__file__).parent / "results" / "defaults.csv"
 CASES = (
     "ppo --env recurl/MaskedCartPole-v1 --total-steps 150000",
-    "ppo --env recurl/MaskedCartPole-v1 --total-steps 2000000 --cell gru --hidden-size 96",
-    "ppo --env recurl/RepeatPrevious-v0 --total-steps 20000000 --hidden-size 160",
-    "ppo --env recurl/TMaze-v0 --total-steps 5000000 --cell mingru --hidden-size 128",
-    "ppo --env recurl/popgym-CountRecallEasy-v0 --total-steps 2000000 --cell gru --hidden-size 256",
     "ppo --env recurl/popgym-AutoencodeEasy-v0 --total-steps 10000000 --cell lru --hidden-size 80",
     "a2c --env recurl/TMaze-v0 --total-steps 1000000 --hidden-size 48",
     "impala --env recurl/TMaze-v0 --total-steps 3000000 --cell gru --hidden-size 80",
@@ -42,6 +38,10 @@ CASES = (
     "td3 --env recurl/MaskedPendulum-v1 --total-steps 50000 --hidden-size 72",
     "ppo --env CartPole-v1 --total-steps 300000",
     "dqn --env recurl/TMaze-v0 --total-steps 200000 --cell s5",
+    "ppo --env recurl/MaskedCartPole-v1 --total-steps 2000000 --cell gru --hidden-size 96",
+    "ppo --env recurl/RepeatPrevious-v0 --total-steps 20000000 --hidden-size 160",
+    "ppo --env recurl/TMaze-v0 --total-steps 5000000 --cell mingru --hidden-size 128",
+    "ppo --env recurl/popgym-CountRecallEasy-v0 --total-steps 2000000 --cell gru --hidden-size 256",
 )
 START = {"cpu": 2.5, "cuda": 6.5}  # seconds
 WARM_UP, UPDATES = 4, 6

@@ -169,6 +169,26 @@ def learning_at_scale(case: str = "cartpole-32") -> Figure:
     return figure
 
 
+def chosen_environments(millions: int = 3) -> Figure:
+    """Draw three tasks, every seed, with the number of environments that a run has by default on a GPU, and with 8."""
+    curves: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in read("learning_scale_curves.csv"):
+        point = float(row["env_steps"]) / 1e6, float(row["return_mean_20"])
+        curves[f"{row['case']} {row['seed']}"].append(point)
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    tasks = {"cartpole": "masked CartPole", "repeat-previous": "RepeatPrevious", "pendulum": "masked Pendulum"}
+    for axes, (task, title) in zip(figure.subplots(1, len(tasks)), tasks.items(), strict=True):
+        for ending, color, label in (("", "#3f51b5", "128 (default)"), ("-8", "#ef6c00", "8")):
+            of_case = [points for name, points in curves.items() if name.startswith(f"{task}-{millions}M{ending} ")]
+            for number, points in enumerate(of_case):
+                axes.plot(*zip(*points, strict=True), color=color, linewidth=0.9, label=None if number else label)
+        axes.set(title=title, xlabel="million steps")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("return of 20 training episodes")
+    figure.axes[0].legend(frameon=False, title="environments")
+    return figure
+
+
 def new_figure() -> tuple[Figure, Any]:
     """Return a figure and its axes, in the shared style."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
@@ -189,6 +209,7 @@ def main() -> None:
         training_on_a_gpu,
         precision,
         learning_at_scale,
+        chosen_environments,
         *([weak_scaling] if (RESULTS / "scale_ray.csv").exists() else []),
     ]
     for draw in draws:

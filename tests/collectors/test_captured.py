@@ -14,6 +14,7 @@ from recurl.core.errors import RecurlWarning, UnsupportedError, UsageError
 from recurl.envs import ExplorationType, GymEnv, InitTracker, PreviousAction, RewardSum, StepCounter, TensorEnv
 from recurl.envs.tasks import Dynamics, MaskedCartPole, RepeatPrevious, TMaze
 from recurl.execution import traced
+from recurl.execution.background import compiled_later
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 from recurl.sequences.start_states import state_in
 
@@ -409,6 +410,42 @@ def test_a_compiled_step(lowered, recorded):
         assert set(plain.keys(True, True)) == set(compiled.keys(True, True))
         for key, value in plain.items(True, True):
             torch.testing.assert_close(compiled[key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_step_that_is_compiled_later(lowered, graph, recorded, monkeypatch):
+    """The first batch is that of a collector that doesn't compile, and the step is traced once."""
+
+    class Counted(captured.InductorFunction):
+        def __init__(self, *given, **options):
+            traced.append(given)
+            super().__init__(*given, **options)
+
+    traced = []
+    monkeypatch.setattr(captured, "InductorFunction", Counted)
+    torch.manual_seed(1)
+    expected = batches(make(MaskedCartPole(12), lowered=lowered), 6)
+    torch.manual_seed(1)
+    collector = make(MaskedCartPole(12), lowered=lowered, compile_step=True, cuda_graph=graph)
+    with compiled_later():
+        found = batches(collector, 1)
+    assert_same(found, expected[:1])
+    assert len(traced) == 1
+    found += batches(collector, 5)
+    assert len(traced) == 1
+    assert len(recorded) == graph
+    assert collector.frames == 6 * 30
+    for plain, compiled in zip(expected, found, strict=True):
+        plain, compiled = (batch.exclude(("collector", "traj_ids")) for batch in (plain, compiled))
+        for key, value in plain.items(True, True):
+            torch.testing.assert_close(compiled[key], value, rtol=1e-5, atol=1e-6)
+    ids, steps = (
+        torch.cat([batch["collector", key] for batch in found], 1).flatten(1) for key in ("traj_ids", "traj_steps")
+    )
+    continues = steps[:, 1:] > 0
+    assert torch.equal(ids[:, 1:] == ids[:, :-1], continues)
+    assert len(ids.unique()) == int((~continues).sum()) + 5
 
 
 @pytest.mark.slow

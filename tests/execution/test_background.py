@@ -17,8 +17,10 @@ from recurl.core.errors import RecurlWarning
 from recurl.core.torch_compat import pack_program, traced_graph
 from recurl.execution import background, traced
 from recurl.execution.background import cache_mark, compile_ahead, compiled_later, is_later
-from recurl.execution.explain import CompilerFailed
+from recurl.execution.explain import CompilerFailed, NotCompiled
+from recurl.execution.inductor import InductorBatchFunction
 from recurl.execution.traced import InductorFunction
+from recurl.sequences.entries import Entries
 from recurl.trainers import PPOConfig
 from recurl.trainers.algorithms.table import make_algorithm
 
@@ -53,7 +55,7 @@ def test_blocks_may_be_nested_and_are_of_their_thread():
     assert not is_later()
 
 
-def test_a_function_runs_as_it_is_written_until_it_is_compiled(programs):
+def test_a_function_is_traced_and_then_compiled_by_its_call(programs):
     weight, own = torch.ones(3), torch.Generator().manual_seed(7)
     calls = []
 
@@ -64,19 +66,30 @@ def test_a_function_runs_as_it_is_written_until_it_is_compiled(programs):
     x = torch.arange(3.0)
     with compiled_later():
         found = InductorFunction(run, [x], [own])
-        assert len(calls) == 2  # run once, then traced
-        before = own.get_state()
-        (first,) = found(x)
-        assert calls[2] is x
-        assert not programs
-    own.set_state(before)
-    assert torch.equal(found(x)[0], first)
-    weight.fill_(2.0)
-    own.set_state(before)
-    with compiled_later():  # it is compiled
-        assert torch.equal(found(x)[0], first + x)
+    assert not found.is_compiled
+    assert not programs
+    before = own.get_state()
+    (expected,) = run(x)
+    for _ in range(2):
+        own.set_state(before)
+        assert torch.equal(found(x)[0], expected)
+        assert found.is_compiled
     assert len(programs) == 1
-    assert len(calls) == 3
+    assert len(calls) == 3  # run once, traced, and by this test
+
+
+def test_a_batch_function_is_not_compiled_yet(programs):
+    net = nn.Linear(2, 1)
+    run = InductorBatchFunction(lambda batch: {"y": net(batch.get("x"))}, net, "the network")
+    batch = Entries({"x": torch.ones(3, 2)}, torch.Size([3]))
+    for _ in range(2):
+        with compiled_later(), pytest.raises(NotCompiled, match="compiled later"):
+            run(batch)
+    assert not programs
+    expected = run(batch)["y"]
+    with compiled_later():
+        assert torch.equal(run(batch)["y"], expected)
+    assert len(programs) == 1
 
 
 def test_a_compiler_may_fail_later(monkeypatch):
@@ -87,7 +100,6 @@ def test_a_compiler_may_fail_later(monkeypatch):
     own = torch.Generator().manual_seed(7)
     with compiled_later():
         found = InductorFunction(lambda x: (x + torch.rand(3, generator=own),), [torch.zeros(3)], [own])
-        found(torch.zeros(3))
     before = own.get_state()
     with pytest.warns(RecurlWarning, match="failed on a function"), pytest.raises(CompilerFailed):
         found(torch.zeros(3))
@@ -145,8 +157,6 @@ def test_a_process_that_dies_is_not_waited_for(by_processes, at_once):
     os.kill(process.pid, signal.SIGKILL)
     assert found(torch.ones(3))[0].tolist() == [2.0, 2.0, 2.0]
     assert background._compilers._process is None
-    with compiled_later():
-        assert InductorFunction(lambda x: (x + 1,), [torch.zeros(3)])(torch.ones(3))[0].tolist() == [2.0, 2.0, 2.0]
 
 
 def test_a_process_that_cannot_be_started_is_not_needed(by_processes, monkeypatch, programs):
@@ -198,7 +208,7 @@ def test_the_first_update_is_uncompiled_and_a_resumed_run_repeats_the_others(at,
             states.append((deepcopy(own.state_dict()), torch.get_rng_state()))
             expected.append(update(own))
             assert bool(programs) == (len(expected) > 1)
-    assert expected[0] == pytest.approx(first, rel=1e-3, nan_ok=True)  # without recurl's C++ library
+    assert expected[0] == first
     programs.clear()
     with closing(learner(compile=True)) as resumed:
         state, draws = states[at]

@@ -16,6 +16,7 @@ from recurl.envs import EnvBase
 from recurl.execution.background import is_later
 from recurl.execution.capture import GraphedFunction, ModuleGuard
 from recurl.execution.columns import ColumnLayout, join_columns, split_columns
+from recurl.execution.explain import NotCompiled
 from recurl.execution.traced import InductorFunction
 from recurl.sequences.entries import Entries, Step, leaves
 from recurl.sequences.trajectories import Trajectories, next_trajectories
@@ -50,8 +51,8 @@ class _TensorStep(NamedTuple):
 class CapturedSteps:
     """Runs the steps of a batch with a compiled step, as a CUDA graph, or both.
 
-    The step is compiled at the first batch, or after it inside :func:`~recurl.execution.background.compiled_later` (see
-    :class:`~recurl.execution.traced.InductorFunction`). All steps are captured at the third batch (see
+    The step is compiled at the first batch (see :class:`~recurl.execution.traced.InductorFunction`); inside
+    :func:`~recurl.execution.background.compiled_later` it is only traced. All steps are captured at the third batch (see
     :class:`~recurl.execution.capture.GraphedFunction`). The root and the states of the environment are in memory that
     every replay reads and overwrites; if they were replaced in between, by a reset or a restored state, they are first
     copied there. If a module, parameter or buffer of the policy was replaced, or the mode of a module changed (see
@@ -72,6 +73,7 @@ class CapturedSteps:
         UsageError: (when called) the steps can't be captured.
         UnsupportedError: (when called) the step can't be compiled.
         CompilerFailed: (when called) the compiler failed on the step. No step was made.
+        NotCompiled: (when called) the step is compiled later. No step was made.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class CapturedSteps:
             self._policy, modes=True, settings=lambda: {"setting": self._setting, "hooks": has_global_hooks()}
         )
         self._tensor_step: _TensorStep | None = None
-        self._traced: InductorFunction | None = None  # the step, until it is compiled
+        self._traced: InductorFunction | None = None
         self._graphed: GraphedFunction[list[_Tensors]] | None = None
         if graph:
             generator = found.generator
@@ -132,14 +134,13 @@ class CapturedSteps:
         self._setting = setting
         continues = root is self._last_root and self._is_valid()
         root = root if continues else read(root)
-        keys, running = [key for key, _ in leaves(root)], self._env.running
+        entries, running = dict(leaves(root)), self._env.running
+        keys = sorted(entries)  # roots of steps launched one after another may have another order
         names = sorted(running)  # a restored state may have another order
-        given = [*(value for _, value in leaves(root)), *(running[name] for name in names)]
+        given = [*(entries[key] for key in keys), *(running[name] for name in names)]
         # a step that can't be compiled uses no ids
         examples = [*given, *self._trajectories.reserve(0)] if self._compiled else given
         tensor_step = self._tensor_step if continues else self._prepare(root, keys, names, examples)
-        if self._traced is not None and not is_later():
-            tensor_step = self._tensor_step = self._compile(self._traced)
         assert tensor_step is not None
         if self._compiled:
             given += self._trajectories.reserve(self._count)
@@ -183,8 +184,20 @@ class CapturedSteps:
 
     def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors) -> _TensorStep:
         """Return the tensor step, rebuilt unless the existing one is still valid."""
-        if self._tensor_step is not None and self._root == (type(root), keys) and self._is_valid():
-            return self._tensor_step
+        known = self._root == (type(root), keys) and self._guard.replaced() is None
+        if not known or self._tensor_step is None is self._traced:
+            self._begin(root, keys, names, given)
+        if self._tensor_step is None:
+            traced = self._traced
+            assert traced is not None
+            if is_later():
+                raise NotCompiled("it is compiled later")
+            traced.compile()
+            self._tensor_step = _TensorStep(traced, traced.entering, traced.leaving)
+        return self._tensor_step
+
+    def _begin(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors) -> None:
+        """Make the tensor step, or trace the one that is to be compiled."""
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             running = self._env.running
@@ -205,26 +218,18 @@ class CapturedSteps:
             self._written, self._states = list(found), list(states)
             return *found.values(), *states.values(), *current
 
-        tensor_step = _TensorStep(run, [None] * len(given), None)
+        self._tensor_step = self._traced = None
         if self._compiled:
             rows = root.batch_size[0] if root.ndim else None
             examples = [tensor.contiguous() for tensor in given]
-            generators = [self._env.generator]
             name = "the step of policy and environment"
-            self._traced = InductorFunction(run, examples, generators, rows, name=name)
-            if not is_later():
-                tensor_step = self._compile(self._traced)
-        self._tensor_step, self._root = tensor_step, (type(root), keys)
+            self._traced = InductorFunction(run, examples, [self._env.generator], rows, name=name)
+        else:
+            self._tensor_step = _TensorStep(run, [None] * len(given), None)
+        self._root = type(root), keys
         self._guard.renew()
         if self._graphed is not None:
             self._graphed.discard()
-        return tensor_step
-
-    def _compile(self, traced: InductorFunction) -> _TensorStep:
-        """Compile the step that was traced."""
-        traced.compile()
-        self._traced = None
-        return _TensorStep(traced, traced.entering, traced.leaving)
 
     def _step_inputs(self, tensor_step: _TensorStep, given: _Tensors) -> _Tensors:
         """Return the inputs of the first step, with the strides that a compiled step expects."""

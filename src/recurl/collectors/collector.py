@@ -29,7 +29,7 @@ from recurl.envs import Act, EnvBase, interact
 from recurl.envs.rollout import Policy
 from recurl.envs.wiring import policy_transforms
 from recurl.execution.compiled import CompiledNetwork
-from recurl.execution.explain import CompilerFailed, Explanation
+from recurl.execution.explain import CompilerFailed, Explanation, NotCompiled
 from recurl.execution.lowering import Network
 from recurl.modules.actors import explain_missing_scale
 from recurl.sequences.entries import Entries, Step
@@ -234,9 +234,7 @@ class Collector(CollectorBase):
         Where the compiler fails, which it does before the first step, return None; later batches aren't compiled.
         """
         if isinstance(self._captured, list):
-            batch, done, after = self._steps(roots, self.storing_device)
-            self._trajectories.number(batch, done)
-            return batch, after
+            return self._launched(roots)
         try:
             with span(COLLECTION_GRAPH):
                 batch, *after = self._captured(
@@ -246,7 +244,15 @@ class Collector(CollectorBase):
             self._uncompiled, self._capture_options["compiled"] = str(reason), False
             self._captured = self._make_captured()
             return None
+        except NotCompiled:  # yet
+            return self._launched(roots)
         return batch if self.storing_device == self.env.device else batch.to(self.storing_device), after
+
+    def _launched(self, roots: list[Step]) -> tuple[TensorDict, list[Step]]:
+        """Return a batch of steps that are launched one after another, with trajectories, and the next roots."""
+        batch, done, after = self._steps(roots, self.storing_device)
+        self._trajectories.number(batch, done)
+        return batch, after
 
     def _steps(
         self, roots: Sequence[Step], storing_device: torch.device | None = None

@@ -28,7 +28,7 @@ is_later: Callable[[], bool] = _later.get
 
 @contextmanager
 def compiled_later(when: bool = True) -> Generator[None]:
-    """Let functions that would be compiled inside the block run uncompiled: their next call outside compiles them.
+    """Only trace what would be compiled inside the block, and run it uncompiled; its next call outside compiles it.
 
     The first update of a run is such a block: it waits for no compiler, and programs for a GPU are all compiled at the
     same time, in other processes. Results don't depend on how long that takes.

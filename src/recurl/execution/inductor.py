@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from recurl.core.spans import FORWARD_AND_BACKWARD, span
 from recurl.core.torch_compat import has_global_hooks
+from recurl.execution.background import is_later
 from recurl.execution.capture import SETTINGS, ModuleGuard
 from recurl.execution.explain import NotCompiled
 from recurl.execution.traced import InductorFunction
@@ -35,6 +36,7 @@ class InductorBatchFunction:
 
     Raises:
         CompilerFailed: (when called) the compiler failed; see :class:`~recurl.execution.traced.InductorFunction`.
+        NotCompiled: (when called) inside :func:`~recurl.execution.background.compiled_later`, programs are only traced.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -64,6 +66,8 @@ class InductorBatchFunction:
             compiled[kind] = self._compile(batch, list(entries), list(entries.values()))
             guard.renew()  # afterwards, since tracing may leave something in the module
         run, names = compiled[kind]
+        if is_later() and not run.is_compiled:
+            raise NotCompiled("it is compiled later")
         return dict(zip(names, run(*entries.values()), strict=True))
 
     def _settings(self) -> dict[str, object]:

@@ -52,8 +52,8 @@ class InductorFunction:
     bits, also inside a CUDA graph: the compiler must not choose reductions by measurement, because another process
     could choose differently.
 
-    Inside a block of :func:`~recurl.execution.background.compiled_later`, the function is only traced. Calls run it as
-    it is written; the first one outside of such a block compiles it.
+    Inside a block of :func:`~recurl.execution.background.compiled_later`, the function is only traced: :meth:`compile`
+    or the first call compiles it.
 
     Where the compiler fails, the function is compiled again to smaller kernels, and where that fails too, it can't be
     compiled. A one-line warning says which. The compiled function is run once on the examples, because compilers may
@@ -140,10 +140,15 @@ class InductorFunction:
             graph, self.entering, self.leaving = scalarize_loop(graph, rows, count)
             self._constant = take_constants(graph)
         entering = [tensor.contiguous() for tensor in split_columns(self.entering, examples)]
-        program = _Program(graph, [*(entering if rows is not None else examples), *drawn], rows is not None, name)
-        self._uncompiled: tuple[_Function, _Program] | None = function, program
+        arguments = [*(entering if rows is not None else examples), *drawn]
+        self._program: _Program | None = _Program(graph, arguments, rows is not None, name)
         if not is_later():
             self.compile()
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is compiled, instead of only traced."""
+        return self._program is None
 
     def compile(self) -> None:
         """Compile the function, unless it is compiled.
@@ -151,15 +156,13 @@ class InductorFunction:
         Raises:
             CompilerFailed: the compiler failed.
         """
-        if self._uncompiled is not None:
-            self._run = self._uncompiled[1].compile()
-            self._uncompiled = None
+        if self._program is not None:
+            self._run = self._program.compile()
+            self._program = None
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Call the compiled function. Its results are not connected to its arguments by gradients."""
-        if self._uncompiled is not None and is_later():
-            return self._uncompiled[0](*tensors)
         self.compile()
         results = [*self._run(*tensors, *[draw() for draw in self._draws])]
         for position, tensor in self._constant.items():

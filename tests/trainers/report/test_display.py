@@ -38,8 +38,9 @@ def test_lines_come_with_the_first_and_the_last_row():
 def test_live_display_on_a_terminal():
     shown, out = display(terminal=True)
     assert isinstance(shown, LiveDisplay)
-    shown.on_update(row(1000, wall_s=0.0))
-    shown.on_update(row(2000, wall_s=667.0))
+    shown.on_update(row(500, wall_s=0.0))
+    shown.on_update(row(1000, wall_s=30.0))
+    shown.on_update(row(2000, wall_s=697.0))
     shown.on_end(None)
     for part in ("2,000/3,000 steps, left 11 min 7 s", "training return 1.5", "length 2", "steps/s", "loss 1.50"):
         assert part in out.getvalue()
@@ -65,7 +66,8 @@ def test_the_last_evaluation_is_shown(terminal):
 
 def test_the_time_left_is_that_of_the_mean_speed():
     shown, out = display(terminal=False)
-    shown.on_update(row(1000, wall_s=0.0))
-    shown.on_update(row(2000, wall_s=10.0, steps_per_s=1e6))  # evaluation time is included
+    shown.on_update(row(100, wall_s=0.0))
+    shown.on_update(row(1000, wall_s=90.0))  # the second update may compile programs
+    shown.on_update(row(2000, wall_s=100.0, steps_per_s=1e6))  # evaluation time is included
     shown.on_end(None)
     assert out.getvalue().splitlines()[-1].endswith("left 10 s")

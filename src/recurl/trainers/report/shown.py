@@ -10,6 +10,7 @@ from recurl.trainers.report.metrics import EVALUATION, RETURN, Row
 
 _EPISODES = "training return {return_mean_20:.4g}  length {length_mean_20:.0f}"
 _SPEED = "{steps_per_s:.0f} steps/s"
+_COMPILING = 2  # updates, of which the second may compile programs
 
 
 class _Dashes(Formatter):
@@ -32,21 +33,25 @@ class ProgressText:
         >>> latest.update({"env_steps": 100, "return_mean_20": math.nan, **numbers})
         >>> latest.text, latest.left
         ('no episode has ended yet  50 steps/s  loss -', '-')
-        >>> latest.update({"env_steps": 200, "return_mean_20": math.nan, **numbers, "wall_s": 3.0})
+        >>> for steps, seconds in (200, 30.0), (300, 31.0):
+        ...     latest.update({"env_steps": steps, "return_mean_20": math.nan, **numbers, "wall_s": seconds})
         >>> latest.left
-        '8 s'
+        '7 s'
     """
 
     def __init__(self, live: str, total_steps: int) -> None:
         self._live = live
         self._total = total_steps
-        self._first: Row | None = None
+        self._begin: Row | None = None
+        self._compiling = _COMPILING
         self._evaluated: Row | None = None
         self.row: Row | None = None
 
     def update(self, row: Row) -> None:
         """Set the row of the last update."""
-        self._first = self._first or row
+        if self._compiling:
+            self._compiling -= 1
+            self._begin = row
         self.row = row
 
     def evaluate(self, row: Row) -> None:
@@ -66,10 +71,10 @@ class ProgressText:
 
     @property
     def left(self) -> str:
-        """Remaining time at the mean speed of this process since its first update, which may compile programs."""
-        if self.row is None or self._first is None:
+        """Remaining time at the mean speed of this process since it has compiled its programs."""
+        if self.row is None or self._begin is None:
             return "-"
-        steps, seconds = (self.row[name] - self._first[name] for name in ("env_steps", "wall_s"))
+        steps, seconds = (self.row[name] - self._begin[name] for name in ("env_steps", "wall_s"))
         remaining = max(self._total - self.row["env_steps"], 0)
         return duration(remaining * seconds / steps) if steps and seconds > 0 else "-"
 

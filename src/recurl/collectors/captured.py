@@ -52,12 +52,12 @@ class CapturedSteps:
     """Runs the steps of a batch with a compiled step, as a CUDA graph, or both.
 
     The step is compiled at the first batch (see :class:`~recurl.execution.traced.InductorFunction`); inside
-    :func:`~recurl.execution.background.compiled_later` it is only traced. All steps are captured at the third batch (see
-    :class:`~recurl.execution.capture.GraphedFunction`). The root and the states of the environment are in memory that
-    every replay reads and overwrites; if they were replaced in between, by a reset or a restored state, they are first
-    copied there. If a module, parameter or buffer of the policy was replaced, or the mode of a module changed (see
-    :class:`~recurl.execution.capture.ModuleGuard`), the step is compiled and captured again. Other modifications, and
-    those of the environment, are not detected.
+    :func:`~recurl.execution.background.compiled_later`, it is only traced. All steps are captured at the third batch
+    (see :class:`~recurl.execution.capture.GraphedFunction`). The root and the states of the environment are in memory
+    that every replay reads and overwrites; if they were replaced in between, by a reset or a restored state, they are
+    first copied there. If a module, parameter or buffer of the policy was replaced, or the mode of a module changed
+    (see :class:`~recurl.execution.capture.ModuleGuard`), the step is compiled and captured again. Other modifications,
+    and those of the environment, are not detected.
 
     Args:
         env: the environment, a :class:`~recurl.envs.TensorEnv` with any transforms.

@@ -43,7 +43,7 @@ CASES = (
     "ppo --env recurl/TMaze-v0 --total-steps 5000000 --cell mingru --hidden-size 128",
     "ppo --env recurl/popgym-CountRecallEasy-v0 --total-steps 2000000 --cell gru --hidden-size 256",
 )
-START = {"cpu": 2.5, "cuda": 6.5}  # seconds
+CPU_START, GPU_START, COMPILED = 2.5, 6.5, 2.5  # seconds of a cached start, and more until programs are loaded
 WARM_UP, UPDATES = 4, 6
 
 
@@ -78,7 +78,8 @@ def variants_of(config: RunConfig) -> dict[str, RunConfig]:
 def seconds_of(config: RunConfig) -> float:
     """Return the seconds of a whole run."""
     found = time_run(config, WARM_UP, UPDATES)
-    return START[torch.device(config.device).type] + config.total_steps / found.frames * found.wall
+    start = CPU_START if config.device == "cpu" else GPU_START + COMPILED * bool(getattr(config, "compile", False))
+    return start + config.total_steps / found.frames * found.wall
 
 
 def main() -> None:

@@ -141,16 +141,9 @@ def test_processes_fill_the_cache(by_processes, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_process_that_dies_is_not_waited_for(by_processes, at_once):
-    started = []
-
-    def run(x):
-        started.append(background._compilers._process)
-        return (x + 1,)
-
     with compiled_later():
-        found = InductorFunction(run, [torch.zeros(3)])
+        found = InductorFunction(lambda x: (x + 1,), [torch.zeros(3)])
     process = background._compilers._process
-    assert started[0] is process  # the cache is empty
     if not at_once:
         compile_ahead(b"no program")()
         assert background._compilers._process is process  # it serves the other one

@@ -15,9 +15,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
-from recurl.core.torch_compat import compile_packed, compiler_cache, import_compiler, start_compilers
+from recurl.core.torch_compat import compile_packed, compiler_cache, start_compilers
 
-__all__ = ["cache_mark", "compile_ahead", "compiled_later", "expect_programs", "is_later"]
+__all__ = ["cache_mark", "compile_ahead", "compiled_later", "is_later"]
 
 _PATIENCE = 60.0  # seconds after which a program is compiled here, in case its process hangs
 
@@ -62,13 +62,6 @@ def compile_ahead(program: bytes) -> Callable[[], None]:
     return lambda: None
 
 
-def expect_programs() -> None:
-    """Start the process that compiles programs ahead, which imports for seconds, if the compiler's cache has none."""
-    if not cache_mark(b"").parent.exists():
-        with suppress(OSError):
-            _compilers.start()
-
-
 def cache_mark(program: bytes) -> Path:
     """Return the file that says, once its caller has created it, that the compiler's cache has a program.
 
@@ -93,21 +86,17 @@ class _Compilers:
     def send(self, program: bytes) -> Callable[[], None]:
         """Send a program; return a function that waits until it is compiled."""
         with self._lock:
-            self._process = self._process or self._started()
+            if self._process is None:
+                self._process = self._start()
             assert self._process.stdin is not None
             self._sent += 1
             number = self._sent
-            pickle.dump((number, program), self._process.stdin)
+            pickle.dump((number, _own_modules(), program), self._process.stdin)
             self._process.stdin.flush()
             self._left.add(number)
             return lambda: self._wait(number)
 
-    def start(self) -> None:
-        """Start the process, unless it runs."""
-        with self._lock:
-            self._process = self._process or self._started()
-
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}; import {__name__} as own; own.serve()"],
             stdin=subprocess.PIPE,
@@ -117,8 +106,7 @@ class _Compilers:
             start_new_session=True,  # Ctrl-C is for this process
         )
         assert process.stdin is not None
-        own = f"{__name__.partition('.')[0]}."
-        pickle.dump([name for name in sys.modules if name.startswith(own)], process.stdin)
+        pickle.dump(_own_modules(), process.stdin)
         return process
 
     def _wait(self, number: int) -> None:
@@ -152,17 +140,27 @@ def serve() -> None:
     """Compile the programs that come on standard input, each in a process of its own, and say which ones are done."""
     done = os.dup(1)
     os.dup2(2, 1)  # compilers may print
-    for name in pickle.load(sys.stdin.buffer):  # they define the operators of the programs
-        with suppress(Exception):
-            importlib.import_module(name)
-    import_compiler()
+    _import(pickle.load(sys.stdin.buffer))
     with suppress(EOFError):
         while True:
-            number, program = pickle.load(sys.stdin.buffer)
+            number, modules, program = pickle.load(sys.stdin.buffer)
             if not os.fork():
                 try:
                     start_compilers()
+                    _import(modules)
                     compile_packed(program)
                 finally:
                     os.write(done, b"%d\n" % number)
                     os._exit(0)
+
+
+def _own_modules() -> list[str]:
+    """Return the modules of recurl that were imported, some of which define operators of programs."""
+    own = f"{__name__.partition('.')[0]}."
+    return [name for name in sys.modules if name.startswith(own)]
+
+
+def _import(modules: list[str]) -> None:
+    for name in modules:
+        with suppress(Exception):
+            importlib.import_module(name)

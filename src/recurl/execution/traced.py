@@ -23,7 +23,7 @@ from recurl.core.torch_compat import (
     start_compilers,
     traced_graph,
 )
-from recurl.execution.background import cache_mark, compile_ahead, expect_programs, is_later
+from recurl.execution.background import cache_mark, compile_ahead, is_later
 from recurl.execution.columns import ColumnLayout, scalarize_loop, split_columns, take_constants
 from recurl.execution.explain import NotCompiled, compiler_failed, first_line
 from recurl.execution.readback import refuse_read_back
@@ -98,7 +98,6 @@ class InductorFunction:
     ) -> None:
         count = len(examples)
         sums = any(tensor.device.type in _SUMS_ON for tensor in examples)
-        _expect(examples)
         drawn: list[Tensor] = []
         self._draws: list[_Draw] = []
 
@@ -183,7 +182,7 @@ class _Program:
     def __init__(self, graph: Any, examples: Sequence[Tensor], columns: bool, name: str) -> None:
         self._graph, self._examples, self._columns, self._name = graph, examples, columns, name
         self._kept = lift_tensors(graph)
-        by_processes = _is_by_processes(examples)
+        by_processes = any(tensor.device.type in _BY_PROCESSES for tensor in examples)
         program = pack_program(graph, self._kept, columns) if by_processes else None
         self._mark = None if program is None else cache_mark(program)
         self._wait: Callable[[], None] | None = None
@@ -228,15 +227,6 @@ class _Program:
             with suppress(OSError):
                 self._mark.parent.mkdir(parents=True, exist_ok=True)
                 self._mark.touch()
-
-
-def _is_by_processes(examples: Sequence[Tensor]) -> bool:
-    return any(tensor.device.type in _BY_PROCESSES for tensor in examples)
-
-
-def _expect(examples: Sequence[Tensor]) -> None:
-    if is_later() and _is_by_processes(examples):
-        expect_programs()
 
 
 def _is_random(operation: Any) -> bool:

@@ -1,7 +1,7 @@
 """Choice of the options that a run leaves to recurl: the device, and what suits it.
 
 Runs are compared by the seconds that they are expected to take. The costs below were measured on an H100 and on a core
-of its host (``benchmarks/bench_defaults.py``); there, expected times are within a factor of two of those of timed runs.
+of its host (``benchmarks/bench_defaults.py``); there, runs take up to twice as long as expected, or half as long.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ __all__ = ["best_workers", "choose", "describe", "program_obstacles", "step_seco
 _MOST_ENVS = 4096
 _UPDATES, _GRADIENT_STEPS = 150, 2400  # of a run, which limit the number of environments
 
-_CPU_START, _GPU_START, _GPU_FIRST_START = 2.5, 6.5, 20.0  # seconds
+_CPU_START, _GPU_START, _GPU_FIRST_START = 2.5, 9.0, 23.0  # seconds until all is compiled and captured
 _CPU_FLOPS, _GPU_FLOPS = 40e9, 80e12  # per second, in the products of a layer
 _CPU_STEP, _GPU_STEP, _GPU_POLICY = 200e-6, 30e-6, 500e-6  # seconds of a step of all environments
+_CPU_UPDATE = 4.5e-3  # seconds of an update besides
 _CPU_FRAME, _CPU_LEARNED = 6e-6, 2e-6  # seconds of an environment step, and of one in a gradient step
-_GPU_GRADIENT_STEP, _GPU_UPDATE = 350e-6, 4.5e-3  # seconds, the second those of the host
+_GPU_GRADIENT_STEP, _GPU_UPDATE = 350e-6, 6.5e-3  # seconds, the second those of the host
 _EAGER_STEP, _EAGER_GRADIENT_STEP = 2.7e-3, 6e-3  # seconds on a GPU, where nothing is captured
 _WITHOUT_LIBRARY = 4  # times slower on a CPU
 _EXCHANGE, _EXCHANGE_EACH = 60e-6, 5e-6  # seconds of a step of worker processes, and of each
@@ -264,7 +265,7 @@ def _cpu_seconds(config: RunConfig, host: _Host | None) -> float:
     step = _CPU_STEP + _host_seconds(config, host)
     collect = config.rollout_steps * step + frames * (_CPU_FRAME + 2 * product)
     learn = config.work(frames).steps * (_CPU_LEARNED + 6 * product)
-    update = collect + learn
+    update = _CPU_UPDATE + collect + learn
     try:
         BACKENDS.check_name("cpu")
         if config.cell != NO_CELL:

@@ -39,13 +39,14 @@ KINDS: list[tuple[str, dict[str, Any], set[str]]] = [
 def test_parts_of_an_update(name: str, options: dict[str, Any], expected: set[str]) -> None:
     config = find_algorithm(name).config(**{**SMALL, **options})
     plain = make_algorithm(config)
-    for _ in range(4):
+    made = 4 + options.get("learning_starts", 0) // 64
+    for _ in range(made):
         learned = plain.learn(plain.collect())
     measured = make_algorithm(config)
     start = time.perf_counter()
     found = time_updates(measured, 2, 2)
     wall = time.perf_counter() - start
-    assert measured.env_steps == plain.env_steps == 4 * 64
+    assert measured.env_steps == plain.env_steps == made * 64
     assert expected <= set(found.parts)
     assert all(seconds > 0 for seconds in found.parts.values())
     assert sum(found.parts.values()) == pytest.approx(found.wall, rel=0.02, abs=2e-4)

@@ -62,7 +62,7 @@ def time_updates(learner: Learner[Any, Any], warm_up: int, updates: int) -> Upda
 
     Args:
         learner: the learner.
-        warm_up: updates before the measurement; more are made if learning starts later.
+        warm_up: updates before the measurement, after those that only fill a replay buffer.
         updates: number of updates to measure.
 
     Raises:
@@ -75,9 +75,9 @@ def time_updates(learner: Learner[Any, Any], warm_up: int, updates: int) -> Upda
     def update() -> None:
         made.make(clock, 1)
 
-    for _ in range(warm_up):
-        update()
     while learner.env_steps < getattr(learner.config, "learning_starts", 0):
+        update()
+    for _ in range(warm_up):
         update()
     _finish(device)
     start = time.perf_counter()

@@ -127,22 +127,8 @@ def main() -> None:
     options = parser.parse_args()
     programs = [recurl(number, updates, options) for number in options.num_envs for updates in options.updates]
     programs += [peer(*words) for words in options.peer]
-    found: dict[tuple[Program, str], list[Start]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        common = {"PYTHONPYCACHEPREFIX": f"{name}/bytecode", "PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
 
-        def environment(number: int) -> dict[str, str]:
-            caches = {"RECURL_CACHE_DIR": "recurl", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-            return common | {variable: f"{name}/{number}/{folder}" for variable, folder in caches.items()}
-
-        for number, program in enumerate(programs):
-            start(program, common | {"RECURL_CACHE_DIR": f"{name}/bytecode-only"})
-            found[program, "cold"] = [start(program, environment(number))]
-        for _ in range(options.repeats):
-            for number, program in enumerate(programs):
-                found.setdefault((program, "cached"), []).append(start(program, environment(number)))
-    versions = {"commit": options.commit, "torch": importlib.metadata.version("torch")}
-    for (program, caches), starts in found.items():
+    def record(program: Program, caches: str, starts: list[Start]) -> None:
         row = {
             "date": datetime.date.today().isoformat(),
             "program": program.name,
@@ -155,8 +141,25 @@ def main() -> None:
             "cpu_s": round(statistics.median(one.cpu for one in starts), 2),
             "starts": len(starts),
         }
-        append(options.csv, {**row, **versions})
+        append(options.csv, {**row, "commit": options.commit, "torch": importlib.metadata.version("torch")})
         print(*row.values(), flush=True)
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        common = {"PYTHONPYCACHEPREFIX": f"{name}/bytecode", "PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
+
+        def environment(number: int) -> dict[str, str]:
+            caches = {"RECURL_CACHE_DIR": "recurl", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+            return common | {variable: f"{name}/{number}/{folder}" for variable, folder in caches.items()}
+
+        for number, program in enumerate(programs):
+            start(program, common | {"RECURL_CACHE_DIR": f"{name}/bytecode-only"})
+            record(program, "cold", [start(program, environment(number))])
+        cached: dict[Program, list[Start]] = {program: [] for program in programs}
+        for _ in range(options.repeats):
+            for number, program in enumerate(programs):
+                cached[program].append(start(program, environment(number)))
+        for program, starts in cached.items():
+            record(program, "cached", starts)
 
 
 if __name__ == "__main__":

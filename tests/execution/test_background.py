@@ -120,8 +120,7 @@ def test_processes_fill_the_cache(by_processes, monkeypatch):
     x = torch.randn(5, 3)
     with compiled_later():
         found = [InductorFunction(function, [x]) for function in functions]
-    process = background._compilers._process
-    assert process is not None
+    process = background._taking[0]._process
     counters.clear()
     for function, program in zip(functions, found, strict=True):
         torch.manual_seed(0)
@@ -130,7 +129,6 @@ def test_processes_fill_the_cache(by_processes, monkeypatch):
         torch.testing.assert_close(program(x), expected)
     assert counters["inductor"]["fxgraph_cache_hit"] == 2
     assert counters["inductor"]["fxgraph_cache_miss"] == 0
-    assert background._compilers._process is None
     assert process.returncode == 0
     monkeypatch.setattr(traced, "compile_ahead", None)  # they are known to be there
     with compiled_later():
@@ -143,13 +141,34 @@ def test_processes_fill_the_cache(by_processes, monkeypatch):
 def test_a_process_that_dies_is_not_waited_for(by_processes, at_once):
     with compiled_later():
         found = InductorFunction(lambda x: (x + 1,), [torch.zeros(3)])
-    process = background._compilers._process
+    process = background._taking[0]._process
     if not at_once:
         compile_ahead(b"no program")()
-        assert background._compilers._process is process  # it serves the other one
     os.kill(process.pid, signal.SIGKILL)
     assert found(torch.ones(3))[0].tolist() == [2.0, 2.0, 2.0]
-    assert background._compilers._process is None
+    assert process.returncode == -signal.SIGKILL if at_once else process.returncode is not None
+    compile_ahead(b"no program")()
+    assert background._taking[0]._process is not process
+    assert background._taking[0]._process.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_process_ends_once_a_program_is_waited_for():
+    needed, _ = compile_ahead(b"no program"), compile_ahead(b"no program either")
+    process = background._taking[0]._process
+    needed()
+    assert process.wait(60) == 0  # though nobody waits for the other program
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_killed(monkeypatch):
+    monkeypatch.setattr(background, "_PATIENCE", 0.1)
+    monkeypatch.setattr(background, "_GRACE", 0.1)
+    wait = compile_ahead(b"no program")
+    process = background._taking[0]._process
+    os.kill(process.pid, signal.SIGSTOP)
+    wait()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_process_that_cannot_be_started_is_not_needed(by_processes, monkeypatch, programs):

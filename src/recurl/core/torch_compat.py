@@ -466,7 +466,7 @@ def _saved_by_name() -> Generator[None]:
     """
     kind, table = torch.memory_format, copyreg.dispatch_table
     before = table.get(kind)
-    copyreg.pickle(kind, lambda value: (_memory_format, (str(value),)))
+    copyreg.pickle(kind, _by_name)
     try:
         yield
     finally:
@@ -474,6 +474,10 @@ def _saved_by_name() -> Generator[None]:
             del table[kind]
         else:
             table[kind] = before
+
+
+def _by_name(value: torch.memory_format) -> tuple[Callable[[str], torch.memory_format], tuple[str]]:
+    return _memory_format, (str(value),)
 
 
 def _memory_format(name: str) -> torch.memory_format:
@@ -533,6 +537,7 @@ class _Packer(pickle.Pickler):
 
     def __init__(self, packed: io.BytesIO) -> None:
         super().__init__(packed, pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = {**copyreg.dispatch_table, torch.memory_format: _by_name}
         self._node, self._operator = load("torch.fx:Node"), load("torch._ops:OpOverload")
 
     def persistent_id(self, value: Any) -> object:

@@ -7,6 +7,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,8 +107,19 @@ def test_a_compiler_may_fail_later(monkeypatch):
     assert torch.equal(own.get_state(), before)
 
 
+@pytest.fixture(params=[False, True])
+def settings(request):
+    """Those of torch: the usual ones, and others."""
+    if request.param:
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.slow
-def test_processes_fill_the_cache(by_processes, monkeypatch):
+def test_processes_fill_the_cache(by_processes, settings, monkeypatch):
     net = nn.Linear(3, 4)
 
     def loss(x):
@@ -154,10 +166,11 @@ def test_a_process_that_dies_is_not_waited_for(by_processes, at_once):
 
 @pytest.mark.slow
 def test_a_process_ends_once_a_program_is_waited_for():
-    needed, _ = compile_ahead(b"no program"), compile_ahead(b"no program either")
+    needed, other = compile_ahead(b"no program"), compile_ahead(b"no program either")
     process = background._taking[0]._process
     needed()
-    assert process.wait(60) == 0  # though nobody waits for the other program
+    assert process.wait(60) == 0  # before anybody waits for the other program
+    other()
 
 
 @pytest.mark.slow
@@ -192,7 +205,17 @@ def test_the_mark_of_a_program_depends_on_what_is_compiled(tmp_path, monkeypatch
     assert own == mark(lambda x: (1 + x,), torch.ones(3))
     assert own.is_relative_to(tmp_path)
     others = [mark(lambda x: (x + 2,), x), mark(lambda x: (x + 1,), x.double()), mark(lambda x: (x + 1,), x[:2])]
-    assert len({own, *others}) == 4
+    monkeypatch.setattr(torch, "__version__", "3.0")
+    assert len({own, *others, mark(lambda x: (x + 1,), x)}) == 5
+
+
+def test_a_mark_that_cannot_be_read_is_not_there(by_processes, monkeypatch, programs):
+    mark = Path("m" * 999)
+    with pytest.raises(OSError, match="too long"):
+        mark.exists()
+    monkeypatch.setattr(traced, "cache_mark", lambda program: mark)
+    monkeypatch.setattr(traced, "start_compilers", lambda: None)
+    assert InductorFunction(lambda x: (x + 1,), [torch.zeros(1)])(torch.ones(1))[0].item() == 2
 
 
 def test_what_cannot_be_saved_is_not_packed():

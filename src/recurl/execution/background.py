@@ -21,7 +21,7 @@ from recurl.core.torch_compat import compile_packed, compiler_cache, start_compi
 __all__ = ["cache_mark", "compile_ahead", "compiled_later", "is_later"]
 
 _PATIENCE = 60.0  # seconds after which a program is compiled here, in case its process hangs
-_GRACE = 1.0  # seconds in which a process ends that has nothing left to do
+_GRACE = 10.0  # seconds in which a process ends that has nothing left to do
 
 _later: ContextVar[bool] = ContextVar("recurl compiles later", default=False)
 is_later: Callable[[], bool] = _later.get

@@ -7,6 +7,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,12 @@ def test_a_function_is_traced_and_then_compiled_by_its_call(programs):
     x = torch.arange(3.0)
     with compiled_later():
         found = InductorFunction(run, [x], [own])
-    assert not found.is_compiled
     assert not programs
     before = own.get_state()
     (expected,) = run(x)
     for _ in range(2):
         own.set_state(before)
         assert torch.equal(found(x)[0], expected)
-        assert found.is_compiled
     assert len(programs) == 1
     assert len(calls) == 3  # run once, traced, and by this test
 
@@ -88,8 +87,9 @@ def test_a_batch_function_is_not_compiled_yet(programs):
             run(batch)
     assert not programs
     expected = run(batch)["y"]
-    with compiled_later():
-        assert torch.equal(run(batch)["y"], expected)
+    assert torch.equal(run(batch)["y"], expected)
+    with compiled_later(), pytest.raises(NotCompiled, match="compiled later"):
+        run(batch)
     assert len(programs) == 1
 
 
@@ -251,3 +251,19 @@ def test_the_first_update_is_uncompiled_and_a_resumed_run_repeats_the_others(at,
         torch.set_rng_state(draws)
         assert update(resumed) == expected[at]
         assert programs
+
+
+def test_a_learner_that_has_compiled_repeats_the_first_update(programs):
+    config = PPOConfig(env="recurl/TMaze-v0", device="cpu", num_envs=2, rollout_steps=8, minibatches=1, compile=True)
+    uncompiled = replace(config, compile=False)
+    found = []
+    for options, updates in (config, 2), (uncompiled, 0):
+        with closing(make_algorithm(options)) as own:
+            begin = deepcopy(own.state_dict()), torch.get_rng_state()
+            for _ in range(updates):
+                own.learn(own.collect())
+            own.load_state_dict(begin[0])
+            torch.set_rng_state(begin[1])
+            found.append(own.learn(own.collect()))
+    assert programs
+    assert found[0] == found[1]

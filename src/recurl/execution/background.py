@@ -33,7 +33,7 @@ def compiled_later(when: bool = True) -> Generator[None]:
     """Only trace what would be compiled inside the block, and run it uncompiled; its next call outside compiles it.
 
     The first update of a run is such a block: it waits for no compiler, and programs for a GPU are all compiled at the
-    same time, in other processes. Results don't depend on how long that takes.
+    same time, in other processes. What is compiled already runs uncompiled, too: results don't depend on it.
 
     Args:
         when: False to compile at once.

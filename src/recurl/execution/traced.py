@@ -145,11 +145,6 @@ class InductorFunction:
         if not is_later():
             self.compile()
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether it is compiled, instead of only traced."""
-        return self._program is None
-
     def compile(self) -> None:
         """Compile the function, unless it is compiled.
 

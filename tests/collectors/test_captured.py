@@ -425,7 +425,7 @@ def test_a_step_that_is_compiled_later(lowered, graph, recorded, monkeypatch):
     traced = []
     monkeypatch.setattr(captured, "InductorFunction", Counted)
     torch.manual_seed(1)
-    expected = batches(make(MaskedCartPole(12), lowered=lowered), 6)
+    expected = batches(make(MaskedCartPole(12), lowered=lowered), 8)
     torch.manual_seed(1)
     collector = make(MaskedCartPole(12), lowered=lowered, compile_step=True, cuda_graph=graph)
     with compiled_later():
@@ -433,9 +433,14 @@ def test_a_step_that_is_compiled_later(lowered, graph, recorded, monkeypatch):
     assert_same(found, expected[:1])
     assert len(traced) == 1
     found += batches(collector, 5)
+    with monkeypatch.context() as uncompiled:
+        uncompiled.setattr(Counted, "__call__", None)
+        with compiled_later():
+            found += batches(collector, 1)
+    found += batches(collector, 1)
     assert len(traced) == 1
     assert len(recorded) == graph
-    assert collector.frames == 6 * 30
+    assert collector.frames == 8 * 30
     for plain, compiled in zip(expected, found, strict=True):
         plain, compiled = (batch.exclude(("collector", "traj_ids")) for batch in (plain, compiled))
         for key, value in plain.items(True, True):

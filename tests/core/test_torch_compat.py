@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -485,6 +486,17 @@ def test_pack_program():
     packed = _torch.pack_program(graph, [], columns=False)
     assert packed == _torch.pack_program(graph, [], columns=False)
     assert packed != _torch.pack_program(graph, [], columns=True)
+
+
+def test_packed_programs_name_no_module_that_imports_torch(monkeypatch):
+    """Unpacking one would import it, which may start what it has started here."""
+    graph = _torch.traced_graph(lambda x: (x.clone(memory_format=torch.contiguous_format),), [torch.ones(2)])
+    before = _torch.pack_program(graph, [], columns=False)
+    first = ModuleType("first")
+    first.torch = torch
+    monkeypatch.setattr(sys, "modules", {"first": first, **sys.modules})
+    assert _torch.pack_program(graph, [], columns=False) == before
+    assert b"first" not in before
 
 
 def test_import_compiler():

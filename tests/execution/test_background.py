@@ -7,6 +7,8 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,14 +68,12 @@ def test_a_function_is_traced_and_then_compiled_by_its_call(programs):
     x = torch.arange(3.0)
     with compiled_later():
         found = InductorFunction(run, [x], [own])
-    assert not found.is_compiled
     assert not programs
     before = own.get_state()
     (expected,) = run(x)
     for _ in range(2):
         own.set_state(before)
         assert torch.equal(found(x)[0], expected)
-        assert found.is_compiled
     assert len(programs) == 1
     assert len(calls) == 3  # run once, traced, and by this test
 
@@ -87,8 +87,9 @@ def test_a_batch_function_is_not_compiled_yet(programs):
             run(batch)
     assert not programs
     expected = run(batch)["y"]
-    with compiled_later():
-        assert torch.equal(run(batch)["y"], expected)
+    assert torch.equal(run(batch)["y"], expected)
+    with compiled_later(), pytest.raises(NotCompiled, match="compiled later"):
+        run(batch)
     assert len(programs) == 1
 
 
@@ -106,8 +107,19 @@ def test_a_compiler_may_fail_later(monkeypatch):
     assert torch.equal(own.get_state(), before)
 
 
+@pytest.fixture(params=[False, True])
+def settings(request):
+    """Those of torch: the usual ones, and others."""
+    if request.param:
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.slow
-def test_processes_fill_the_cache(by_processes, monkeypatch):
+def test_processes_fill_the_cache(by_processes, settings, monkeypatch):
     net = nn.Linear(3, 4)
 
     def loss(x):
@@ -120,8 +132,7 @@ def test_processes_fill_the_cache(by_processes, monkeypatch):
     x = torch.randn(5, 3)
     with compiled_later():
         found = [InductorFunction(function, [x]) for function in functions]
-    process = background._compilers._process
-    assert process is not None
+    process = background._taking[0]._process
     counters.clear()
     for function, program in zip(functions, found, strict=True):
         torch.manual_seed(0)
@@ -130,7 +141,6 @@ def test_processes_fill_the_cache(by_processes, monkeypatch):
         torch.testing.assert_close(program(x), expected)
     assert counters["inductor"]["fxgraph_cache_hit"] == 2
     assert counters["inductor"]["fxgraph_cache_miss"] == 0
-    assert background._compilers._process is None
     assert process.returncode == 0
     monkeypatch.setattr(traced, "compile_ahead", None)  # they are known to be there
     with compiled_later():
@@ -143,13 +153,35 @@ def test_processes_fill_the_cache(by_processes, monkeypatch):
 def test_a_process_that_dies_is_not_waited_for(by_processes, at_once):
     with compiled_later():
         found = InductorFunction(lambda x: (x + 1,), [torch.zeros(3)])
-    process = background._compilers._process
+    process = background._taking[0]._process
     if not at_once:
         compile_ahead(b"no program")()
-        assert background._compilers._process is process  # it serves the other one
     os.kill(process.pid, signal.SIGKILL)
     assert found(torch.ones(3))[0].tolist() == [2.0, 2.0, 2.0]
-    assert background._compilers._process is None
+    assert process.returncode == -signal.SIGKILL if at_once else process.returncode is not None
+    compile_ahead(b"no program")()
+    assert background._taking[0]._process is not process
+    assert background._taking[0]._process.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_process_ends_once_a_program_is_waited_for():
+    needed, other = compile_ahead(b"no program"), compile_ahead(b"no program either")
+    process = background._taking[0]._process
+    needed()
+    assert process.wait(60) == 0  # before anybody waits for the other program
+    other()
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_killed(monkeypatch):
+    monkeypatch.setattr(background, "_PATIENCE", 0.1)
+    monkeypatch.setattr(background, "_GRACE", 0.1)
+    wait = compile_ahead(b"no program")
+    process = background._taking[0]._process
+    os.kill(process.pid, signal.SIGSTOP)
+    wait()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_process_that_cannot_be_started_is_not_needed(by_processes, monkeypatch, programs):
@@ -173,7 +205,17 @@ def test_the_mark_of_a_program_depends_on_what_is_compiled(tmp_path, monkeypatch
     assert own == mark(lambda x: (1 + x,), torch.ones(3))
     assert own.is_relative_to(tmp_path)
     others = [mark(lambda x: (x + 2,), x), mark(lambda x: (x + 1,), x.double()), mark(lambda x: (x + 1,), x[:2])]
-    assert len({own, *others}) == 4
+    monkeypatch.setattr(torch, "__version__", "3.0")
+    assert len({own, *others, mark(lambda x: (x + 1,), x)}) == 5
+
+
+def test_a_mark_that_cannot_be_read_is_not_there(by_processes, monkeypatch, programs):
+    mark = Path("m" * 999)
+    with pytest.raises(OSError, match="too long"):
+        mark.exists()
+    monkeypatch.setattr(traced, "cache_mark", lambda program: mark)
+    monkeypatch.setattr(traced, "start_compilers", lambda: None)
+    assert InductorFunction(lambda x: (x + 1,), [torch.zeros(1)])(torch.ones(1))[0].item() == 2
 
 
 def test_what_cannot_be_saved_is_not_packed():
@@ -209,3 +251,19 @@ def test_the_first_update_is_uncompiled_and_a_resumed_run_repeats_the_others(at,
         torch.set_rng_state(draws)
         assert update(resumed) == expected[at]
         assert programs
+
+
+def test_a_learner_that_has_compiled_repeats_the_first_update(programs):
+    config = PPOConfig(env="recurl/TMaze-v0", device="cpu", num_envs=2, rollout_steps=8, minibatches=1, compile=True)
+    uncompiled = replace(config, compile=False)
+    found = []
+    for options, updates in (config, 2), (uncompiled, 0):
+        with closing(make_algorithm(options)) as own:
+            begin = deepcopy(own.state_dict()), torch.get_rng_state()
+            for _ in range(updates):
+                own.learn(own.collect())
+            own.load_state_dict(begin[0])
+            torch.set_rng_state(begin[1])
+            found.append(own.learn(own.collect()))
+    assert programs
+    assert found[0] == found[1]

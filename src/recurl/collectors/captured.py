@@ -132,7 +132,7 @@ class CapturedSteps:
             The batch, in newly allocated memory, and the next root.
         """
         self._setting = setting
-        continues = root is self._last_root and self._is_valid()
+        continues = root is self._last_root and self._is_valid() and not is_later()
         root = root if continues else read(root)
         entries, running = dict(leaves(root)), self._env.running
         keys = sorted(entries)  # roots of steps launched one after another may have another order
@@ -187,11 +187,11 @@ class CapturedSteps:
         known = self._root == (type(root), keys) and self._guard.replaced() is None
         if not known or self._tensor_step is None is self._traced:
             self._begin(root, keys, names, given)
+        if is_later() and self._compiled:
+            raise NotCompiled("it is compiled later")
         if self._tensor_step is None:
             traced = self._traced
             assert traced is not None
-            if is_later():
-                raise NotCompiled("it is compiled later")
             traced.compile()
             self._tensor_step = _TensorStep(traced, traced.entering, traced.leaving)
         return self._tensor_step

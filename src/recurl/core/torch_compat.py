@@ -430,7 +430,7 @@ def inductor_program(
     """
     given = _values_of_inputs(graph, kept)
     mode = given[0].fake_mode if given else load("torch._subclasses.fake_tensor:FakeTensorMode")()
-    program = _compiled(_bare(graph), [*given, *map(mode.from_tensor, kept)], columns, most_fused)
+    program = _compiled(_bare(graph), [*given, *map(mode.from_tensor, kept)], _options(columns, most_fused))
     return lambda *tensors: program(*tensors, *kept)
 
 
@@ -446,15 +446,17 @@ def _bare(graph: Any) -> Any:
 
 
 @torch.no_grad()
-def _compiled(graph: Any, examples: Sequence[Any], columns: bool, most_fused: int | None = None) -> Callable[..., Any]:
+def _compiled(graph: Any, examples: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    with _saved_by_name():
+        return load("torch._inductor:compile")(graph, examples, options)
+
+
+def _options(columns: bool, most_fused: int | None = None) -> dict[str, Any]:
     options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
     if columns:
         config = load("torch._inductor.config")
         options |= {name: value for name, value in _OF_COLUMNS.items() if hasattr(config, name)}
-    if most_fused is not None:
-        options["max_fusion_size"] = most_fused
-    with _saved_by_name():
-        return load("torch._inductor:compile")(graph, examples, options)
+    return options if most_fused is None else {**options, "max_fusion_size": most_fused}
 
 
 @contextmanager
@@ -466,7 +468,7 @@ def _saved_by_name() -> Generator[None]:
     """
     kind, table = torch.memory_format, copyreg.dispatch_table
     before = table.get(kind)
-    copyreg.pickle(kind, lambda value: (_memory_format, (str(value),)))
+    copyreg.pickle(kind, _by_name)
     try:
         yield
     finally:
@@ -474,6 +476,10 @@ def _saved_by_name() -> Generator[None]:
             del table[kind]
         else:
             table[kind] = before
+
+
+def _by_name(value: torch.memory_format) -> tuple[Callable[[str], torch.memory_format], tuple[str]]:
+    return _memory_format, (str(value),)
 
 
 def _memory_format(name: str) -> torch.memory_format:
@@ -486,7 +492,9 @@ def compiler_cache() -> Path:
 
 
 def pack_program(graph: Any, kept: Sequence[Tensor], columns: bool) -> bytes | None:
-    """Return a program as bytes, for :func:`compile_packed`, with torch's settings that the compiled code depends on.
+    """Return a program as bytes, for :func:`compile_packed`, with all that the compiled code depends on.
+
+    These are torch's settings and version, and the GPUs; Inductor's settings are not among them.
 
     The arguments are those of :func:`inductor_program`.
 
@@ -495,12 +503,12 @@ def pack_program(graph: Any, kept: Sequence[Tensor], columns: bool) -> bytes | N
     """
     inputs = [*_values_of_inputs(graph, kept), *kept]
     examples = [(value.shape, value.stride(), value.dtype, value.device) for value in inputs]
-    was_set = torch.backends.cuda.matmul.fp32_precision != "none"
-    settings = torch.get_num_threads(), torch.get_float32_matmul_precision() if was_set else None
+    gpus = sorted({torch.cuda.get_device_name(value.device) for value in inputs if value.device.type == "cuda"})
     packed = io.BytesIO()
     packer = _Packer(packed)
     try:
-        packer.dump((len(graph.graph.nodes), examples, columns, settings))
+        packer.dump((torch.__version__, gpus))
+        packer.dump((len(graph.graph.nodes), examples, _options(columns), _settings()))
         for node in graph.graph.nodes:
             packer.dump((node.op, node.target, node.args, node.kwargs, node.name))
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
@@ -514,10 +522,9 @@ def compile_packed(program: bytes) -> None:
     Its operators must be defined. Torch's settings are changed. Replacement: compile it in the process that runs it.
     """
     unpacker = _Unpacker(io.BytesIO(program))
-    count, examples, columns, (threads, precision) = unpacker.load()
-    torch.set_num_threads(threads)
-    if precision is not None:
-        torch.set_float32_matmul_precision(precision)
+    unpacker.load()  # the version and the GPUs, which are those of this process
+    count, examples, options, settings = unpacker.load()
+    _set(*settings)
     graph = load("torch.fx:Graph")()
     for _ in range(count):
         op, target, arguments, named, name = unpacker.load()
@@ -525,7 +532,27 @@ def compile_packed(program: bytes) -> None:
     shapes = load("torch.fx.experimental.symbolic_shapes:ShapeEnv")()
     with load("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes):
         fakes = [torch.empty_strided(size, stride, dtype=dtype, device=on) for size, stride, dtype, on in examples]
-    _compiled(load("torch.fx:GraphModule")({}, graph), fakes, columns)
+    _compiled(load("torch.fx:GraphModule")({}, graph), fakes, options)
+
+
+def _settings() -> tuple[Any, ...]:
+    """Return the settings of torch that compiled code depends on, for :func:`_set`."""
+    was_set = torch.backends.cuda.matmul.fp32_precision != "none"
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return (
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision() if was_set else None,
+        torch.get_default_dtype(),
+        (torch.are_deterministic_algorithms_enabled(), only_warns),
+    )
+
+
+def _set(threads: int, precision: str | None, dtype: torch.dtype, deterministic: tuple[bool, bool]) -> None:
+    torch.set_num_threads(threads)
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
 
 
 class _Packer(pickle.Pickler):
@@ -533,6 +560,7 @@ class _Packer(pickle.Pickler):
 
     def __init__(self, packed: io.BytesIO) -> None:
         super().__init__(packed, pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = {**copyreg.dispatch_table, torch.memory_format: _by_name}
         self._node, self._operator = load("torch.fx:Node"), load("torch._ops:OpOverload")
 
     def persistent_id(self, value: Any) -> object:

@@ -14,12 +14,14 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
+from typing import IO, cast
 
 from recurl.core.torch_compat import compile_packed, compiler_cache, start_compilers
 
 __all__ = ["cache_mark", "compile_ahead", "compiled_later", "is_later"]
 
 _PATIENCE = 60.0  # seconds after which a program is compiled here, in case its process hangs
+_GRACE = 10.0  # seconds in which a process ends that has nothing left to do
 
 _later: ContextVar[bool] = ContextVar("recurl compiles later", default=False)
 is_later: Callable[[], bool] = _later.get
@@ -31,7 +33,7 @@ def compiled_later(when: bool = True) -> Generator[None]:
     """Only trace what would be compiled inside the block, and run it uncompiled; its next call outside compiles it.
 
     The first update of a run is such a block: it waits for no compiler, and programs for a GPU are all compiled at the
-    same time, in other processes. Results don't depend on how long that takes.
+    same time, in other processes. What is compiled already runs uncompiled, too: results don't depend on it.
 
     Args:
         when: False to compile at once.
@@ -57,9 +59,17 @@ def compile_ahead(program: bytes) -> Callable[[], None]:
     Returns:
         a function that waits for the process. Whether it succeeded, only compiling the program shows.
     """
-    with suppress(OSError):
-        return _compilers.send(program)
-    return lambda: None
+    with suppress(OSError), _starting:
+        wait = _taking[-1].send(program) if _taking else None
+        if wait is None:
+            _taking[:] = [_Compilers()]
+            wait = _taking[-1].send(program)
+        return wait or _nothing
+    return _nothing
+
+
+def _nothing() -> None:
+    """Wait for no process."""
 
 
 def cache_mark(program: bytes) -> Path:
@@ -73,31 +83,15 @@ def cache_mark(program: bytes) -> Path:
 class _Compilers:
     """A process that forks one for each program that it is sent, as its imports take as long as most programs.
 
-    It ends when all programs have been waited for.
+    It takes programs until one is waited for, and then ends, as the forked ones do when they are done.
+
+    Raises:
+        OSError: it can't be started.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._sent = 0
-        self._left = set[int]()
-        self._heard = b""
-
-    def send(self, program: bytes) -> Callable[[], None]:
-        """Send a program; return a function that waits until it is compiled."""
-        with self._lock:
-            if self._process is None:
-                self._process = self._start()
-            assert self._process.stdin is not None
-            self._sent += 1
-            number = self._sent
-            pickle.dump((number, _own_modules(), program), self._process.stdin)
-            self._process.stdin.flush()
-            self._left.add(number)
-            return lambda: self._wait(number)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}; import {__name__} as own; own.serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -105,35 +99,60 @@ class _Compilers:
             pipesize=2**20,  # so that nothing waits for its imports
             start_new_session=True,  # Ctrl-C is for this process
         )
-        assert process.stdin is not None
-        pickle.dump(_own_modules(), process.stdin)
-        return process
+        self._programs = cast(IO[bytes], self._process.stdin)
+        self._said = cast(IO[bytes], self._process.stdout)
+        self._sent = 0
+        self._left = set[int]()
+        self._heard = b""
+
+    def send(self, program: bytes) -> Callable[[], None] | None:
+        """Send a program; return a function that waits until it is compiled, or None if no more programs are taken."""
+        if self._programs.closed:  # another thread may be waiting
+            return None
+        with self._lock:
+            try:
+                if not self._sent:
+                    pickle.dump(_own_modules(), self._programs)
+                self._sent += 1
+                number = self._sent
+                pickle.dump((number, _own_modules(), program), self._programs)
+                self._programs.flush()
+            except (OSError, ValueError):  # it has died, or takes no more
+                self._close()
+                return None
+            self._left.add(number)
+            return lambda: self._wait(number)
 
     def _wait(self, number: int) -> None:
         with self._lock:
-            process = self._process
-            if process is None or number not in self._left:
+            self._close()
+            if number not in self._left:
                 return
-            assert process.stdout is not None
-            assert process.stdin is not None
             with DefaultSelector() as selector:
-                selector.register(process.stdout, EVENT_READ)
+                selector.register(self._said, EVENT_READ)
                 while number in self._left and selector.select(_PATIENCE):
-                    found = os.read(process.stdout.fileno(), 4096)
-                    if not found:  # it has died
+                    found = os.read(self._said.fileno(), 4096)
+                    if not found:  # all have ended
                         self._left.clear()
                     *lines, self._heard = (self._heard + found).split(b"\n")
                     self._left.difference_update(map(int, lines))
             self._left.discard(number)
-            if not self._left:
-                with suppress(OSError):
-                    process.stdin.close()
-                process.stdout.close()
-                process.wait()
-                self._process, self._heard = None, b""
+            self._close()
+
+    def _close(self) -> None:
+        """Take no more programs. If none is left, end the process."""
+        with suppress(OSError):
+            self._programs.close()
+        if not self._left:
+            self._said.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE)
+            self._process.kill()  # unless it has ended
+            self._process.wait()
 
 
-_compilers = _Compilers()
+_starting = threading.Lock()
+_taking: list[_Compilers] = []  # the process that takes programs, if any
 
 
 def serve() -> None:
@@ -150,14 +169,15 @@ def serve() -> None:
                     _import(modules)
                     compile_packed(program)
                 finally:
-                    os.write(done, b"%d\n" % number)
+                    with suppress(OSError):  # nobody waits any more
+                        os.write(done, b"%d\n" % number)
                     os._exit(0)
 
 
 def _own_modules() -> list[str]:
     """Return the modules of recurl that were imported, some of which define operators of programs."""
     own = f"{__name__.partition('.')[0]}."
-    return [name for name in sys.modules if name.startswith(own)]
+    return [name for name in list(sys.modules) if name.startswith(own)]  # other threads may import
 
 
 def _import(modules: list[str]) -> None:

@@ -36,7 +36,7 @@ class InductorBatchFunction:
 
     Raises:
         CompilerFailed: (when called) the compiler failed; see :class:`~recurl.execution.traced.InductorFunction`.
-        NotCompiled: (when called) inside :func:`~recurl.execution.background.compiled_later`, programs are only traced.
+        NotCompiled: (when called) inside :func:`~recurl.execution.background.compiled_later`; programs are only traced.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -66,7 +66,7 @@ class InductorBatchFunction:
             compiled[kind] = self._compile(batch, list(entries), list(entries.values()))
             guard.renew()  # afterwards, since tracing may leave something in the module
         run, names = compiled[kind]
-        if is_later() and not run.is_compiled:
+        if is_later():
             raise NotCompiled("it is compiled later")
         return dict(zip(names, run(*entries.values()), strict=True))
 

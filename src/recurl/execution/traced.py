@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -144,11 +145,6 @@ class InductorFunction:
         if not is_later():
             self.compile()
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether it is compiled, instead of only traced."""
-        return self._program is None
-
     def compile(self) -> None:
         """Compile the function, unless it is compiled.
 
@@ -186,7 +182,7 @@ class _Program:
         program = pack_program(graph, self._kept, columns) if by_processes else None
         self._mark = None if program is None else cache_mark(program)
         self._wait: Callable[[], None] | None = None
-        if by_processes and (self._mark is None or not self._mark.exists()):
+        if by_processes and (self._mark is None or not os.path.exists(self._mark)):  # or can't be read
             if program is not None and is_later():
                 self._wait = compile_ahead(program)
             else:

@@ -552,7 +552,8 @@ def _set(threads: int, precision: str | None, dtype: torch.dtype, deterministic:
     if precision is not None:
         torch.set_float32_matmul_precision(precision)
     torch.set_default_dtype(dtype)
-    torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+    if deterministic[0]:
+        torch.use_deterministic_algorithms(True, warn_only=deterministic[1])
 
 
 class _Packer(pickle.Pickler):

@@ -419,8 +419,13 @@ def test_limit_compile_threads(monkeypatch):
         monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
         _torch.limit_compile_threads(2)
         assert config.compile_threads == 2
-        assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "2"
-        monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+
+
+def test_compiler_environment():
+    from torch._inductor import config
+
+    with config.patch(compile_threads=7):
+        assert _torch.compiler_environment() == {"TORCHINDUCTOR_COMPILE_THREADS": "7"}
 
 
 @pytest.mark.slow

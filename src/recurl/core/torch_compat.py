@@ -38,6 +38,7 @@ __all__ = [
     "children_of",
     "compile_packed",
     "compiler_cache",
+    "compiler_environment",
     "compiling",
     "edits_of",
     "foreach_copy_",
@@ -377,10 +378,20 @@ def start_compilers() -> None:
 def limit_compile_threads(count: int) -> None:
     """Limit the number of Inductor's compile processes, unless TORCHINDUCTOR_COMPILE_THREADS is set.
 
-    Processes started from this one have the same limit. Fallback: set that variable before torch is imported.
+    Fallback: set that variable before torch is imported.
     """
-    if os.environ.setdefault(_THREADS, str(count)) == str(count):
+    if _THREADS not in os.environ:
         load("torch._inductor.config").compile_threads = count
+
+
+def compiler_environment() -> dict[str, str]:
+    """Return the environment variables with which a process has as many of Inductor's compile processes as this one.
+
+    Fallback: none, so that it has one for each core.
+    """
+    with suppress(UnsupportedError):
+        return {_THREADS: str(load("torch._inductor.config").compile_threads)}
+    return {}
 
 
 def import_compiler() -> None:

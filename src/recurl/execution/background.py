@@ -16,7 +16,7 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import IO, cast
 
-from recurl.core.torch_compat import compile_packed, compiler_cache, start_compilers
+from recurl.core.torch_compat import compile_packed, compiler_cache, compiler_environment, start_compilers
 
 __all__ = ["cache_mark", "compile_ahead", "compiled_later", "is_later"]
 
@@ -96,6 +96,7 @@ class _Compilers:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, **compiler_environment()},
             pipesize=2**20,  # so that nothing waits for its imports
             start_new_session=True,  # Ctrl-C is for this process
         )

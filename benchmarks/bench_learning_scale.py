@@ -5,8 +5,8 @@ default on a GPU, and those that end in ``-8`` with 8 environments on a CPU. Eac
 the way, over 100 episodes. A run *holds* if its last evaluation reaches 0.99 of its best one (for negative returns, if
 it is at most 1 % below). ``dips`` counts the updates, after the best training return was first reached, whose mean
 return over 20 episodes is more than 2 % below it. The curves, that return at every second update, or at 100 of them,
-are appended to results/learning_scale_curves.csv. ``--jobs`` says how many runs start at once; rows are appended as
-they end. Usage::
+are appended to results/learning_scale_curves.csv. ``--jobs`` says how many runs start at once; rows are appended in
+their order. Usage::
 
     python benchmarks/bench_learning_scale.py                       # 4,096 environments: 20 runs, on a GPU
     python benchmarks/bench_learning_scale.py --only cartpole-32-shared cartpole-32-lr
@@ -60,7 +60,7 @@ TASKS = {
 }
 CHOSEN = {
     f"{task}-{millions}M": f"{words} --total-steps {millions}000000 --eval-every {millions}00000"
-    for millions in (10, 3, 1)
+    for millions in (10, 3, 1)  # the longest runs first
     for task, words in reversed(TASKS.items())
 }
 FEW = {f"{case}-8": f"{words} --num-envs 8 --device cpu" for case, words in CHOSEN.items()}

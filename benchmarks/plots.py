@@ -169,7 +169,7 @@ def learning_at_scale(case: str = "cartpole-32") -> Figure:
     return figure
 
 
-def chosen_environments(millions: int = 3) -> Figure:
+def chosen_environments() -> Figure:
     """Draw three tasks, every seed, with the number of environments that a run has by default on a GPU, and with 8."""
     curves: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in read("learning_scale_curves.csv"):
@@ -179,7 +179,7 @@ def chosen_environments(millions: int = 3) -> Figure:
     tasks = {"cartpole": "masked CartPole", "repeat-previous": "RepeatPrevious", "pendulum": "masked Pendulum"}
     for axes, (task, title) in zip(figure.subplots(1, len(tasks)), tasks.items(), strict=True):
         for ending, color, label in (("", "#3f51b5", "128 (default)"), ("-8", "#ef6c00", "8")):
-            of_case = [points for name, points in curves.items() if name.startswith(f"{task}-{millions}M{ending} ")]
+            of_case = [points for name, points in curves.items() if name.startswith(f"{task}-3M{ending} ")]
             for number, points in enumerate(of_case):
                 axes.plot(*zip(*points, strict=True), color=color, linewidth=0.9, label=None if number else label)
         axes.set(title=title, xlabel="million steps")

@@ -185,7 +185,7 @@ class CapturedSteps:
     def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors) -> _TensorStep:
         """Return the tensor step, rebuilt unless the existing one is still valid."""
         known = self._root == (type(root), keys) and self._guard.replaced() is None
-        if not known or self._tensor_step is None is self._traced:
+        if not known or (self._tensor_step is None and self._traced is None):
             self._begin(root, keys, names, given)
         if is_later() and self._compiled:
             raise NotCompiled("it is compiled later")

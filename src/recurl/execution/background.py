@@ -112,8 +112,6 @@ class _Compilers:
             return None
         with self._lock:
             try:
-                if not self._sent:
-                    pickle.dump(_own_modules(), self._programs)
                 self._sent += 1
                 number = self._sent
                 pickle.dump((number, _own_modules(), program), self._programs)
@@ -160,14 +158,15 @@ def serve() -> None:
     """Compile the programs that come on standard input, each in a process of its own, and say which ones are done."""
     done = os.dup(1)
     os.dup2(2, 1)  # compilers may print
-    _import(pickle.load(sys.stdin.buffer))
     with suppress(EOFError):
         while True:
             number, modules, program = pickle.load(sys.stdin.buffer)
+            for name in modules:
+                with suppress(Exception):
+                    importlib.import_module(name)
             if not os.fork():
                 try:
                     start_compilers()
-                    _import(modules)
                     compile_packed(program)
                 finally:
                     with suppress(OSError):  # nobody waits any more
@@ -179,9 +178,3 @@ def _own_modules() -> list[str]:
     """Return the modules of recurl that were imported, some of which define operators of programs."""
     own = f"{__name__.partition('.')[0]}."
     return [name for name in list(sys.modules) if name.startswith(own)]  # other threads may import
-
-
-def _import(modules: list[str]) -> None:
-    for name in modules:
-        with suppress(Exception):
-            importlib.import_module(name)

@@ -52,19 +52,19 @@ class Program:
     Attributes:
         name: the name in the table.
         num_envs: number of environments, or 0 if the command says it.
-        updates: number of updates until it counts as started.
+        updates: numbers of updates until it counts as started, in ascending order.
         command: returns the command, given a folder.
-        updated: returns whether these updates were made, given the folder and what was printed.
+        made: returns the number of updates that were made, given the folder and what was printed.
     """
 
     name: str
     num_envs: int
-    updates: int
+    updates: tuple[int, ...]
     command: Callable[[Path], list[str]]
-    updated: Callable[[Path, bytes], bool]
+    made: Callable[[Path, bytes], int]
 
 
-def recurl(num_envs: int, updates: int, options: argparse.Namespace) -> Program:
+def recurl(num_envs: int, options: argparse.Namespace) -> Program:
     """Return recurl's own command."""
     words = ["-m", "recurl", "train", "ppo", "--env", "recurl/MaskedCartPole-v1", "--logger", "none"]
     words += ["--num-envs", str(num_envs), "--total-steps", str(10**9), "--device", options.device, *options.options]
@@ -72,16 +72,16 @@ def recurl(num_envs: int, updates: int, options: argparse.Namespace) -> Program:
     def command(folder: Path) -> list[str]:
         return [sys.executable, *words, "--run-dir", str(folder / "run")]
 
-    def updated(folder: Path, _: bytes) -> bool:
+    def made(folder: Path, _: bytes) -> int:
         metrics = folder / "run" / "metrics.csv"
-        return metrics.exists() and metrics.read_bytes().count(b"\n") > updates
+        return metrics.read_bytes().count(b"\n") - 1 if metrics.exists() else 0
 
-    return Program("recurl", num_envs, updates, command, updated)
+    return Program("recurl", num_envs, tuple(sorted(options.updates)), command, made)
 
 
 def peer(name: str, command: str) -> Program:
     """Return a peer, which prints a line after its first update."""
-    return Program(name, 0, 1, lambda _: shlex.split(command), lambda _, printed: b"\n" in printed)
+    return Program(name, 0, (1,), lambda _: shlex.split(command), lambda _, printed: printed.count(b"\n"))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -90,8 +90,8 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:15])) / TICKS
 
 
-def start(program: Program, environment: dict[str, str]) -> Start:
-    """Start a program and stop it after its updates."""
+def start(program: Program, environment: dict[str, str]) -> list[Start]:
+    """Start a program, stop it after its updates, and return the start to each number of them."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as output:
         folder, begin = Path(name), time.perf_counter()
         process = subprocess.Popen(
@@ -102,13 +102,17 @@ def start(program: Program, environment: dict[str, str]) -> Start:
             env={**os.environ, **environment},
             start_new_session=True,
         )
+        starts: list[Start] = []
         try:
-            while not program.updated(folder, os.pread(output.fileno(), 2**20, 0)):
+            while len(starts) < len(program.updates):
+                if program.made(folder, os.pread(output.fileno(), 2**20, 0)) >= program.updates[len(starts)]:
+                    starts.append(Start(time.perf_counter() - begin, cpu_seconds(process.pid)))
+                    continue
                 if process.poll() is not None or time.perf_counter() - begin > LIMIT:
                     printed = os.pread(output.fileno(), 2**20, 0).decode(errors="replace")
                     sys.exit(f"{program.name} made no update:\n{printed[-2000:]}")
                 time.sleep(0.002)
-            return Start(time.perf_counter() - begin, cpu_seconds(process.pid))
+            return starts
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -125,24 +129,25 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=RESULTS)
     parser.add_argument("--commit", default=commit(), help="what to write into the column 'commit'")
     options = parser.parse_args()
-    programs = [recurl(number, updates, options) for number in options.num_envs for updates in options.updates]
+    programs = [recurl(number, options) for number in options.num_envs]
     programs += [peer(*words) for words in options.peer]
 
-    def record(program: Program, caches: str, starts: list[Start]) -> None:
-        row = {
-            "date": datetime.date.today().isoformat(),
-            "program": program.name,
-            "num_envs": program.num_envs or "",
-            "updates": program.updates,
-            "device": options.device,
-            "options": " ".join(options.options) if program.name == "recurl" else "",
-            "caches": caches,
-            "wall_s": round(statistics.median(one.wall for one in starts), 2),
-            "cpu_s": round(statistics.median(one.cpu for one in starts), 2),
-            "starts": len(starts),
-        }
-        append(options.csv, {**row, "commit": options.commit, "torch": importlib.metadata.version("torch")})
-        print(*row.values(), flush=True)
+    def record(program: Program, caches: str, times: list[list[Start]]) -> None:
+        for updates, starts in zip(program.updates, zip(*times, strict=True), strict=True):
+            row = {
+                "date": datetime.date.today().isoformat(),
+                "program": program.name,
+                "num_envs": program.num_envs or "",
+                "updates": updates,
+                "device": options.device,
+                "options": " ".join(options.options) if program.name == "recurl" else "",
+                "caches": caches,
+                "wall_s": round(statistics.median(one.wall for one in starts), 2),
+                "cpu_s": round(statistics.median(one.cpu for one in starts), 2),
+                "starts": len(starts),
+            }
+            append(options.csv, {**row, "commit": options.commit, "torch": importlib.metadata.version("torch")})
+            print(*row.values(), flush=True)
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         common = {"PYTHONPYCACHEPREFIX": f"{name}/bytecode", "PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
@@ -154,7 +159,7 @@ def main() -> None:
         for number, program in enumerate(programs):
             start(program, common | {"RECURL_CACHE_DIR": f"{name}/bytecode-only"})
             record(program, "cold", [start(program, environment(number))])
-        cached: dict[Program, list[Start]] = {program: [] for program in programs}
+        cached: dict[Program, list[list[Start]]] = {program: [] for program in programs}
         for _ in range(options.repeats):
             for number, program in enumerate(programs):
                 cached[program].append(start(program, environment(number)))

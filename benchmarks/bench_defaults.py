@@ -91,14 +91,14 @@ def main() -> None:
     parser.add_argument("--commit", default=commit(), help="what to write into the column 'commit'")
     options = parser.parse_args()
     begin = time.perf_counter()
+    rows = csv.DictReader(options.csv.open()) if options.csv.exists() else ()
+    done = {row["case"] for row in rows if row["commit"] == options.commit}
     if options.warm:
-        for case in CASES[options.part :: options.warm]:
+        for case in [case for case in CASES if case not in done][options.part :: options.warm]:
             for config in variants_of(options_of(case)).values():
                 if getattr(config, "compile", False):
                     time_run(config, WARM_UP, 1)
         return
-    rows = csv.DictReader(options.csv.open()) if options.csv.exists() else ()
-    done = {row["case"] for row in rows if row["commit"] == options.commit}
     for case in CASES:
         if case in done or time.perf_counter() - begin > options.seconds:
             continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from recurl.core.errors import ArgumentError
+from recurl.core.keys import is_within
 from recurl.core.ranges import (
     AUTO,
     AutoFlag,
@@ -98,19 +99,62 @@ class ExecutionConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(ExecutionConfig):
+class CriticConfig(ExecutionConfig):
+    """Options of the critic beside an actor.
+
+    Raises:
+        ArgumentError: see :class:`ExecutionConfig`; or if ``shared_trunk`` or ``drop_observations`` contradicts
+            ``critic_observations``.
+    """
+
+    shared_trunk: AutoFlag = AUTO
+    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own. By default shared,
+    without --critic-observations."""
+    critic_observations: tuple[str, ...] = ()
+    """Observations that only the critic sees, such as velocities that a simulator knows and a robot doesn't measure
+    (asymmetric actor-critic); join the parts of a nested key with dots. Actor and critic then have their own encoders,
+    normalization and memories, and the policy that is saved, evaluated and exported doesn't need them."""
+
+    def _fit_machine(self) -> None:
+        super()._fit_machine()
+        object.__setattr__(self, "shared_trunk", self._shares_trunk(self.frames_per_batch))
+
+    def _shares_trunk(self, frames: int) -> bool:
+        """Return whether actor and critic share a trunk in batches of ``frames`` environment steps."""
+        del frames
+        return not self.critic_observations if self.shared_trunk is AUTO else self.shared_trunk
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.critic_observations and self.shared_trunk:
+            raise ArgumentError(
+                "--critic-observations needs networks of its own for the critic, since the actor would read them "
+                "through a shared trunk: leave out --shared-trunk."
+            )
+        both = [name for name in self.critic_observations if is_within(name, self.drop_observations)]
+        if both:
+            raise ArgumentError(
+                f"{', '.join(both)} can't be in both --critic-observations and --drop-observations: the first keeps it "
+                "for the critic."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig(CriticConfig):
     """Options of an actor-critic that learns from each batch and then discards it.
 
     Raises:
-        ArgumentError: see :class:`ExecutionConfig`; or if ``store_states="starts"`` is not possible.
+        ArgumentError: see :class:`CriticConfig`; or if ``store_states="starts"`` is not possible.
     """
 
     learning_rate_schedule: Schedule = "linear"
     """Decay of the learning rate to zero over --total-steps."""
     shared_trunk: AutoFlag = AUTO
-    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own. By default shared,
-    unless gradient steps read 16,384 environment steps or more: there, the policy's gradient would keep changing what
-    the critic reads after the task has been solved, and the run could lose what it has learned."""
+    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own. By default shared
+    without --critic-observations, unless gradient steps read 16,384 environment steps or more: there, the policy's
+    gradient would keep changing what the critic reads after the task has been solved, and the run could lose what it
+    has learned."""
     scale_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
     entropy_coeff: NonNegative = 0.0
@@ -132,14 +176,9 @@ class OnPolicyConfig(ExecutionConfig):
         """Number of gradient steps that share one pass over a batch."""
         return 1
 
-    def _fit_machine(self) -> None:
-        super()._fit_machine()
-        object.__setattr__(self, "shared_trunk", self._shares_trunk(self.frames_per_batch))
-
     def _shares_trunk(self, frames: int) -> bool:
-        """Return whether actor and critic share a trunk in batches of ``frames`` environment steps."""
         large = frames // self.gradient_steps_per_batch >= _SEPARATE_FROM
-        return not large if self.shared_trunk is AUTO else self.shared_trunk
+        return False if large and self.shared_trunk is AUTO else super()._shares_trunk(frames)
 
     def work(self, frames: int) -> Work:
         """Return the work of learning from a batch of ``frames`` environment steps."""
@@ -507,11 +546,11 @@ class ReplayConfig(ExecutionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticsConfig(ReplayConfig):
+class CriticsConfig(ReplayConfig, CriticConfig):
     """Options of SAC and TD3.
 
     Raises:
-        ArgumentError: see :class:`ReplayConfig`.
+        ArgumentError: see :class:`ReplayConfig` and :class:`CriticConfig`.
     """
 
     usual_envs: ClassVar[int] = 8
@@ -527,8 +566,6 @@ class CriticsConfig(ReplayConfig):
     """Number of rewards summed before bootstrapping (n-step return)."""
     scale_rewards: bool = True
     """Divide rewards by the current running standard deviation of the discounted return when they are sampled."""
-    shared_trunk: bool = True
-    """Share the encoder and recurrent layers between actor and critics; otherwise each has its own."""
     critics: SmallCount = 2
     """Number of critics; the minimum of their values is used."""
     target_rate: PositiveFraction = 0.01

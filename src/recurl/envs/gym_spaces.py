@@ -141,23 +141,6 @@ class ActionReader:
         """Return an equal reader for another batch size."""
         return ActionReader(self.space, batch_size, self._categorical, self._key)
 
-    def without(self, names: Sequence[NestedKey]) -> ObservationReader:
-        """Return a reader of some of the entries, also from observations that lack the others.
-
-        Args:
-            names: entries to leave out, as ``drop``; those that don't exist are ignored. Parts of a ``Tuple`` are
-                dropped, but observations still need to have them.
-        """
-        space, drop = self.space, list(self._drop)
-        for path, _ in _leaves(self.space):
-            name = ".".join(map(str, path))
-            if is_within(name, names) and not is_within(name, drop):
-                if all(isinstance(part, str) for part in path):
-                    space = without(space, cast("tuple[str, ...]", path))
-                else:
-                    drop.append(name)
-        return ObservationReader(space, self._batch_size, self._owner, drop)
-
     def to_json(self) -> dict[str, Any]:
         """Return plain values from which :meth:`from_json` builds an equal reader."""
         from recurl.envs.space_json import space_to_json  # noqa: PLC0415 - for exports only
@@ -312,6 +295,23 @@ class ObservationReader:
     def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
         """Return an equal reader for another batch size."""
         return ObservationReader(self.space, batch_size, self._owner, self._drop)
+
+    def without(self, names: Sequence[NestedKey]) -> ObservationReader:
+        """Return a reader of some of the entries, also from observations that lack the others.
+
+        Args:
+            names: entries to leave out, as ``drop``; those that don't exist are ignored. Parts of a ``Tuple`` are
+                dropped, but observations still need to have them.
+        """
+        space, drop = self.space, list(self._drop)
+        for path, _ in _leaves(self.space):
+            name = ".".join(map(str, path))
+            if is_within(name, names) and not is_within(name, drop):
+                if all(isinstance(part, str) for part in path):
+                    space = without(space, cast("tuple[str, ...]", path))
+                else:
+                    drop.append(name)
+        return ObservationReader(space, self._batch_size, self._owner, drop)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values from which :meth:`from_json` builds an equal reader."""

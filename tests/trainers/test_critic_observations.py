@@ -80,7 +80,7 @@ def trained(config, updates=4):
 def test_the_actor_never_reads_them(kind, cell):
     agent = trained(options(kind, cell=cell)).agent
     assert agent.observations.keys == ["seen"]
-    assert set(agent.critic_observations.keys) == {"seen", "hidden"}
+    assert set(agent.all_observations.keys) == {"seen", "hidden"}
     assert "hidden" not in agent.actor.in_keys
     critics = agent.critic_list() if hasattr(agent, "critics") else [agent.critic]
     assert all("hidden" in critic.in_keys for critic in critics)
@@ -122,9 +122,9 @@ def test_the_actor_is_the_one_that_never_had_them():
 
 def test_statistics_are_separate():
     learner = trained(options(PPOConfig))
-    actor, critic = learner.agent.observations.norm, learner.agent.critic_observations.norm
+    actor, critic = learner.agent.observations.norm, learner.agent.all_observations.norm
     assert (actor.moments.mean.numel(), critic.moments.mean.numel()) == (2, 5)
-    seen = learner.agent.critic_observations.flat.keys.index("seen")
+    seen = learner.agent.all_observations.flat.keys.index("seen")
     begin = 0 if seen == 0 else 3
     torch.testing.assert_close(critic.moments.mean[begin : begin + 2], actor.moments.mean)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from recurl.core.errors import ArgumentError
-from recurl.core.keys import is_within
 from recurl.core.ranges import (
     AUTO,
     AutoFlag,
@@ -103,9 +102,10 @@ class CriticConfig(ExecutionConfig):
     """Options of the critic beside an actor.
 
     Raises:
-        ArgumentError: see :class:`ExecutionConfig`; or if ``shared_trunk`` or ``drop_observations`` contradicts
-            ``critic_observations``.
+        ArgumentError: see :class:`ExecutionConfig`; or if ``shared_trunk`` contradicts ``critic_observations``.
     """
+
+    private_option: ClassVar[str | None] = "critic_observations"
 
     shared_trunk: AutoFlag = AUTO
     """Share the encoder and recurrent layers between actor and critic; otherwise each has its own. By default shared,
@@ -131,12 +131,6 @@ class CriticConfig(ExecutionConfig):
             raise ArgumentError(
                 "--critic-observations needs networks of its own for the critic, since the actor would read them "
                 "through a shared trunk: leave out --shared-trunk."
-            )
-        both = [name for name in self.critic_observations if is_within(name, self.drop_observations)]
-        if both:
-            raise ArgumentError(
-                f"{', '.join(both)} can't be in both --critic-observations and --drop-observations: the first keeps it "
-                "for the critic."
             )
 
 
@@ -723,7 +717,65 @@ class TD3Config(CriticsConfig):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(RunConfig):
+    """Options of distillation: a recurrent student learns the actions of a trained teacher (DAgger).
+
+    Raises:
+        ArgumentError: see :class:`RunConfig`; or if no teacher is named, or there are more minibatches than sequences.
+
+    Example:
+        >>> config = DistillConfig(env="recurl/MaskedPendulum-v1", teacher="runs/teacher", cell="gru")
+        >>> DistillConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "distill"
+    private_option: ClassVar[str | None] = "teacher_observations"
+    fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "teacher", "teacher_observations")
+    usual_envs: ClassVar[int] = 16
+
+    teacher: str | None = None
+    """Run folder of the teacher, whose newest checkpoint is used."""
+    teacher_observations: tuple[str, ...] = ()
+    """Observations that only the teacher sees, such as velocities that a simulator knows and a robot doesn't measure;
+    join the parts of a nested key with dots."""
+    teacher_share: Fraction = 1.0
+    """Initial fraction of the steps in which the environments get the teacher's action instead of the student's."""
+    teacher_fraction: Fraction = 0.5
+    """Fraction of the run over which --teacher-share decays linearly to 0, so that the student learns what to do in the
+    states that it gets into by itself; 0 leaves all steps to the student from the start."""
+    epochs: Count = 2
+    """Number of passes over the batch per update."""
+    minibatches: Count = 4
+    """Number of minibatches per epoch, each with one gradient step."""
+    sequence_length: Count = 64
+    """Length of the sequences that rollouts are split into for training; each starts from its stored hidden state."""
+    learning_rate_schedule: Schedule = "linear"
+    """Decay of the learning rate to zero over --total-steps."""
+
+    def work(self, frames: int) -> Work:
+        """Return the work of learning from a batch of ``frames`` environment steps."""
+        return Work(self.epochs * self.minibatches, self.epochs * frames)
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.teacher is None:
+            raise ArgumentError(
+                "Distillation needs a teacher: name its run folder, recurl distill RUN (--teacher RUN)."
+            )
+        sequences = self.num_envs * -(-self.rollout_steps // self.sequence_length)
+        if self.minibatches > sequences:
+            raise ArgumentError(
+                f"--minibatches must not exceed the {sequences} sequences of a batch, got {self.minibatches}: lower "
+                "it, raise --num-envs or lower --sequence-length."
+            )
+        if self.actors:
+            raise ArgumentError("Distillation collects in this process, beside its teacher: leave out --collectors.")
+
+
 CONFIGS: dict[str, type[RunConfig]] = {
     config.algorithm: config
-    for config in (PPOConfig, DQNConfig, R2D2Config, A2CConfig, ImpalaConfig, SACConfig, TD3Config)
+    for config in (PPOConfig, DQNConfig, R2D2Config, A2CConfig, ImpalaConfig, SACConfig, TD3Config, DistillConfig)
 }

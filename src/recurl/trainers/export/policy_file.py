@@ -95,7 +95,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     with torch.no_grad():
         results = policy(*arguments)
     inner = with_spaces(env)
-    private = getattr(config, "critic_observations", ())
+    private = config.private_observations
     return {
         "recurl": __version__,
         "torch": torch.__version__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ from recurl.core.keys import (
     normalize_key,
     path_of,
 )
+from recurl.core.ranges import flag
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.observations import Observations
 from recurl.trainers.networks.trunk import make_trunk
@@ -39,7 +41,7 @@ class Agent(nn.Module):
 
     Attributes:
         observations: the observed entries and how each is encoded.
-        critic_observations: those of the critic, which also has the entries that only it observes; otherwise the same.
+        all_observations: the same with those that only a critic or a teacher observes, if there are any.
         norm: running statistics of the numeric observations, or None.
         scales: scale factors of the image observations.
         actor: the policy used for evaluation and export.
@@ -52,9 +54,9 @@ class Agent(nn.Module):
 
     def __init__(self, config: RunConfig, observation_spec: specs.Composite) -> None:
         super().__init__()
-        private = critic_only(config, observation_spec)
+        private = private_observations(config, observation_spec)
         self.observations = Observations(config, observation_spec, without=private)
-        self.critic_observations = Observations(config, observation_spec) if private else self.observations
+        self.all_observations = Observations(config, observation_spec) if private else self.observations
         self.norm = self.observations.norm
         self.scales = nn.ModuleList(image.scale for image in self.observations.images)
 
@@ -67,36 +69,39 @@ class Agent(nn.Module):
     ) -> tuple[list[TensorDictModuleBase], list[TensorDictModuleBase]]:
         """Build the untrained trunks of actor and critic, which are the same if they are shared."""
         actor = self.trunk(config, "" if shared else "actor_")
-        return actor, actor if shared else make_trunk(config, self.critic_observations, "critic_")
+        return actor, actor if shared else make_trunk(config, self.all_observations, "critic_")
 
     def observe(self, batch: TensorDictBase) -> None:
         """Update the running statistics with the observations of a batch ``[*B]``."""
         self.observations.update(batch)
-        if self.critic_observations is not self.observations:
-            self.critic_observations.update(batch)
+        if self.all_observations is not self.observations:
+            self.all_observations.update(batch)
 
 
-def critic_only(config: RunConfig, observation_spec: specs.Composite) -> tuple[str, ...]:
-    """Return the entries that only the critic observes.
+def private_observations(config: RunConfig, observation_spec: specs.Composite) -> tuple[str, ...]:
+    """Return the entries that the actor doesn't observe, but a critic or a teacher does.
 
     Raises:
         ArgumentError: the environment lacks one of them, or the actor needs it.
     """
-    private: tuple[str, ...] = getattr(config, "critic_observations", ())
+    private = config.private_observations
+    if not private:
+        return private
+    option = flag(config.private_option or "")
     keys = [key for key in observation_spec.keys(include_nested=True, leaves_only=True) if key != IS_INIT]
     has = ", ".join(map(dotted, keys))
-    for name in private:
-        if not any(is_within(key, [name]) for key in keys):
-            raise ArgumentError(
-                f"--critic-observations names entries that only the critic observes, and the environment has no "
-                f"{name!r}: it has {has}."
-            )
+    missing = next((name for name in private if not any(is_within(key, [name]) for key in keys)), None)
+    if missing is not None:
+        raise ArgumentError(
+            f"{option} names observations that the actor doesn't see, and the environment has no {missing!r}: it has "
+            f"{has}."
+        )
     masked = ACTION_MASK in keys and observation_spec[ACTION_MASK].dtype is torch.bool
     if masked and is_within(ACTION_MASK, private):
-        raise ArgumentError(f"The actor reads the {ACTION_MASK}: leave it out of --critic-observations.")
-    if private and all(is_within(key, private) for key in keys):
+        raise ArgumentError(f"The actor reads the {ACTION_MASK}: leave it out of {option}.")
+    if all(is_within(key, private) for key in keys):
         raise ArgumentError(
-            f"--critic-observations must leave the actor an observation: the environment has {has}, and it names "
+            f"{option} must leave the actor an observation: the environment has {has}, and it names "
             f"{', '.join(private)}."
         )
     return private
@@ -111,7 +116,7 @@ def check_names(agent: Agent) -> None:
     outputs = (key for part in agent.modules() if isinstance(part, TensorDictModuleBase) for key in part.out_keys)
     paths = [path_of(normalize_key(key)) for key in outputs]
     written = {ADVANTAGE, STATE_VALUE, VALUE_TARGET, *(path[path[0] == NEXT] for path in paths)}
-    clashes = [dotted(key) for key in agent.critic_observations.keys if path_of(key)[0] in written]
+    clashes = [dotted(key) for key in agent.all_observations.keys if path_of(key)[0] in written]
     if clashes:
         raise ArgumentError(
             f"The environment's observations {clashes} clash with entries that the networks and losses of a run "
@@ -120,8 +125,14 @@ def check_names(agent: Agent) -> None:
         )
 
 
-def collecting(policy: TensorDictModuleBase) -> TensorDictSequential:
-    """Return ``policy`` restricted to the outputs that a batch needs: actions, log-probabilities and new states."""
+def collecting(policy: TensorDictModuleBase, also: Collection[str] = ()) -> TensorDictSequential:
+    """Return ``policy`` restricted to the outputs that a batch needs: actions, log-probabilities and new states.
+
+    Args:
+        policy: the policy.
+        also: keys of further outputs.
+    """
     written = [normalize_key(key) for key in policy.out_keys]
-    kept = [key for key in written if is_action(key) or key == f"{ACTION}_log_prob" or key[0] == NEXT]
+    needed = (f"{ACTION}_log_prob", *also)
+    kept = [key for key in written if is_action(key) or key in needed or key[0] == NEXT]
     return TensorDictSequential(policy, selected_out_keys=cast(Any, kept))

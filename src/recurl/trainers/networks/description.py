@@ -34,7 +34,7 @@ def describe_agent(agent: Agent) -> str:
     observed = _table(
         [
             (dotted(entry.key), _kind(entry), how if entry.key in actors else f"{how}, critic only")
-            for entry, how in _observed(agent.critic_observations)
+            for entry, how in _observed(agent.all_observations)
         ]
     )
     layers = _table([(name, str(layer), f"{_size(layer):,}") for name, layer in _layers(agent)])

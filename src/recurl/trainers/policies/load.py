@@ -81,7 +81,7 @@ def _load_from_run(folder: RunFolder, checkpoint: str, env: EnvSource | None) ->
             f"load supports Gymnasium environments only, and {config.env_name} is not one: use load_agent."
         )
     observations, actions = inner.readers
-    observations = observations.without(getattr(config, "critic_observations", ()))
+    observations = observations.without(config.private_observations)
     converter = Converter(observations, actions, inner.mask_path or (ACTION_MASK,))
     return Policy(step, converter, f"the policy in {folder.path}")
 

@@ -144,8 +144,8 @@ class PeriodicEvaluation:
 
 
 def _of_actor(config: RunConfig, env: EnvBase) -> Composite:
-    """Return the spec of the observations without those of the critic only, which an evaluation doesn't need."""
-    private: tuple[str, ...] = getattr(config, "critic_observations", ())
+    """Return the spec of the observations without those that only a critic or a teacher sees."""
+    private = config.private_observations
     spec = env.observation_spec
     leaves = spec.items(include_nested=True, leaves_only=True)
     kept = Composite(shape=spec.shape, device=spec.device)

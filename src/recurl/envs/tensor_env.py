@@ -52,7 +52,8 @@ class TensorEnv(EnvBase):
     Raises:
         ArgumentTypeError: ``dynamics`` is not a :class:`~recurl.envs.tasks.Dynamics`.
         ArgumentError: ``num_envs`` is below 1, the device doesn't exist, a function of the dynamics violates its
-            contract, or an observation to drop doesn't exist or is the only one; or, at a step, the actions have the wrong shape or dtype.
+            contract, or an observation to drop doesn't exist or is the only one; or, at a step, the actions have the
+            wrong shape or dtype.
         UsageError: the environment is stepped, partially reset, or saved before the first reset of all rows.
 
     Example:

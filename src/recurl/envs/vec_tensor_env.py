@@ -24,6 +24,7 @@ from recurl.core.keys import (
     dotted,
     is_within,
     normalize_key,
+    path_of,
 )
 from recurl.core.messages import warn_once
 from recurl.core.specs import Binary, Bounded, Composite, TensorSpec, Unbounded
@@ -149,7 +150,7 @@ class VecTensorEnv(EnvBase):
         names = ", ".join(map(dotted, found))
         for name in map(dotted, drop):
             if not any(is_within(key, [name]) for key in found):
-                raise ArgumentError(f"There is no observation {name!r} of {self._name} to drop, it has {names or 'none'}.")
+                raise ArgumentError(f"{self._name} has no observation {name!r} to drop, it has {names or 'none'}.")
         dropped = {key for key in found if is_within(key, drop)}
         if len(dropped) == len(found):
             raise ArgumentError(f"An observation of {self._name} must be left, it has {names or 'none'}.")
@@ -169,7 +170,8 @@ class VecTensorEnv(EnvBase):
                 f"The bounds of the actions must be numbers or of shape [{actions}], the lower ones below the upper "
                 f"ones; got {low} and {high}."
             )
-        return Bounded(*(bound.expand(actions).clone() for bound in bounds), (actions,), dtype=torch.float32)
+        least, most = (bound.expand(actions).clone() for bound in bounds)
+        return Bounded(least, most, (actions,), dtype=torch.float32)
 
     @takes_entries
     @makes_memory
@@ -286,7 +288,7 @@ class VecTensorEnv(EnvBase):
                 f"{self._what(key).capitalize()}{where} must have shape {list(self._shapes[key])}, got "
                 f"{list(tensor.shape)}."
             )
-        return tensor.to(self._dtypes[key])
+        return tensor.to(self.device, self._dtypes[key])
 
     def _per_row(self, name: str, value: Any) -> Tensor:
         """Return numbers ``[n]`` or ``[n, 1]`` as ``[n, 1]``."""
@@ -320,7 +322,7 @@ class VecTensorEnv(EnvBase):
             return super().get_state()
         if self._fresh is None:
             raise UsageError("A VecTensorEnv has no state before the first reset of all rows: call env.reset() first.")
-        observed = {dotted(key): value.clone() for key, value in self._fresh.items()}
+        observed = [[list(path_of(key)), value.clone()] for key, value in self._fresh.items()]
         done = None if self._done is None else self._done.clone()
         return {"simulator": self.simulator.get_state(), "observations": observed, "done": done, "seed": self._seed}
 
@@ -335,8 +337,7 @@ class VecTensorEnv(EnvBase):
             super().set_state(state)
         if state.keys() != {"simulator", "observations", "done", "seed"}:
             raise ArgumentError(f"A VecTensorEnv restores only states saved by a VecTensorEnv, got {sorted(state)}.")
-        names = {dotted(key): key for key in self._shapes}
-        saved = {names.get(name, name): value.to(self.device) for name, value in state["observations"].items()}
+        saved: dict[NestedKey, Any] = {normalize_key(tuple(name)): value for name, value in state["observations"]}
         self._fresh = self._read(saved, " in the state")
         self.simulator.set_state(state["simulator"])
         self._done = None if state["done"] is None else state["done"].to(self.device)

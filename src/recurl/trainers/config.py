@@ -361,9 +361,8 @@ class RunConfig:
     @property
     def host_only(self) -> list[str]:
         """Names of the options in use that only Gymnasium environments on the host support."""
-        names = ("env_workers", "wrapper")
         masked = self.action_mask not in (NO_MASK, ACTION_MASK)
-        return [name for name in names if getattr(self, name)] + ["action_mask"] * masked
+        return [name for name in ("env_workers", "wrapper") if getattr(self, name)] + ["action_mask"] * masked
 
     @property
     def torch_precision(self) -> str:

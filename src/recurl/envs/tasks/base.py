@@ -111,10 +111,10 @@ def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[A
 class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """Vector environment of a task, with all rows stepped together in NumPy.
 
-    Observations are arrays `[num_envs, ...]`, or a dict of them, actions integers `[num_envs]` or `[num_envs, n]` or real vectors
-    `[num_envs, n]`, rewards float64 `[num_envs]`, terminated and truncated bool `[num_envs]`. Every returned array is
-    new. A row that reaches the step limit is truncated, whether or not it also terminated (as in gymnasium's
-    `TimeLimit`).
+    Observations are arrays `[num_envs, ...]`, or a dict of them; actions integers `[num_envs]` or `[num_envs, n]`, or
+    real vectors `[num_envs, n]`; rewards float64 `[num_envs]`; terminated and truncated bool `[num_envs]`. Every
+    returned array is new. A row that reaches the step limit is truncated, whether or not it also terminated (as in
+    gymnasium's `TimeLimit`).
 
     Args:
         dynamics: the task.

@@ -118,7 +118,7 @@ def _check_observed(owner: str, space: Any) -> None:
     found = parts(space)
     if not found or not all(isinstance(part, Box | MultiBinary) for part in found.values()):
         raise ArgumentError(
-            f"the observation_space of {owner} must be a Box or MultiBinary, one array, or a Dict of these by name; got "
+            f"the observation_space of {owner} must be a Box or MultiBinary, one array, or a flat Dict of these; got "
             f"{space}: concatenate what belongs together into one array"
         )
     if ACTION_MASK in found:

@@ -15,7 +15,7 @@ from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
 
 _LENGTH = 0.5  # of each link, in m
-_MASS, _DAMPING, _GAIN = 0.5, 0.3, 1.0  # kg of each link; N m s of each joint; of both motors
+_MASS, _DAMPING, _ROTOR = 0.5, 0.3, 0.05  # kg of each link; N m s and kg m^2 of each joint
 _SPREAD = (0.5, 0.5, 0.75, 0.3)  # of the two masses, the damping and the gain, as fractions
 _TORQUE = (6.0, 2.0)  # N m
 _GRAVITY = 9.81
@@ -77,10 +77,11 @@ class MaskedArm(Dynamics):
         torques = (commands[:, 0] * (_TORQUE[0] * gain), commands[:, 1] * (_TORQUE[1] * gain))
         dt, damping = _DT / _SUBSTEPS, damping * _DAMPING
         # Moments of inertia of uniform links, m l^2 / 3 about their ends.
+        # The rotors of the geared motors add a constant to the diagonal of the mass matrix.
         one, two = inner * (_MASS * _LENGTH**2 / 3), outer * (_MASS * _LENGTH**2 / 3)
         for _ in range(_SUBSTEPS):
             bend, turn = xp.cos(elbow), xp.sin(elbow)
-            m11, m12, m22 = one + two * (4 + 3 * bend), two * (1 + 1.5 * bend), two
+            m11, m12, m22 = _ROTOR + one + two * (4 + 3 * bend), two * (1 + 1.5 * bend), _ROTOR + two
             h = 1.5 * two * turn
             first = torques[0] - damping * shoulder_speed + h * (2 * shoulder_speed + elbow_speed) * elbow_speed
             second = torques[1] - damping * elbow_speed - h * shoulder_speed * shoulder_speed
@@ -118,11 +119,12 @@ _SPREADS = np.array(_SPREAD)
 class MaskedArmVectorEnv(TaskVectorEnv):
     """Reach for a target with a two-link arm, without seeing its velocities (`recurl/MaskedArm-v0`, vectorized).
 
-    Two uniform links of 0.5 m and 0.5 kg, driven by a motor at the shoulder (6 N m) and one at the elbow (2 N m), with
-    viscous damping of 0.3 N m s in both joints. Mass matrix, Coriolis and gravity terms are the closed form of the
-    planar elbow manipulator (Spong, Hutchinson and Vidyasagar, Robot Modeling and Control, 2006, section 7.3.2, with
-    the second angle relative to the first link). A step of 0.05 s has 4 substeps of the semi-implicit Euler method.
-    Velocities are clipped to 12 rad/s.
+    Two uniform links of 0.5 m and 0.5 kg, driven by geared motors at the shoulder (6 N m) and the elbow (2 N m), with
+    viscous damping of 0.3 N m s and the rotor's inertia of 0.05 kg m^2 in both joints. Mass matrix, Coriolis and
+    gravity terms are the closed form of the planar elbow manipulator (Spong, Hutchinson and Vidyasagar, Robot Modeling
+    and Control, 2006, section 7.3.2, with the second angle relative to the first link), plus the inertia of the rotors
+    in the diagonal of the mass matrix. A step of 0.05 s has 4 substeps of the semi-implicit Euler method. Velocities
+    are clipped to 12 rad/s.
 
     When an episode begins, the angles are uniform in [-pi, pi], the velocities in [-1, 1] rad/s, the target in a ring
     around the shoulder from 0.2 to 0.9 m. The masses are multiplied by factors uniform in [0.5, 1.5], the damping by

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from tensordict import TensorDict
 
-import recurl
 from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, ArgumentTypeError, RecurlWarning, UnsupportedError, UsageError
 from recurl.core.specs import Bounded, Unbounded
 from recurl.envs import InitTracker, StepCounter, VecTensorEnv, check_env_specs
 from recurl.execution.readback import refuse_read_back
+from recurl.trainers import PPOConfig, RunFolder, Trainer, load_agent
 
 ROWS = 4
 
@@ -47,9 +49,9 @@ class Simulator:
         return self.get_observations(), {}
 
     def _reset_rows(self, rows):
-        self.episode_length_buf[rows] = 0
-        self.episodes[rows] += 1
-        self.resets[rows] += 1
+        self.episode_length_buf *= ~rows
+        self.episodes += rows
+        self.resets += rows
 
     def get_observations(self):
         self.policy[:, 0], self.policy[:, 1] = self.episode_length_buf, self.episodes
@@ -198,11 +200,11 @@ def test_rows_that_are_not_done_are_reset_if_the_simulator_can():
         env.reset(root.set("_reset", mask))
 
     def through(simulator):
-        simulator.reset_idx = lambda ids: simulator._reset_rows(ids)
+        simulator.reset_idx = lambda ids: simulator._reset_rows(torch.isin(torch.arange(ROWS), ids))
 
     def inside(simulator):  # Isaac Lab, mjlab
         def reset(seed=None, env_ids=None):
-            simulator._reset_rows(env_ids)
+            simulator._reset_rows(torch.isin(torch.arange(ROWS), env_ids))
 
         simulator.unwrapped = SimpleNamespace(reset=reset)
 
@@ -373,5 +375,13 @@ def test_a_run_trains_on_it(tmp_path, source):
     made = VecTensorEnv(Simulator())
     env = made if source == "object" else partial(VecTensorEnv, Simulator())
     options = {"num_envs": ROWS, "rollout_steps": 8, "total_steps": 96, "hidden_size": 8}
-    run = recurl.train("ppo", env=env, run_dir=tmp_path / "run", **options)
-    assert run is not None
+    config, folder = PPOConfig(env=env, **options), RunFolder(tmp_path / "run", pytest.fail)
+    folder.create(config)
+    trainer = Trainer(config, folder, console=Console(file=io.StringIO()))
+    trainer.run()
+    trainer.close()
+    assert len(folder.metrics.read_text().splitlines()) == 1 + 3
+    _, agent = load_agent(folder, env=partial(VecTensorEnv, Simulator()))
+    with VecTensorEnv(Simulator(), policy=agent.policy) as fresh:
+        actions = rolled(fresh, 4, agent.policy)["action"]
+    assert actions.shape == (ROWS, 4, 2)

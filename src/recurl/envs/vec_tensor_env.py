@@ -123,7 +123,7 @@ class VecTensorEnv(EnvBase):
         self.simulator = simulator
         self.extras: Mapping[str, Any] = {}
         self._fresh: _Observed | None = None
-        self._done: Tensor | None = None  # None after a reset of all rows
+        self._ended: Tensor | None = None  # None after a reset of all rows
         self._started = False
         self._seed: int | None = None
         found = dict(_arrays(_groups(simulator.get_observations(), None)))
@@ -181,7 +181,7 @@ class VecTensorEnv(EnvBase):
             self._restart()
         elif self._fresh is None:
             raise UsageError("A VecTensorEnv must first reset all rows: call env.reset().")
-        elif mask is not self._done:  # rows may be cut by a transform, or by the caller
+        elif mask is not self._ended:  # rows may be cut by a transform, or by the caller
             self._reset_others(mask.view(self.batch_size))
         assert self._fresh is not None
         fresh = self._fresh if mask is not None else {key: value.clone() for key, value in self._fresh.items()}
@@ -199,11 +199,11 @@ class VecTensorEnv(EnvBase):
                 f"{self._name} has no reset(), so all rows can only be reset once, before the first step: add the "
                 "method, or create another simulator."
             )
-        self._fresh, self._done, self._started = self._observations(), None, True
+        self._fresh, self._ended, self._started = self._observations(), None, True
 
     def _reset_others(self, rows: Tensor) -> None:
         """Reset the selected rows that the last step didn't reset. Waits for the device."""
-        others = rows if self._done is None else rows & ~self._done.view(self.batch_size)
+        others = rows if self._ended is None else rows & ~self._ended.view(self.batch_size)
         selected = others.nonzero().squeeze(-1)
         if not len(selected):
             return
@@ -243,7 +243,7 @@ class VecTensorEnv(EnvBase):
         done = self._per_row("dones", dones) != 0
         time_outs = extras.get("time_outs")
         truncated = torch.zeros_like(done) if time_outs is None else done & (self._per_row("time_outs", time_outs) != 0)
-        self._fresh, self._done = self._read(dict(_arrays(_groups(observations, extras)))), done
+        self._fresh, self._ended = self._read(dict(_arrays(_groups(observations, extras)))), done
         last = self._last(extras, tensordict)
         entries: dict[Any, Tensor] = {
             key: torch.where(done.view(-1, *[1] * (value.ndim - 1)), last[key], value)
@@ -323,7 +323,7 @@ class VecTensorEnv(EnvBase):
         if self._fresh is None:
             raise UsageError("A VecTensorEnv has no state before the first reset of all rows: call env.reset() first.")
         observed = [[list(path_of(key)), value.clone()] for key, value in self._fresh.items()]
-        done = None if self._done is None else self._done.clone()
+        done = None if self._ended is None else self._ended.clone()
         return {"simulator": self.simulator.get_state(), "observations": observed, "done": done, "seed": self._seed}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -340,7 +340,7 @@ class VecTensorEnv(EnvBase):
         saved: dict[NestedKey, Any] = {normalize_key(tuple(name)): value for name, value in state["observations"]}
         self._fresh = self._read(saved, " in the state")
         self.simulator.set_state(state["simulator"])
-        self._done = None if state["done"] is None else state["done"].to(self.device)
+        self._ended = None if state["done"] is None else state["done"].to(self.device)
         self._seed, self._started = state["seed"], True
 
     def _close(self) -> None:

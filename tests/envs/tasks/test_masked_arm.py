@@ -89,6 +89,7 @@ def advanced(dynamics, state, steps, actions):
 @pytest.mark.parametrize("gravity", [False, True])
 def test_energy_is_kept_without_damping_and_torques(monkeypatch, gravity, substeps, tolerance):
     monkeypatch.setattr(masked_arm, "_SUBSTEPS", substeps)
+    monkeypatch.setattr(masked_arm, "_SPEED", 100.0)  # the limit takes energy
     dynamics, state = begun(gravity=gravity)
     state["body"][2] = 0.0
     g = G if gravity else 0.0
@@ -164,6 +165,52 @@ def test_a_perfect_reach_is_rewarded_with_nothing():
 def test_a_scale_out_of_range_is_refused(randomization):
     with pytest.raises(ArgumentError, match="randomization must be a number from 0 to 1; got"):
         MaskedArm(randomization=randomization)
+
+
+def wrapped(angle):
+    return (angle + np.pi) % (2 * np.pi) - np.pi
+
+
+def poses(state, weight):
+    """Return the nearer of the two poses that reach the target, with the shoulder's turn weighted."""
+    (x, y), (shoulder, elbow, *_) = state["target"], state["motion"]
+    bend = np.arccos(np.clip((x**2 + y**2) / (2 * LENGTH**2) - 1, -1, 1))
+    both = [(np.arctan2(y, x) - sign * bend / 2, sign * bend) for sign in (1, -1)]
+    turns = [np.stack((wrapped(one - shoulder), wrapped(two - elbow))) for one, two in both]
+    far = [np.maximum(weight * np.abs(first), np.abs(second)) for first, second in turns]
+    return state["motion"][:2] + np.where(far[0] < far[1], *turns)
+
+
+def informed(goal, motion, body):
+    """Return commands of the inverse dynamics, for accelerations that a spring and a damper would cause."""
+    wanted = np.array([[59.0], [80.0]]) * (goal - motion[:2]) - np.array([[12.1], [14.5]]) * motion[2:]
+    free = derivative(motion, body, np.zeros((2, motion.shape[1])), 0.3 * body[2], 0.0)[2:]
+    unit = [derivative(motion, body, torque, 0.3 * body[2], 0.0)[2:] - free for torque in UNITS]
+    torques = np.linalg.solve(np.array(unit).transpose(2, 1, 0), (wanted - free).T[..., None])[..., 0]
+    return torques / (np.array([6.0, 2.0]) * body[3][:, None])
+
+
+def springs(goal, motion, body):
+    """Return commands proportional to the distance from the goal."""
+    return (np.array([[1.1], [2.8]]) * (goal - motion[:2])).T / np.array([6.0, 2.0])
+
+
+UNITS = (np.array([[1.0], [0.0]]), np.array([[0.0], [1.0]]))
+
+
+def mean_return(controller, weight, rows=300):
+    env = MaskedArmVectorEnv(rows)
+    env.reset(seed=0)
+    goal, total = poses(env.state, weight), np.zeros(rows)
+    for _ in range(200):
+        total += env.step(np.clip(controller(goal, env.state["motion"], env.state["body"]), -1, 1))[1]
+    return total.mean()
+
+
+def test_returns_of_controllers_with_and_without_velocities():
+    optimal, memoryless = MaskedArmVectorEnv.optimal_return(), MaskedArmVectorEnv.memoryless_return()
+    assert optimal - 1 < mean_return(informed, 0.9) < optimal + 1
+    assert memoryless - 3 < mean_return(springs, 2.9) < memoryless + 1
 
 
 def test_returns_are_known_for_the_default_arguments_only():

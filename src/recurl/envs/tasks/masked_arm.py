@@ -23,8 +23,8 @@ _SPEED = 12.0  # rad/s
 _DT, _SUBSTEPS = 0.05, 4
 _REACH = (0.2, 0.9)  # distance of targets from the shoulder, in m
 _COST = 0.01
-_OPTIMAL_RETURN = -1.0
-_MEMORYLESS_RETURN = -2.0
+_OPTIMAL_RETURN = -6.2
+_MEMORYLESS_RETURN = -26.0
 
 
 class MaskedArm(Dynamics):
@@ -140,8 +140,12 @@ class MaskedArmVectorEnv(TaskVectorEnv):
     Reward: `-distance - 0.01 (a1^2 + a2^2)`, with the distance of the tip from the target after the step, in m.
     Episode: never terminated; truncated after `max_episode_steps`.
 
-    No closed form of the best returns is known. The optimal return is that of a trained policy that sees the privileged
-    observations, the memoryless one that of a trained policy without memory, both measured with default arguments.
+    Optimal return: about -6.2 with default arguments, measured, as no closed form is known: a controller that knows the
+    privileged observations goes to the nearer of the two poses that reach the target, with the torques of the inverse
+    dynamics. Its gains were found by a cross-entropy search, and the mean is over 1000 episodes.
+
+    Best memoryless return: about -26, likewise measured, with torques proportional to the distances of the angles from
+    this pose, which only the damping of the joints slows down. The search found nothing better, which is not a proof.
 
     Args:
         num_envs: number of rows.
@@ -187,14 +191,14 @@ class MaskedArmVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def optimal_return(gravity: bool = False, randomization: float = 1.0, max_episode_steps: int = 200) -> float:
-        """Return the rounded mean return of a policy that sees the privileged observations.
+        """Return the rounded mean return of the best known controller that knows the privileged observations.
 
         Raises:
             UnsupportedError: it wasn't measured for these arguments.
 
         Example:
             >>> MaskedArmVectorEnv.optimal_return()
-            -1.0
+            -6.2
         """
         return _measured(_OPTIMAL_RETURN, gravity, randomization, max_episode_steps)
 
@@ -207,7 +211,7 @@ class MaskedArmVectorEnv(TaskVectorEnv):
 
         Example:
             >>> MaskedArmVectorEnv.memoryless_return()
-            -2.0
+            -26.0
         """
         return _measured(_MEMORYLESS_RETURN, gravity, randomization, max_episode_steps)
 

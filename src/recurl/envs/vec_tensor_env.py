@@ -295,7 +295,7 @@ class VecTensorEnv(EnvBase):
         tensor, rows = as_tensor(value, f"{name} of {self._name}"), self.batch_size[0]
         if tuple(tensor.shape) not in ((rows,), (rows, 1)):
             raise ArgumentError(f"{name} of {self._name} must have shape [{rows}], got {list(tensor.shape)}.")
-        return tensor.view(rows, 1)
+        return tensor.reshape(rows, 1).to(self.device)
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed

@@ -745,14 +745,18 @@ class DistillConfig(RunConfig):
     teacher_fraction: Fraction = 0.5
     """Fraction of the run over which --teacher-share decays linearly to 0, so that the student learns what to do in the
     states that it gets into by itself; 0 leaves all steps to the student from the start."""
-    epochs: Count = 2
+    epochs: Count = 4
     """Number of passes over the batch per update."""
-    minibatches: Count = 4
+    minibatches: Count = 8
     """Number of minibatches per epoch, each with one gradient step."""
     sequence_length: Count = 64
     """Length of the sequences that rollouts are split into for training; each starts from its stored hidden state."""
+    learning_rate: Positive = 3e-3
+    """Initial learning rate of Adam."""
     learning_rate_schedule: Schedule = "linear"
     """Decay of the learning rate to zero over --total-steps."""
+    max_grad_norm: PositiveOrInf = 5.0
+    """Maximum gradient norm; inf disables clipping."""
 
     def work(self, frames: int) -> Work:
         """Return the work of learning from a batch of ``frames`` environment steps."""

@@ -78,13 +78,13 @@ class Labels(TensorDictModuleBase):
 
     def link_entries(self) -> Link:
         """Return the same as a function of ``Entries``; see :func:`recurl.execution.lowering.link`."""
-        choose = link(self.last)
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            choose = link(self.last)
 
         @torch.no_grad()
         def run(entries: Entries) -> None:
             inside = entries.copy()
-            with set_exploration_type(ExplorationType.DETERMINISTIC):
-                choose(inside)
+            choose(inside)
             entries.set(LABEL, inside[ACTION])
 
         return run

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         set_exploration_type,
         step_mdp,
     )
+    from recurl.envs.vec_tensor_env import VecTensorEnv
     from recurl.transforms import (
         Compose,
         InitTracker,
@@ -54,6 +55,7 @@ lazy_names(
         ".tensor_env": "TensorEnv",
         ".transformed": "TransformedEnv",
         ".utils": "ExplorationType check_env_specs exploration_type set_exploration_type step_mdp",
+        ".vec_tensor_env": "VecTensorEnv",
         "recurl.transforms": (
             "Compose InitTracker PreviousAction PreviousReward RewardSum StepCounter TensorDictPrimer Transform"
         ),
@@ -80,6 +82,7 @@ __all__ = [
     "TensorEnv",
     "Transform",
     "TransformedEnv",
+    "VecTensorEnv",
     "check_env_specs",
     "exploration_type",
     "interact",

@@ -279,7 +279,7 @@ class RunConfig:
                 "another vectorization."
             )
         given = is_environment(source_of(self.env))
-        if given and (host_only or self.env_kwargs or self.vectorization != "auto"):
+        if given and (host_only or self.drop_observations or self.env_kwargs or self.vectorization != "auto"):
             raise ArgumentError(
                 "An environment passed as an object is used as is and doesn't support wrapper, vectorization, "
                 "env_workers, env_kwargs, drop_observations or action_mask: pass a function that creates it, "
@@ -369,9 +369,8 @@ class RunConfig:
     @property
     def host_only(self) -> list[str]:
         """Names of the options in use that only Gymnasium environments on the host support."""
-        names = ("env_workers", "wrapper", "drop_observations")
         masked = self.action_mask not in (NO_MASK, ACTION_MASK)
-        return [name for name in names if getattr(self, name)] + ["action_mask"] * masked
+        return [name for name in ("env_workers", "wrapper") if getattr(self, name)] + ["action_mask"] * masked
 
     @property
     def torch_precision(self) -> str:

@@ -134,7 +134,13 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
     if num_envs is not None and dynamics is not None:
         from recurl.envs import TensorEnv  # noqa: PLC0415 - as above
 
-        return TensorEnv(dynamics, num_envs, device=config.device, categorical_action_encoding=True)
+        return TensorEnv(
+            dynamics,
+            num_envs,
+            device=config.device,
+            categorical_action_encoding=True,
+            drop_observations=config.drop_observations,
+        )
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
     return _create(config, create, render_mode)
 

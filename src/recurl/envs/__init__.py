@@ -72,6 +72,7 @@ __all__ = [
     "GymEnv",
     "GymWrapper",
     "InitTracker",
+    "JaxEnv",
     "ParallelEnv",
     "PreviousAction",
     "PreviousReward",

@@ -33,7 +33,7 @@ def read_on_device(space: gym.Space[Any], batch_size: Sequence[int], action: Any
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-        if isinstance(action, Tensor) or any(str(name) not in action.keys() for name in named):
+        if isinstance(action, Tensor) or any(str(name) not in action for name in named):
             raise ArgumentError(f"The actions must have the entries {list(map(str, named))}, got {type(action)}.")
         parts = {name: read_on_device(child, batch_size, action[str(name)]) for name, child in named.items()}
         return parts if isinstance(space, spaces.Dict) else tuple(parts.values())

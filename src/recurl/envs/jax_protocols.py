@@ -203,6 +203,6 @@ def _space(space: Any, owner: str) -> gym.Space[Any]:
 def value_in(observation: Any, path: tuple[str | int, ...]) -> Any:
     """Return an entry of an observation: of nested mappings, tuples, or objects with attributes."""
     for name in path:
-        has_items = isinstance(observation, Mapping | list | tuple) and not hasattr(observation, "_fields")
-        observation = observation[name] if has_items or isinstance(name, int) else getattr(observation, name)
+        is_attribute = hasattr(observation, str(name)) and not isinstance(observation, Mapping)
+        observation = getattr(observation, str(name)) if is_attribute else observation[name]
     return observation

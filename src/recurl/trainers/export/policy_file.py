@@ -15,7 +15,7 @@ from recurl.core import specs
 from recurl.core.errors import ArgumentError, StorageError
 from recurl.core.keys import ACTION_MASK
 from recurl.core.seeding import env_seed
-from recurl.envs import EnvBase, GymWrapper, TensorEnv
+from recurl.envs import EnvBase, GymWrapper, JaxEnv, TensorEnv
 from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
@@ -112,7 +112,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     }
 
 
-def _spaces(env: GymWrapper | TensorEnv) -> dict[str, Any]:
+def _spaces(env: GymWrapper | TensorEnv | JaxEnv) -> dict[str, Any]:
     observations, actions = env.readers
     mask = env.mask_path or (ACTION_MASK,)
     return {"observations": observations.to_json(), "actions": actions.to_json(), "action_mask": list(mask)}

@@ -25,6 +25,10 @@ from recurl.transforms import makes_memory
 
 __all__ = ["JaxEnv"]
 
+_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+)
 _Tree = Any  # nested containers of JAX arrays
 
 
@@ -397,8 +401,8 @@ def _named(jax: Any, tree: _Tree) -> dict[str, Any]:
 
 def _dtype(leaf: Any) -> torch.dtype | None:
     """Return torch's dtype of an array, or None."""
-    found = getattr(torch, str(leaf.dtype), None)
-    return found if isinstance(found, torch.dtype) else None
+    name = str(leaf.dtype)
+    return getattr(torch, name) if name in _DTYPES else None
 
 
 def _is_same(mask: Tensor, done: Tensor) -> bool:

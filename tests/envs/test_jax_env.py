@@ -171,7 +171,11 @@ def test_ends_before_gymnax_1_are_told_apart():
 def test_entries_of_an_observation_have_the_dtypes_of_tensors():
     root = counting().reset()
     found = {key: (tuple(value.shape), value.dtype) for key, value in root["seen"].items()}
-    assert found == {"place": ((ROWS, 8), torch.float32), "far": ((ROWS,), torch.int8), "time": ((ROWS, 1), torch.int32)}
+    assert found == {
+        "place": ((ROWS, 8), torch.float32),
+        "far": ((ROWS,), torch.int8),
+        "time": ((ROWS, 1), torch.int32),
+    }
     assert root["noise"].shape == (ROWS, 2, 3) and root["noise"].dtype == torch.float32
 
 

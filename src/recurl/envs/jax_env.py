@@ -57,11 +57,12 @@ class JaxEnv(EnvBase):
         reset_ratio: rows per new episode that a step prepares for the rows that it finishes, where resets are costly.
             With 1, every row has its own; with 16, a step of 1,024 rows prepares 64, and rows share one if more finish.
         drop_observations: entries to drop, with the parts of nested keys joined by dots.
-        categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
-            ``[num_envs]`` and one-hot vectors ``[num_envs, n]`` are accepted in either case.
+        categorical_action_encoding: use the spec ``Categorical`` for a discrete action, as trainers need it, instead of
+            ``OneHot``. Integers ``[num_envs]`` and one-hot vectors ``[num_envs, n]`` are accepted in either case.
 
     Attributes:
         env: the environment.
+        params: its parameters, as given.
         readers: converters from NumPy observations to tensors and from action tensors to NumPy.
         mask_path: always None: there is no action mask.
 
@@ -93,7 +94,7 @@ class JaxEnv(EnvBase):
         max_steps: int | None = None,
         reset_ratio: int = 1,
         drop_observations: Sequence[NestedKey] = (),
-        categorical_action_encoding: bool = False,
+        categorical_action_encoding: bool = True,
     ) -> None:
         check_count("num_envs", num_envs, minimum=1)
         check_count("reset_ratio", reset_ratio, minimum=1)
@@ -104,6 +105,7 @@ class JaxEnv(EnvBase):
         self._jax = import_jax()
         self._jax_device = jax_device(device)
         self.env = env
+        self.params = params
         with self._jax.default_device(self._jax_device):
             self._protocol = protocol_of(env, params)
         name = self._protocol.name

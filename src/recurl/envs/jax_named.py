@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +27,6 @@ def named_jax_env(
     *,
     device: Any = None,
     drop_observations: Any = (),
-    categorical_action_encoding: bool = False,
     max_steps: int | None = None,
     reset_ratio: int = 1,
     **arguments: Any,
@@ -39,7 +39,6 @@ def named_jax_env(
         num_envs: number of rows.
         device: see :class:`JaxEnv`, as for the next arguments.
         drop_observations: likewise.
-        categorical_action_encoding: likewise.
         max_steps: likewise; by default 1,000 for Brax, and what its configuration says for Playground.
         reset_ratio: likewise.
         **arguments: parameters of the environment, or arguments of what creates it.
@@ -71,7 +70,6 @@ def named_jax_env(
         max_steps=limit if max_steps is None else max_steps,
         reset_ratio=reset_ratio,
         drop_observations=drop_observations,
-        categorical_action_encoding=categorical_action_encoding,
     )
 
 
@@ -106,10 +104,11 @@ def _with_params(env: Any, arguments: Mapping[str, Any]) -> _Made:
 def _gymnax(name: str, arguments: Mapping[str, Any]) -> _Made:
     gymnax = _module("gymnax")
     _check_name("gymnax", name, gymnax.registered_envs)
-    names = {field.name for field in dataclasses.fields(gymnax.make(name)[1])}
-    creating = {key: value for key, value in arguments.items() if key not in names}
-    params = {key: value for key, value in arguments.items() if key in names}
-    return _with_params(gymnax.make(name, **creating)[0], params)
+    env, params = gymnax.make(name)
+    names = {field.name for field in dataclasses.fields(params)}
+    creating = inspect.signature(type(env)).parameters.keys() & arguments.keys() - names
+    env = gymnax.make(name, **{key: arguments[key] for key in creating})[0] if creating else env
+    return _with_params(env, {key: value for key, value in arguments.items() if key not in creating})
 
 
 def _craftax(name: str, arguments: Mapping[str, Any]) -> _Made:

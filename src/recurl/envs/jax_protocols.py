@@ -68,7 +68,7 @@ def jax_device(device: torch.device) -> Any:
     if device.type == "cpu":
         return jax.devices("cpu")[0]
     try:
-        found = [one for one in jax.devices("gpu") if one.local_hardware_id == device.index]
+        found = [one for one in jax.devices("gpu") if one.local_hardware_id == (device.index or 0)]
     except RuntimeError:  # JAX has no backend for GPUs
         found = []
     if device.type != "cuda" or not found:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from recurl.core.devices import core_count, numbered
+from recurl.core.devices import core_count
 from recurl.core.errors import MissingDependencyError, UnsupportedError
 from recurl.core.seeding import preserved_rng
 from recurl.recurrence import BACKENDS, CELLS, Sizes, load_cell
@@ -126,7 +126,7 @@ def _jax_has_gpu() -> bool:
     from recurl.envs.jax_protocols import jax_device  # noqa: PLC0415 - imports environments
 
     with suppress(MissingDependencyError, UnsupportedError):
-        return jax_device(numbered("cuda")) is not None
+        return jax_device(torch.device("cuda")) is not None
     return False
 
 

@@ -119,8 +119,7 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
         from recurl.envs.jax_named import named_jax_env  # noqa: PLC0415 - as above
 
         options = {"device": config.device, "drop_observations": config.drop_observations}
-        create = partial(named_jax_env, config.env_name, num_envs or 1, categorical_action_encoding=True, **options)
-        return _create(config, create)
+        return _create(config, partial(named_jax_env, config.env_name, num_envs or 1, **options))
     if num_envs is not None and config.vectorization == "async":
         if num_envs > 1 and render_mode is None:
             return _one_process_each(config, num_envs)

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # on a CPU, threads of torch that wait for work would slow down those of JAX
     for name in args.envs:
         for num_envs in args.num_envs:
             measure(name, num_envs, args)
@@ -89,6 +90,14 @@ def recurl_steps(env: Any) -> Callable[[int], None]:
     return run
 
 
+def actions_of(space: Any, count: int) -> Callable[[Any], Any]:
+    import jax  # noqa: PLC0415 - as below
+
+    if hasattr(space, "n"):
+        return lambda key: jax.random.randint(key, (count,), 0, int(space.n))
+    return lambda key: jax.random.uniform(key, (count, *space.shape), minval=space.low, maxval=space.high)
+
+
 def jax_steps(env: Any, fresh: int) -> dict[str, Callable[[int], None]]:
     """Return rollouts of the environment's own functions, which keep rewards and observations as a learner would."""
     import jax  # noqa: PLC0415 - after recurl has set its memory
@@ -96,12 +105,7 @@ def jax_steps(env: Any, fresh: int) -> dict[str, Callable[[int], None]]:
 
     jax.config.update("jax_default_device", jax_device(env.device))
     protocol, count = protocol_of(env.env, env.params), env.batch_size.numel()
-    space = protocol.action_space
-
-    def draw(key: Any) -> Any:
-        if hasattr(space, "n"):
-            return jax.random.randint(key, (count,), 0, int(space.n))
-        return jax.random.uniform(key, (count, *space.shape), minval=space.low, maxval=space.high)
+    draw = actions_of(protocol.action_space, count)
 
     def step(carry: Any, _: Any) -> Any:
         key, state = carry

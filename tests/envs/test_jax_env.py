@@ -52,7 +52,7 @@ class CountingState(NamedTuple):
 
 
 class Counting:
-    """Walk to the goal, in the protocol before gymnax 1.0: ``done`` includes the time limit. Observations are nested."""
+    """Walk to the goal, in the protocol before gymnax 1.0: ``done`` includes the time limit. Observations nest."""
 
     default_params = Limit()
 
@@ -165,7 +165,8 @@ def test_ends_before_gymnax_1_are_told_apart():
         assert (place[still] == start[still]).all()
         root = env.maybe_reset(env.carry(root.set("next", after)))
         assert (root["seen", "time"][done] == 0).all()
-    assert done[still].all() and (after["seen", "time"][still] == 5).all()  # the true last observation
+    assert done[still].all()
+    assert (after["seen", "time"][still] == 5).all()
 
 
 def test_entries_of_an_observation_have_the_dtypes_of_tensors():
@@ -176,7 +177,8 @@ def test_entries_of_an_observation_have_the_dtypes_of_tensors():
         "far": ((ROWS,), torch.int8),
         "time": ((ROWS, 1), torch.int32),
     }
-    assert root["noise"].shape == (ROWS, 2, 3) and root["noise"].dtype == torch.float32
+    assert root["noise"].shape == (ROWS, 2, 3)
+    assert root["noise"].dtype == torch.float32
 
 
 def test_brax_ends_and_privileged_observations():
@@ -190,8 +192,10 @@ def test_brax_ends_and_privileged_observations():
         ends.append((after["terminated"].squeeze(-1).tolist(), after["truncated"].squeeze(-1).tolist()))
         root = env.maybe_reset(env.carry(root.set("next", after)))
     assert [any(terminated) or any(truncated) for terminated, truncated in ends] == [False, False, True, True]
-    assert ends[2] == ([True, False], [False, False]) and ends[3] == ([False, False], [False, True])
-    assert after["privileged_state"][1].tolist() == [4, 4, 4] and root["privileged_state"][1].tolist() == [0, 0, 0]
+    assert ends[2] == ([True, False], [False, False])
+    assert ends[3] == ([False, False], [False, True])
+    assert after["privileged_state"][1].tolist() == [4, 4, 4]
+    assert root["privileged_state"][1].tolist() == [0, 0, 0]
     assert list(JaxEnv(Robot(), drop_observations=["privileged_state"]).observation_spec.keys()) == ["state"]
 
 
@@ -242,7 +246,9 @@ def test_a_state_saved_within_episodes_is_restored_exactly(make, tmp_path):
     assert torch.load(tmp_path / "plain", weights_only=True).keys() == env.get_state().keys()
     other.set_state(state["env"])
     _, found = steps(other, state["root"], actions[10:])
-    assert (expected == found).all() and other.can_save_state and other.state_obstacle is None
+    assert (expected == found).all()
+    assert other.can_save_state
+    assert other.state_obstacle is None
 
 
 def test_a_state_of_another_environment_is_refused():
@@ -276,7 +282,8 @@ def test_rows_that_a_transform_ends_are_reset_too():
         root = env.step(root.set("action", torch.ones(ROWS, dtype=torch.int64)))
         last = root["next"]
         root = env.maybe_reset(env.carry(root))
-    assert last["truncated"].all() and (last["observation"].abs().amax(-1) > 0.1).all()
+    assert last["truncated"].all()
+    assert (last["observation"].abs().amax(-1) > 0.1).all()
     assert (root["observation"].abs() <= 0.05).all()
 
 
@@ -291,10 +298,12 @@ def test_few_worlds_are_shared_by_the_rows_that_finish():
     env = cartpole(8, reset_ratio=4, max_steps=1)
     root, _ = steps(env, env.reset(seed=0), torch.zeros(1, 8, dtype=torch.int64))
     first = root["observation"]
-    assert len(first.unique(dim=0)) == 2 and torch.equal(first[::2], first[:1].expand(4, -1))
+    assert len(first.unique(dim=0)) == 2
+    assert torch.equal(first[::2], first[:1].expand(4, -1))
     mask = torch.tensor([False, True, False, False, True, False, False, False])
     some = env.reset(root.set("_reset", mask))["observation"]
-    assert len(some[mask].unique(dim=0)) == 2 and torch.equal(some[~mask], first[~mask])
+    assert len(some[mask].unique(dim=0)) == 2
+    assert torch.equal(some[~mask], first[~mask])
 
 
 def test_actions_with_parts_and_bounds():
@@ -372,7 +381,8 @@ def test_a_state_that_torch_lacks_is_named():
 
     env = JaxEnv(Odd(), num_envs=2)
     env.reset()
-    assert not env.can_save_state and env.state_obstacle == "['state'].far is int4, which torch lacks"
+    assert not env.can_save_state
+    assert env.state_obstacle == "['state'].far is int4, which torch lacks"
     with pytest.raises(UnsupportedError, match="int4"):
         env.get_state()
 
@@ -412,5 +422,5 @@ def test_a_device_that_jax_lacks_is_named(monkeypatch):
 
 
 def test_jax_is_imported_where_it_is_used_only():
-    code = "import sys, recurl.envs; recurl.envs.JaxEnv; from recurl.trainers import PPOConfig; print('jax' in sys.modules)"
+    code = "import sys, recurl.envs, recurl.trainers as t; recurl.envs.JaxEnv; t.PPOConfig; print('jax' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -132,6 +132,17 @@ def test_with_a_gpu_small_runs_are_on_the_cpu_and_large_ones_on_the_gpu(kind):
 
 
 @pytest.mark.usefixtures("gpu")
+def test_environments_of_jax_are_on_the_gpu_if_jax_is(monkeypatch):
+    options = {"env": "jax:gymnax/CartPole-v1", **LARGE}
+    monkeypatch.setattr("recurl.trainers.machine._jax_has_gpu", lambda: False)
+    assert "not on a GPU, which needs JAX with support for GPUs" in (describe(PPOConfig(**options)) or "")
+    monkeypatch.setattr("recurl.trainers.machine._jax_has_gpu", lambda: True)
+    config = PPOConfig(**options)
+    assert (config.device, config.cuda_graph, config.num_envs > 8) == ("cuda", True, True)
+    assert "environments as tensors" in (describe(config) or "")
+
+
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("total_steps", [150_000, 3_000_000, 10**8, 10**10])
 @pytest.mark.parametrize("kind", ["ppo", "a2c", "impala"])
 def test_environments_on_a_gpu_leave_a_run_its_updates(kind, total_steps):

@@ -18,6 +18,7 @@ from recurl.core.ranges import Count
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
 from recurl.trainers import RunFolder, load_agent, make_env
+from recurl.trainers.env_name import is_jax
 from recurl.trainers.keyword_arguments import keyword_arguments
 
 _ROWS = 4
@@ -98,7 +99,12 @@ def _from_run(folder: Path, *, trust: bool) -> tuple[Any, EnvBase]:
 def _from_names(args: Doctor) -> tuple[Any, EnvBase]:
     named, made_by = args.env or "", args.policy or ""
     options = keyword_arguments("--env-kwargs", args.env_kwargs)
-    if ":" in named:
+    if is_jax(named):
+        from recurl.envs.jax_named import named_jax_env  # noqa: PLC0415 - imported where it is used
+
+        options |= {"drop_observations": args.drop_observations}
+        env = _call("--env", named, named_jax_env, named, args.num_envs or 1, **options)
+    elif ":" in named:
         rows = {} if args.num_envs is None else {"num_envs": args.num_envs}
         env = _call("--env", named, _find("--env", named), **rows, **options)
         if not isinstance(env, EnvBase):

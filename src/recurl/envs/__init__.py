@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from recurl.envs.gym_spaces import MaskReader as MaskReader
     from recurl.envs.gym_spaces import ObservationReader as ObservationReader
     from recurl.envs.in_place import InPlace as InPlace
+    from recurl.envs.jax_env import JaxEnv
     from recurl.envs.parallel import ParallelEnv, parallel_groups
     from recurl.envs.rollout import Act as Act
     from recurl.envs.rollout import interact
@@ -50,6 +51,7 @@ lazy_names(
         ".gym": "GymEnv GymWrapper",
         ".gym_spaces": "ActionReader MaskReader ObservationReader",
         ".in_place": "InPlace",
+        ".jax_env": "JaxEnv",
         ".parallel": "ParallelEnv parallel_groups",
         ".rollout": "Act interact interact_in_turn",
         ".tensor_env": "TensorEnv",
@@ -72,6 +74,7 @@ __all__ = [
     "GymEnv",
     "GymWrapper",
     "InitTracker",
+    "JaxEnv",
     "ParallelEnv",
     "PreviousAction",
     "PreviousReward",

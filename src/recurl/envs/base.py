@@ -61,19 +61,15 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         device: device of all tensors; torch's default when None.
     """
 
-    _wrapper: ClassVar[Any]  # the class that append_transform wraps with
     _has_plain_reset: ClassVar[bool]  # whether maybe_reset only merges rows of _reset into the root
     full_resets = 0  # number of resets of all rows; lets a collector detect resets made elsewhere
     reads_root = True  # whether a step or a partial reset may read root entries other than action, states, and mask
     never_waits = False  # whether the device is never read; done rows are then reset without checking for any
     tensor_env: TensorEnv | None = None  # the environment, here or below transforms, whose state is tensors
 
-    def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
-        """Register the class that :meth:`append_transform` wraps with (``wraps=True``)."""
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._has_plain_reset = cls._root is EnvBase._root and cls.maybe_reset is EnvBase.maybe_reset
-        if wraps:
-            EnvBase._wrapper = cls
 
     def __init__(
         self,
@@ -355,7 +351,9 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
 
     def append_transform(self, transform: Transform) -> EnvBase:
         """Return this environment wrapped in a ``TransformedEnv`` with ``transform``."""
-        return EnvBase._wrapper(self, transform)
+        from recurl.envs.transformed import TransformedEnv  # noqa: PLC0415 - its base class is this one
+
+        return TransformedEnv(self, transform)
 
     def set_seed(self, seed: int) -> None:
         """Seed the environment (row ``i`` of a batch with ``seed + i``); the seed takes effect at the next full reset.

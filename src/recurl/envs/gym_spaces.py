@@ -283,7 +283,7 @@ class ObservationReader:
         self._leaves: list[_Leaf] = []
         self._direct_copy: tuple[object, object] = None, None  # dtype and shape of arrays to copy directly
         self.spec = Composite()
-        for path, leaf in _kept_leaves(space, drop):
+        for path, leaf in kept_leaves(space, drop):
             key = normalize_key(tuple(map(str, path))) if path else OBSERVATION
             spec = _spec(leaf, key)
             self.spec.set(key, spec)
@@ -379,7 +379,7 @@ def _leaves(space: gym.Space[Any], path: _Path = ()) -> Iterator[tuple[_Path, gy
         yield path, space
 
 
-def _kept_leaves(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
+def kept_leaves(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
     """Return the leaves of ``space`` except those named by ``drop``."""
     leaves = list(_leaves(space))
     named = [".".join(map(str, path)) for path, _ in leaves]

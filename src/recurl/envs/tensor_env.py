@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.core.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
 from recurl.core.seeding import derive_seed
 from recurl.envs.base import EnvBase
+from recurl.envs.device_actions import read_on_device
 from recurl.envs.gym_spaces import ActionReader, ObservationReader
 from recurl.envs.gym_vector import native_row
 from recurl.envs.tasks.checks import TRIAL_SEED, check_step
@@ -100,7 +100,6 @@ class TensorEnv(EnvBase):
         self._seed: int | None = None
         self._tensors: State | None = None
         self._steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self._actions = dynamics.action_space
         self._observed_dtypes = {str(key): spec.dtype for key, spec in self.readers[0].spec.items()}
 
     def _trial_draw(self) -> TensorDraw:
@@ -127,7 +126,7 @@ class TensorEnv(EnvBase):
     @takes_entries
     @makes_memory
     def _step(self, tensordict: Step) -> Step:
-        actions = self._read(tensordict[ACTION])
+        actions = read_on_device(self.dynamics.action_space, self.batch_size, tensordict[ACTION])
         state, reward, terminated = self.dynamics.advance(self._xp, self._running_state(), self._steps, actions)
         self._tensors, self._steps = state, self._steps + 1
         truncated = self._steps >= self.dynamics.step_limit
@@ -165,22 +164,6 @@ class TensorEnv(EnvBase):
         tensors = dict(tensors)
         self._steps = tensors.pop("steps")
         self._tensors = tensors
-
-    def _read(self, action: Tensor) -> Tensor:
-        shape, space = tuple(action.shape), self._actions
-        if isinstance(space, gym.spaces.Discrete):
-            rows = tuple(self.batch_size)
-            if shape == (*rows, int(space.n)):
-                return action.to(torch.int64).argmax(-1)
-            fits = shape == rows and not action.is_floating_point() and action.dtype != torch.bool
-            wanted = f"integers of shape {list(rows)}, or one-hot of shape {[*rows, int(space.n)]}"
-        else:
-            rows, real = (*self.batch_size, *space.shape), isinstance(space, gym.spaces.Box)
-            fits = shape == rows and action.is_floating_point() == real and action.dtype != torch.bool
-            wanted = f"{'floating-point numbers' if real else 'integers'} of shape {list(rows)}"
-        if not fits:
-            raise ArgumentError(f"The actions must be {wanted}, got {action.dtype} of shape {list(shape)}.")
-        return action if action.is_floating_point() else action.to(torch.int64)
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from recurl.envs.tensor_env import TensorEnv
 
 
-class TransformedEnv(EnvBase, wraps=True):
+class TransformedEnv(EnvBase):
     """Environment with transforms applied to its specs, resets and steps.
 
     Args:

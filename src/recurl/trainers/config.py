@@ -29,7 +29,7 @@ from recurl.core.ranges import (
     flag,
     shown,
 )
-from recurl.trainers.env_name import EnvSource, is_environment, named, source_of
+from recurl.trainers.env_name import EnvSource, is_environment, is_jax, named, source_of
 from recurl.trainers.keyword_arguments import keyword_arguments
 
 NO_MASK = "none"
@@ -92,7 +92,8 @@ class RunConfig:
     """What was chosen for this machine where the options left it open: a :class:`Choice`, once they are complete."""
     env: EnvSource
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id to import the module that
-    registers it, such as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too)."""
+    registers it, such as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too). One written in
+    JAX: jax:gymnax/CartPole-v1, jax:craftax/..., jax:brax/..., jax:playground/..., or jax:my_file:function."""
     env_kwargs: tuple[str, ...] = ()
     """Keyword arguments of the environment as name=value, such as k=8. Values are Python literals, or else strings."""
     wrapper: tuple[str, ...] = ()
@@ -272,7 +273,15 @@ class RunConfig:
                 f"{self._dividing_envs(workers)}."
             )
         host_only = self.host_only
-        if self.vectorization == "device" and host_only:
+        if is_jax(self.env):
+            unfit = [name for name in host_only if name != "drop_observations"]
+            unfit += ["vectorization"] * (self.vectorization not in ("auto", "device"))
+            if unfit:
+                raise ArgumentError(
+                    f"--env {self.env_name} steps as a batch of tensors and doesn't support "
+                    f"{', '.join(map(flag, unfit))}: leave {'it' if len(unfit) == 1 else 'them'} out."
+                )
+        elif self.vectorization == "device" and host_only:
             raise ArgumentError(
                 "--vectorization device steps a task as tensors and doesn't support "
                 f"{', '.join(map(flag, host_only))}: leave {'it' if len(host_only) == 1 else 'them'} out, or choose "

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 else:
     EnvSource = str | Callable[..., Any]  # recurl.envs imports torch, which --help doesn't need
 
+_JAX = "jax:"
 _CALLED = "()"
 
 
@@ -90,6 +91,16 @@ def is_environment(source: Any) -> bool:
 def is_name_only(env: Any) -> bool:
     """Return whether ``env`` is only the name of a function or object passed in another process."""
     return not isinstance(env, NamedEnv) and str(env).endswith(_CALLED)
+
+
+def is_jax(env: Any) -> bool:
+    """Return whether ``env`` names an environment written in JAX.
+
+    Example:
+        >>> is_jax("jax:gymnax/CartPole-v1"), is_jax("CartPole-v1")
+        (True, False)
+    """
+    return source_of(env) is None and str(env).startswith(_JAX)
 
 
 def _name(source: Any) -> str:

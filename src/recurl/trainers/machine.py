@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 
 from recurl.core.devices import core_count
-from recurl.core.errors import UnsupportedError
+from recurl.core.errors import MissingDependencyError, UnsupportedError
 from recurl.core.seeding import preserved_rng
 from recurl.recurrence import BACKENDS, CELLS, Sizes, load_cell
 from recurl.trainers.config import ALGORITHM_OBSTACLE, NO_CELL, Choice, RunConfig
-from recurl.trainers.env_name import is_name_only, source_of
+from recurl.trainers.env_name import is_jax, is_name_only, source_of
 
 __all__ = ["best_workers", "choose", "describe", "program_obstacles", "step_seconds", "weights_and_states"]
 
@@ -113,11 +113,21 @@ def _obstacle(config: RunConfig, tasks: bool | None) -> str | None:
         return "a single process, unless it is asked for"
     if source_of(config.env) is not None or is_name_only(config.env):
         return "an environment with an id, unless it is asked for"
+    if is_jax(config.env) and not _jax_has_gpu():
+        return "JAX with support for GPUs"
     if _ranks() > 1 and not tasks:
         return "a single rank or a task, unless it is asked for"
     if _ranks() > 1 and torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return "one for each rank"
     return foreign_part(config)
+
+
+def _jax_has_gpu() -> bool:
+    from recurl.envs.jax_protocols import jax_device  # noqa: PLC0415 - imports environments
+
+    with suppress(MissingDependencyError, UnsupportedError):
+        return jax_device(torch.device("cuda")) is not None
+    return False
 
 
 def foreign_part(config: RunConfig) -> str | None:
@@ -141,6 +151,8 @@ def _ranks() -> int:
 
 def _has_tasks(config: RunConfig) -> bool | None:
     """Return whether a GPU can step the environments as tensors; None if only creating them shows it."""
+    if is_jax(config.env):
+        return not config.actors
     if config.vectorization not in ("auto", "device") or config.host_only or config.actors:
         return False
     if source_of(config.env) is not None or is_name_only(config.env):

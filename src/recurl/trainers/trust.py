@@ -22,6 +22,7 @@ from recurl.core.ranges import flag
 __all__ = ["check_names", "names_of_code"]
 
 _PACKAGES = frozenset({"ale_py", "memory_maze", "minigrid", "popgym"})
+_JAX_PACKAGES = {"brax": "brax", "craftax": "craftax", "gymnax": "gymnax", "playground": "mujoco_playground"}
 _ENVS = ("env", "eval_env")
 _OF_PACKAGES = (*_ENVS, "wrapper")
 _CHECKED = (*_ENVS, "wrapper", "cell", "algorithm")  # only a registered environment, a wrapper class ... is called
@@ -92,6 +93,9 @@ def _is_harmless(option: str, text: str, imported: Container[str]) -> bool:
         return True
     if option not in _CHECKED or ":" in rest or not _MODULE.fullmatch(module):
         return False
+    if option in _ENVS and module == "jax":
+        family = rest.partition("/")[0]
+        return all(map(_is_installed, ("jax", _JAX_PACKAGES[family]))) if family in _JAX_PACKAGES else False
     package = module.partition(".")[0]
     return (
         package == "recurl"

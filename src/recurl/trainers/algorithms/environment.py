@@ -18,10 +18,10 @@ from recurl.envs import EnvBase, GymEnv, GymWrapper
 from recurl.envs.gym_wrappers import NamedWrapper
 from recurl.envs.wiring import policy_transforms
 from recurl.trainers.config import NO_MASK, RunConfig
-from recurl.trainers.env_name import is_name_only, source_of
+from recurl.trainers.env_name import is_jax, is_name_only, source_of
 
 if TYPE_CHECKING:
-    from recurl.envs import TensorEnv
+    from recurl.envs import JaxEnv, TensorEnv
     from recurl.envs.tasks import Dynamics
 
 _MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "device": "device"}
@@ -115,6 +115,11 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
             "recurl.load(run, env=make), evaluate_run(folder, env=make), or folder.read_config(env=make) to resume. "
             "The command line takes Gymnasium ids only."
         )
+    if is_jax(config.env):
+        from recurl.envs.jax_named import named_jax_env  # noqa: PLC0415 - as above
+
+        options = {"device": config.device, "drop_observations": config.drop_observations}
+        return _create(config, partial(named_jax_env, config.env_name, num_envs or 1, **options))
     if num_envs is not None and config.vectorization == "async":
         if num_envs > 1 and render_mode is None:
             return _one_process_each(config, num_envs)
@@ -209,9 +214,11 @@ def gym_of(env: EnvBase) -> GymWrapper | None:
     return inner if isinstance(inner, GymWrapper) else None
 
 
-def with_spaces(env: EnvBase) -> GymWrapper | TensorEnv | None:
+def with_spaces(env: EnvBase) -> GymWrapper | TensorEnv | JaxEnv | None:
     """Return the environment below all transforms that has Gymnasium spaces, or None if there is none."""
+    from recurl.envs import JaxEnv, TensorEnv  # noqa: PLC0415 - as above
+
     inner: Any = env
-    while inner is not None and not isinstance(inner, GymWrapper) and inner.tensor_env is not inner:
+    while inner is not None and not isinstance(inner, GymWrapper | TensorEnv | JaxEnv):
         inner = getattr(inner, "base_env", None)
     return inner

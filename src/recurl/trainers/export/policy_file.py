@@ -16,7 +16,7 @@ from recurl.core import specs
 from recurl.core.errors import ArgumentError, StorageError
 from recurl.core.keys import ACTION_MASK
 from recurl.core.seeding import env_seed
-from recurl.envs import EnvBase, GymWrapper, TensorEnv
+from recurl.envs import EnvBase, GymWrapper, JaxEnv, TensorEnv
 from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
@@ -114,7 +114,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     }
 
 
-def _spaces(env: GymWrapper | TensorEnv, private: Sequence[str]) -> dict[str, Any]:
+def _spaces(env: GymWrapper | TensorEnv | JaxEnv, private: Sequence[str]) -> dict[str, Any]:
     observations, actions = env.readers
     observations = observations.without(private)
     mask = env.mask_path or (ACTION_MASK,)

@@ -88,6 +88,9 @@ class RunConfig:
     """Upper bound of ``max_lag``; None for no bound."""
     private_option: ClassVar[str | None] = None
     """Option that names observations which the actor doesn't see."""
+    actor_kind: ClassVar[str | None] = None
+    """What the actor computes. Runs of one kind can start from each other's networks (``init_from``); with None, only
+    from those of the same algorithm."""
     choice: ClassVar[Any] = None
     """What was chosen for this machine where the options left it open: a :class:`Choice`, once they are complete."""
     env: EnvSource
@@ -152,6 +155,10 @@ class RunConfig:
     """Backend that runs the recurrence; fastest picks the best one available on this machine."""
     normalize_observations: bool = True
     """Normalize observations with running statistics, which are saved with the policy."""
+
+    init_from: str | None = None
+    """Run folder, or a checkpoint in it, whose networks this run starts from: weights and statistics of the actor,
+    which must fit in full, and of the critics where they fit. Optimizers and schedules start over."""
 
     total_steps: Steps = 150_000
     """Maximum number of environment steps to train for, summed over all environments."""

@@ -164,6 +164,7 @@ class OnPolicyConfig(CriticConfig):
     saves memory. auto uses starts on a GPU if rows divide into whole sequences."""
 
     more_envs_on_gpu: ClassVar[bool] = True
+    actor_kind: ClassVar[str | None] = "distribution"
 
     @property
     def gradient_steps_per_batch(self) -> int:
@@ -580,6 +581,7 @@ class DQNConfig(ReplayConfig):
     """
 
     algorithm: ClassVar[str] = "dqn"
+    actor_kind: ClassVar[str | None] = "action values"
 
     learning_rate_schedule: Schedule = "linear"
     """Decay of the learning rate to zero over --total-steps."""
@@ -667,6 +669,7 @@ class SACConfig(CriticsConfig):
     """
 
     algorithm: ClassVar[str] = "sac"
+    actor_kind: ClassVar[str | None] = "distribution"
 
     alpha: Positive = 0.01
     """Initial temperature, the weight of the entropy."""
@@ -693,6 +696,7 @@ class TD3Config(CriticsConfig):
     """
 
     algorithm: ClassVar[str] = "td3"
+    actor_kind: ClassVar[str | None] = "action"
 
     policy_delay: Count = 2
     """Critic updates per update of the actor and the target networks."""

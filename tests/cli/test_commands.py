@@ -39,6 +39,8 @@ LEFT = {
     "logger",
     "eval_env",
     "eval_env_kwargs",
+    "init_from",
+    "critic_observations",
     "stop_eval_return",
     "keep_best",
 }

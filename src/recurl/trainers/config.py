@@ -36,6 +36,10 @@ NO_MASK = "none"
 """Value of ``action_mask`` for a run without an action mask."""
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 """How an option decays from its initial value to zero over the run: not at all, linearly, or along half a cosine."""
+ADAPTIVE = "adaptive"
+"""Value of ``learning_rate_schedule`` of a learning rate that follows the KL divergence instead of a schedule."""
+ADAPTIVE_RANGE = (1e-5, 1e-2)
+"""Smallest and largest adaptive learning rate."""
 NO_CELL = "none"
 """Value of ``cell`` for a feed-forward network."""
 _DIVISORS = 12  # divisors of the number of environments listed in an error message
@@ -413,10 +417,10 @@ class RunConfig:
 
     @property
     def scheduled(self) -> dict[str, Schedule]:
-        """Schedules, such as ``learning_rate_schedule``, by the name of the scheduled option."""
+        """Schedules, such as ``learning_rate_schedule``, by the name of the scheduled option; not what is adaptive."""
         ending = "_schedule"
-        names = [field.name for field in fields(self) if field.name.endswith(ending)]
-        return {name.removesuffix(ending): getattr(self, name) for name in names}
+        found = {f.name.removesuffix(ending): getattr(self, f.name) for f in fields(self) if f.name.endswith(ending)}
+        return {name: schedule for name, schedule in found.items() if schedule != ADAPTIVE}
 
     @property
     def env_arguments(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from recurl.core.ranges import (
     Steps,
     flag,
 )
-from recurl.trainers.config import NO_CELL, Choice, RunConfig, Schedule, Work
+from recurl.trainers.config import ADAPTIVE, ADAPTIVE_RANGE, NO_CELL, Choice, RunConfig, Schedule, Work
 from recurl.trainers.env_name import is_environment, source_of
 
 _SEPARATE_FROM = 16_384  # environment steps of a gradient step; see benchmarks/notes/learning.md
@@ -284,6 +284,12 @@ class PPOConfig(OverlappedConfig):
 
     clip_value: NonNegative = 0.0
     """Clipping range of values around those computed during collection; 0 disables value clipping."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine", "adaptive"] = "linear"  # type: ignore[assignment] # one more
+    """Decay of the learning rate to zero over --total-steps. adaptive: at each gradient step, divide it by 1.5 if the
+    policy's KL divergence from the one that collected exceeds twice --target-kl, and multiply it by 1.5 if it is below
+    half of --target-kl, between 1e-5 and 1e-2."""
+    target_kl: Positive = 0.01
+    """KL divergence, in nats, that --learning-rate-schedule adaptive aims at."""
 
     @property
     def gradient_steps_per_batch(self) -> int:
@@ -312,7 +318,22 @@ class PPOConfig(OverlappedConfig):
                 f"({self.num_envs} environments x {self._sequences // self.num_envs}), got {self.minibatches}: lower "
                 "it, raise --num-envs or lower --sequence-length."
             )
+        if self.learning_rate_schedule == ADAPTIVE:
+            self._check_adaptive()
         super().check()
+
+    def _check_adaptive(self) -> None:
+        low, high = ADAPTIVE_RANGE
+        if not low <= self.learning_rate <= high:
+            raise ArgumentError(
+                f"--learning-rate must lie between {low:g} and {high:g} with --learning-rate-schedule adaptive, got "
+                f"{self.learning_rate:g}."
+            )
+        if self.epochs * self.minibatches == 1:
+            raise ArgumentError(
+                "--learning-rate-schedule adaptive needs two gradient steps per update or more, as it measures how far "
+                "the earlier ones have moved the policy: raise --epochs or --minibatches."
+            )
 
     @property
     def graph_obstacle(self) -> str | None:

@@ -77,7 +77,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         ArgumentError: if the environment can't be created.
     """
 
-    reported: ClassVar[tuple[str, ...]]
+    reported: tuple[str, ...]
     """Names of the metrics that :meth:`learn` returns: columns of ``metrics.csv``."""
     live: ClassVar[str]
     """Format string of the metrics shown during training, such as ``"loss {loss:.3f}"``."""

@@ -40,6 +40,8 @@ LEFT = {
     "eval_env",
     "eval_env_kwargs",
     "init_from",
+    "reset_memory_at",
+    "trial_episodes",
     "critic_observations",
     "stop_eval_return",
     "keep_best",

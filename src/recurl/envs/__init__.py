@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recurl.envs.rollout import interact_in_turn as interact_in_turn
     from recurl.envs.tensor_env import TensorEnv
     from recurl.envs.transformed import TransformedEnv
+    from recurl.envs.trials import TrialDynamics, Trials
     from recurl.envs.utils import (
         ExplorationType,
         check_env_specs,
@@ -53,6 +54,7 @@ lazy_names(
         ".rollout": "Act interact interact_in_turn",
         ".tensor_env": "TensorEnv",
         ".transformed": "TransformedEnv",
+        ".trials": "TrialDynamics Trials",
         ".utils": "ExplorationType check_env_specs exploration_type set_exploration_type step_mdp",
         "recurl.transforms": (
             "Compose InitTracker PreviousAction PreviousReward RewardSum StepCounter TensorDictPrimer Transform"
@@ -80,6 +82,8 @@ __all__ = [
     "TensorEnv",
     "Transform",
     "TransformedEnv",
+    "TrialDynamics",
+    "Trials",
     "check_env_specs",
     "exploration_type",
     "interact",

@@ -79,6 +79,8 @@ class RunConfig:
         "env_groups",
         "previous_action",
         "previous_reward",
+        "reset_memory_at",
+        "trial_episodes",
         "collectors",
     )
     """Options that can't be changed when a run is resumed."""
@@ -129,6 +131,12 @@ class RunConfig:
     """Add the previous action to the policy's inputs (zeros at the start of an episode)."""
     previous_reward: bool = False
     """Add the previous reward to the policy's inputs (zero at the start of an episode)."""
+    reset_memory_at: Literal["episode", "trial"] = "episode"
+    """Where the policy forgets: at each episode, or at each trial of --trial-episodes episodes (RL squared). A trial
+    then is what an episode is otherwise: memory, previous action and reward, and discounting go on within it; its
+    return is the sum of its episodes'; and a flag, 1 where an episode begins, is added to the observations."""
+    trial_episodes: Count | None = None
+    """Episodes of a trial, with --reset-memory-at trial."""
     action_mask: str = ACTION_MASK
     """Key of the mask of valid actions in the observation or in info; none ignores it."""
     show_action_mask: bool = False
@@ -289,7 +297,17 @@ class RunConfig:
                 f"{', '.join(map(flag, host_only))}: leave {'it' if len(host_only) == 1 else 'them'} out, or choose "
                 "another vectorization."
             )
+        if (self.reset_memory_at == "trial") != (self.trial_episodes is not None):
+            raise ArgumentError(
+                "--reset-memory-at trial and --trial-episodes belong together, got --reset-memory-at "
+                f"{self.reset_memory_at} and {self.trial_episodes or 'no'} episodes: give both or neither."
+            )
         given = is_environment(source_of(self.env))
+        if given and self.trial_episodes is not None:
+            raise ArgumentError(
+                "--reset-memory-at trial creates the environments of the trials: pass a function, env=lambda: ..., or "
+                "build them into the environment (recurl.envs.Trials)."
+            )
         if given and (host_only or self.env_kwargs or self.vectorization != "auto"):
             raise ArgumentError(
                 "An environment passed as an object is used as is and doesn't support wrapper, vectorization, "

@@ -236,7 +236,7 @@ class Trainer:
             folder.curve,
             title=f"{config.env_name}, {config.cell}",
             evaluations=None if config.eval_every is None else folder.evaluations,
-            references=reference_returns(config.env_name, config.env_arguments),
+            references={} if config.trial_episodes else reference_returns(config.env_name, config.env_arguments),
         )
 
     def _interrupted(self) -> bool:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from recurl.core.errors import ArgumentError, NonFiniteError
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, TD3Config, Trainer
+from recurl.trainers.algorithms.configs import DistillConfig
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from tests.trainers.small_runs import trained
 
@@ -78,6 +79,17 @@ def test_an_actor_of_sac_continues_with_ppo(tmp_path):
     source = saved(folder)["agent"]
     assert all(torch.equal(v, source[n]) for n, v in learner.agent.state_dict().items() if n.startswith("actor."))
     assert "actor taken; critic new" in said
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, SACConfig])
+def test_a_distilled_student_is_tuned(tmp_path, kind):
+    teacher = trained(tmp_path / "a", PPOConfig, BOX, {"cell": "gru"})
+    options = {"teacher": str(teacher.path), "cell": "gru", "minibatches": 2, "head_width": 8}
+    student = trained(tmp_path / "b", DistillConfig, BOX, options)
+    _, learner, said = begun(tmp_path / "c", kind, BOX, student.path, cell="gru", head_width=8)
+    source = saved(student)["agent"]
+    assert all(torch.equal(v, source[n]) for n, v in learner.agent.state_dict().items() if n.startswith("actor."))
+    assert f"actor taken; {'critic' if kind is PPOConfig else 'critics'} new" in said
 
 
 def test_trunks_that_were_shared_and_are_not(tmp_path):

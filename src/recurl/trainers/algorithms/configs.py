@@ -756,6 +756,7 @@ class DistillConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "distill"
+    actor_kind: ClassVar[str | None] = "distribution"
     private_option: ClassVar[str | None] = "teacher_observations"
     fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "teacher", "teacher_observations")
     usual_envs: ClassVar[int] = 16

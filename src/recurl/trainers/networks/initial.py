@@ -93,8 +93,8 @@ def _check_actor(agent: Agent, config: RunConfig, initial: Initial, saved: Mappi
     if initial.actor_kind != kind:
         raise ArgumentError(
             f"{start}: it is of {initial.options.get('algorithm')}, whose actor computes something else than that of "
-            f"{config.algorithm} ({initial.actor_kind}, and here {kind}). PPO, A2C, IMPALA and SAC can start from each "
-            "other, DQN and R2D2 too."
+            f"{config.algorithm} ({initial.actor_kind}, and here {kind}). PPO, A2C, IMPALA, SAC and distilled students "
+            "can start from each other, DQN and R2D2 too."
         )
     own = agent.state_dict(keep_vars=True)
     difference = _difference(own, saved, _ACTOR)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recurl.envs.rollout import interact_in_turn as interact_in_turn
     from recurl.envs.tensor_env import TensorEnv
     from recurl.envs.transformed import TransformedEnv
+    from recurl.envs.trials import TrialDynamics, Trials
     from recurl.envs.utils import (
         ExplorationType,
         check_env_specs,
@@ -56,6 +57,7 @@ lazy_names(
         ".rollout": "Act interact interact_in_turn",
         ".tensor_env": "TensorEnv",
         ".transformed": "TransformedEnv",
+        ".trials": "TrialDynamics Trials",
         ".utils": "ExplorationType check_env_specs exploration_type set_exploration_type step_mdp",
         ".vec_tensor_env": "VecTensorEnv",
         "recurl.transforms": (
@@ -85,6 +87,8 @@ __all__ = [
     "TensorEnv",
     "Transform",
     "TransformedEnv",
+    "TrialDynamics",
+    "Trials",
     "VecTensorEnv",
     "check_env_specs",
     "exploration_type",

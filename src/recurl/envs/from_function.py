@@ -21,6 +21,7 @@ from recurl.envs.gym_wrappers import Wrap, wrapped
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tensor_env import TensorEnv
+from recurl.envs.trials import TrialDynamics, Trials
 
 __all__ = ["env_from_function"]
 
@@ -35,6 +36,7 @@ def env_from_function(
     drop_observations: Sequence[NestedKey] = (),
     action_mask: NestedKey | None = ACTION_MASK,
     render_mode: str | None = None,
+    trial_episodes: int | None = None,
     **kwargs: Any,
 ) -> EnvBase:
     """Return a batch of ``num_envs`` environments created by ``create``.
@@ -54,6 +56,8 @@ def env_from_function(
         drop_observations: see :class:`GymWrapper`; not supported for environments of recurl.
         action_mask: likewise, nor for tasks on a device.
         render_mode: render mode of a single environment, an argument of ``create``.
+        trial_episodes: join as many episodes into a trial; for single Gymnasium environments, outside of ``wrappers``,
+            and for ``Dynamics``.
         **kwargs: further arguments of ``create``.
 
     Raises:
@@ -69,6 +73,8 @@ def env_from_function(
     shown = {"render_mode": render_mode} if render_mode is not None and _takes_render_mode(create) else {}
     make = partial(create, **kwargs, **shown)
     first = make(**rows)
+    if trial_episodes is not None:
+        first, wrappers = _in_trials(first, wrappers, trial_episodes)
     wrap = partial(
         GymWrapper,
         device=device,
@@ -108,6 +114,17 @@ def env_from_function(
             drop_observations=drop_observations,
         )
     return _recurl_env(first, make, num_envs)
+
+
+def _in_trials(first: Any, wrappers: Sequence[Wrap], episodes: int) -> tuple[Any, Sequence[Wrap]]:
+    if isinstance(first, Dynamics):
+        return TrialDynamics(first, episodes), wrappers
+    if isinstance(first, gym.Env):
+        return first, [*wrappers, partial(Trials, episodes=episodes)]
+    raise ArgumentError(
+        f"Trials are for single Gymnasium environments and Dynamics, but the function creates {_type_name(first)}: let "
+        "the environment join its episodes itself."
+    )
 
 
 def _make_wrapped(make: Callable[[], gym.Env[Any, Any]], wrappers: Sequence[Wrap]) -> gym.Env[Any, Any]:

@@ -76,6 +76,19 @@ class Dynamics(ABC):
             draw: source of random numbers, which also determines the number of rows.
         """
 
+    def begin_again(self, xp: Namespace, draw: Draw, state: State) -> State:
+        """Return the initial state of rows that begin the next episode of a trial (:class:`~recurl.envs.Trials`).
+
+        By default, that of any episode. Override it to keep what the episodes of a trial share, such as a goal.
+
+        Args:
+            xp: the namespace.
+            draw: source of random numbers.
+            state: initial state of the previous episode.
+        """
+        del state
+        return self.begin(xp, draw)
+
     @abstractmethod
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
         """Return the state after a step, its reward `[rows]` and `terminated`, bool `[rows]`, as new arrays.

@@ -295,6 +295,7 @@ class RunConfig:
         if is_jax(self.env):
             unfit = [name for name in host_only if name != "drop_observations"]
             unfit += ["vectorization"] * (self.vectorization not in ("auto", "device"))
+            unfit += ["reset_memory_at"] * (self.trial_episodes is not None)
             if unfit:
                 raise ArgumentError(
                     f"--env {self.env_name} steps as a batch of tensors and doesn't support "

@@ -23,7 +23,7 @@ _GROUPS = {
     "environment": "env env_kwargs num_envs wrapper vectorization env_workers env_groups env_timeout "
     "collectors ray_address max_lag previous_action previous_reward action_mask show_action_mask drop_observations",
     "network": "cell hidden_size num_layers encoder encoder_width encoder_layers image_layout head_width shared_trunk "
-    "normalize_observations",
+    "critic_observations normalize_observations",
     "algorithm": "",
     "run": "total_steps seed run_dir overwrite preset config save_config trust_run print_model stop_return "
     "checkpoint_every on_nonfinite rank_timeout callback warm_up updates csv",

@@ -36,6 +36,7 @@ COMMANDS = {
         "ALGORITHM --env ID ...": "train a policy; `recurl train --help` lists the algorithms",
         "--resume RUN": "continue a run that was stopped; --total-steps N extends it",
     },
+    "distill": {"RUN": "train a student that imitates the policy of a run and may see less"},
     "sweep": {"ALGORITHM --seeds N ...": "train with several seeds and every combination of options"},
     "compare": {"RUN...": "compare learning curves and scores of runs, with intervals"},
     "evaluate": {"RUN": "play episodes with a trained policy and print statistics of their returns"},
@@ -225,7 +226,7 @@ def check_text(arguments: Sequence[str]) -> None:
 
 def _names_modules(command: str, options: Container[str]) -> bool:
     """Return whether a command line may name user modules, or trusts those named by a run."""
-    if (command in ("train", "sweep", "bench") or "warm" in options) and "--resume" not in options:
+    if (command in ("train", "distill", "sweep", "bench") or "warm" in options) and "--resume" not in options:
         return True
     return "--env" in options or ("--trust-run" in options and command != "compare")
 

@@ -278,7 +278,7 @@ class ObservationReader:
         self, space: gym.Space[Any], batch_size: Sequence[int], owner: object, drop: Sequence[NestedKey] = ()
     ) -> None:
         self.space = space
-        self._owner = owner
+        self._owner, self._batch_size = owner, batch_size
         self._drop = list(map(dotted, drop))
         self._leaves: list[_Leaf] = []
         self._direct_copy: tuple[object, object] = None, None  # dtype and shape of arrays to copy directly
@@ -295,6 +295,23 @@ class ObservationReader:
     def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
         """Return an equal reader for another batch size."""
         return ObservationReader(self.space, batch_size, self._owner, self._drop)
+
+    def without(self, names: Sequence[NestedKey]) -> ObservationReader:
+        """Return a reader of some of the entries, also from observations that lack the others.
+
+        Args:
+            names: entries to leave out, as ``drop``; those that don't exist are ignored. Parts of a ``Tuple`` are
+                dropped, but observations still need to have them.
+        """
+        space, drop = self.space, list(self._drop)
+        for path, _ in _leaves(self.space):
+            name = ".".join(map(str, path))
+            if is_within(name, names) and not is_within(name, drop):
+                if all(isinstance(part, str) for part in path):
+                    space = without(space, cast("tuple[str, ...]", path))
+                else:
+                    drop.append(name)
+        return ObservationReader(space, self._batch_size, self._owner, drop)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values from which :meth:`from_json` builds an equal reader."""

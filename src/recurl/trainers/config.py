@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.keys import ACTION_MASK
+from recurl.core.keys import ACTION_MASK, is_within
 from recurl.core.messages import nearest
 from recurl.core.ranges import (
     AUTO,
@@ -86,6 +86,8 @@ class RunConfig:
     """Default of ``max_lag``."""
     largest_lag: ClassVar[int | None] = None
     """Upper bound of ``max_lag``; None for no bound."""
+    private_option: ClassVar[str | None] = None
+    """Option that names observations which the actor doesn't see."""
     choice: ClassVar[Any] = None
     """What was chosen for this machine where the options left it open: a :class:`Choice`, once they are complete."""
     env: EnvSource
@@ -335,6 +337,12 @@ class RunConfig:
 
     def check(self) -> None:
         """Check that the options are consistent; subclasses extend this."""
+        both = [name for name in self.private_observations if is_within(name, self.drop_observations)]
+        if both:
+            raise ArgumentError(
+                f"{', '.join(both)} can't be in both {flag(self.private_option or '')} and --drop-observations, which "
+                "takes it from all networks."
+            )
 
     def _check_cell(self) -> None:
         from recurl.recurrence import BACKENDS, load_cell  # noqa: PLC0415 - see above
@@ -379,6 +387,11 @@ class RunConfig:
         """Argument of ``torch.set_float32_matmul_precision`` for this run."""
         by_device = "high" if self.device.startswith("cuda") else "highest"
         return by_device if self.matmul_precision == "auto" else self.matmul_precision
+
+    @property
+    def private_observations(self) -> tuple[str, ...]:
+        """Observations that the actor doesn't see, but a critic or a teacher does."""
+        return () if self.private_option is None else getattr(self, self.private_option)
 
     @property
     def env_name(self) -> str:

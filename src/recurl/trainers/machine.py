@@ -1,8 +1,8 @@
 """Choice of the options that a run leaves to recurl: the device, and what suits it.
 
 Runs are compared by the seconds that they are expected to take. The costs below were measured on an H100 and on a core
-of its host (``benchmarks/bench_defaults.py``); there, runs on the chosen device took 0.7 to 1.2 times as long as
-expected, and on the other one up to 3.7 times.
+of its host (``benchmarks/bench_defaults.py``); there, runs on the chosen device took 0.8 to 1.5 times as long as
+expected, and on the other one up to 6 times.
 """
 
 from __future__ import annotations

@@ -98,19 +98,57 @@ class ExecutionConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(ExecutionConfig):
+class CriticConfig(ExecutionConfig):
+    """Options of the critic beside an actor.
+
+    Raises:
+        ArgumentError: see :class:`ExecutionConfig`; or if ``shared_trunk`` contradicts ``critic_observations``.
+    """
+
+    private_option: ClassVar[str | None] = "critic_observations"
+
+    shared_trunk: AutoFlag = AUTO
+    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own. By default shared,
+    without --critic-observations."""
+    critic_observations: tuple[str, ...] = ()
+    """Observations that only the critic sees, such as velocities that a simulator knows and a robot doesn't measure
+    (asymmetric actor-critic); join the parts of a nested key with dots. Actor and critic then have their own encoders,
+    normalization and memories, and the policy that is saved, evaluated and exported doesn't need them."""
+
+    def _fit_machine(self) -> None:
+        super()._fit_machine()
+        object.__setattr__(self, "shared_trunk", self._shares_trunk(self.frames_per_batch))
+
+    def _shares_trunk(self, frames: int) -> bool:
+        """Return whether actor and critic share a trunk in batches of ``frames`` environment steps."""
+        del frames
+        return not self.critic_observations if self.shared_trunk is AUTO else self.shared_trunk
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.critic_observations and self.shared_trunk:
+            raise ArgumentError(
+                "--critic-observations needs networks of its own for the critic, since the actor would read them "
+                "through a shared trunk: leave out --shared-trunk."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig(CriticConfig):
     """Options of an actor-critic that learns from each batch and then discards it.
 
     Raises:
-        ArgumentError: see :class:`ExecutionConfig`; or if ``store_states="starts"`` is not possible.
+        ArgumentError: see :class:`CriticConfig`; or if ``store_states="starts"`` is not possible.
     """
 
     learning_rate_schedule: Schedule = "linear"
     """Decay of the learning rate to zero over --total-steps."""
     shared_trunk: AutoFlag = AUTO
-    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own. By default shared,
-    unless gradient steps read 16,384 environment steps or more: there, the policy's gradient would keep changing what
-    the critic reads after the task has been solved, and the run could lose what it has learned."""
+    """Share the encoder and recurrent layers between actor and critic; otherwise each has its own. By default shared
+    without --critic-observations, unless gradient steps read 16,384 environment steps or more: there, the policy's
+    gradient would keep changing what the critic reads after the task has been solved, and the run could lose what it
+    has learned."""
     scale_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
     entropy_coeff: NonNegative = 0.0
@@ -132,14 +170,9 @@ class OnPolicyConfig(ExecutionConfig):
         """Number of gradient steps that share one pass over a batch."""
         return 1
 
-    def _fit_machine(self) -> None:
-        super()._fit_machine()
-        object.__setattr__(self, "shared_trunk", self._shares_trunk(self.frames_per_batch))
-
     def _shares_trunk(self, frames: int) -> bool:
-        """Return whether actor and critic share a trunk in batches of ``frames`` environment steps."""
         large = frames // self.gradient_steps_per_batch >= _SEPARATE_FROM
-        return not large if self.shared_trunk is AUTO else self.shared_trunk
+        return False if large and self.shared_trunk is AUTO else super()._shares_trunk(frames)
 
     def work(self, frames: int) -> Work:
         """Return the work of learning from a batch of ``frames`` environment steps."""
@@ -507,11 +540,11 @@ class ReplayConfig(ExecutionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticsConfig(ReplayConfig):
+class CriticsConfig(ReplayConfig, CriticConfig):
     """Options of SAC and TD3.
 
     Raises:
-        ArgumentError: see :class:`ReplayConfig`.
+        ArgumentError: see :class:`ReplayConfig` and :class:`CriticConfig`.
     """
 
     usual_envs: ClassVar[int] = 8
@@ -527,8 +560,6 @@ class CriticsConfig(ReplayConfig):
     """Number of rewards summed before bootstrapping (n-step return)."""
     scale_rewards: bool = True
     """Divide rewards by the current running standard deviation of the discounted return when they are sampled."""
-    shared_trunk: bool = True
-    """Share the encoder and recurrent layers between actor and critics; otherwise each has its own."""
     critics: SmallCount = 2
     """Number of critics; the minimum of their values is used."""
     target_rate: PositiveFraction = 0.01
@@ -686,7 +717,69 @@ class TD3Config(CriticsConfig):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(RunConfig):
+    """Options of distillation: a recurrent student learns the actions of a trained teacher (DAgger).
+
+    Raises:
+        ArgumentError: see :class:`RunConfig`; or if no teacher is named, or there are more minibatches than sequences.
+
+    Example:
+        >>> config = DistillConfig(env="recurl/MaskedPendulum-v1", teacher="runs/teacher", cell="gru")
+        >>> DistillConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "distill"
+    private_option: ClassVar[str | None] = "teacher_observations"
+    fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "teacher", "teacher_observations")
+    usual_envs: ClassVar[int] = 16
+
+    teacher: str | None = None
+    """Run folder of the teacher, whose newest checkpoint is used."""
+    teacher_observations: tuple[str, ...] = ()
+    """Observations that only the teacher sees, such as velocities that a simulator knows and a robot doesn't measure;
+    join the parts of a nested key with dots."""
+    teacher_share: Fraction = 1.0
+    """Initial fraction of the steps in which the environments get the teacher's action instead of the student's."""
+    teacher_fraction: Fraction = 0.5
+    """Fraction of the run over which --teacher-share decays linearly to 0, so that the student learns what to do in the
+    states that it gets into by itself; 0 leaves all steps to the student from the start."""
+    epochs: Count = 4
+    """Number of passes over the batch per update."""
+    minibatches: Count = 8
+    """Number of minibatches per epoch, each with one gradient step."""
+    sequence_length: Count = 64
+    """Length of the sequences that rollouts are split into for training; each starts from its stored hidden state."""
+    learning_rate: Positive = 3e-3
+    """Initial learning rate of Adam."""
+    learning_rate_schedule: Schedule = "linear"
+    """Decay of the learning rate to zero over --total-steps."""
+    max_grad_norm: PositiveOrInf = 5.0
+    """Maximum gradient norm; inf disables clipping."""
+
+    def work(self, frames: int) -> Work:
+        """Return the work of learning from a batch of ``frames`` environment steps."""
+        return Work(self.epochs * self.minibatches, self.epochs * frames)
+
+    def check(self) -> None:
+        """Check that the options are consistent."""
+        super().check()
+        if self.teacher is None:
+            raise ArgumentError(
+                "Distillation needs a teacher: name its run folder, recurl distill RUN (--teacher RUN)."
+            )
+        sequences = self.num_envs * -(-self.rollout_steps // self.sequence_length)
+        if self.minibatches > sequences:
+            raise ArgumentError(
+                f"--minibatches must not exceed the {sequences} sequences of a batch, got {self.minibatches}: lower "
+                "it, raise --num-envs or lower --sequence-length."
+            )
+        if self.actors:
+            raise ArgumentError("Distillation collects in this process, beside its teacher: leave out --collectors.")
+
+
 CONFIGS: dict[str, type[RunConfig]] = {
     config.algorithm: config
-    for config in (PPOConfig, DQNConfig, R2D2Config, A2CConfig, ImpalaConfig, SACConfig, TD3Config)
+    for config in (PPOConfig, DQNConfig, R2D2Config, A2CConfig, ImpalaConfig, SACConfig, TD3Config, DistillConfig)
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.collectors import Collector
@@ -173,8 +174,13 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """
         return {"agent": self.agent}
 
+    def behavior(self, env: EnvBase) -> TensorDictModuleBase:
+        """Return the policy that collects in ``env``, with the outputs that a batch needs."""
+        del env
+        return collecting(self.agent.policy)
+
     def _collector(self, env: EnvBase) -> Collector | RayCollector:
-        policy, config = collecting(self.agent.policy), self.config
+        policy, config = self.behavior(env), self.config
         if config.actors:
             from recurl.trainers.algorithms.actors import actors_of  # noqa: PLC0415 - imports Ray collectors
 
@@ -194,7 +200,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         )
 
     def _overlapped(self, env: EnvBase) -> OverlappedCollector | ThreadedCollector:
-        policy, config = collecting(self.agent.policy), self.config
+        policy, config = self.behavior(env), self.config
         if torch.device(config.device).type != "cpu":  # a second process would have to share the GPU by time slicing
             from recurl.collectors.threaded import ThreadedCollector  # noqa: PLC0415 - imported where it is used
 

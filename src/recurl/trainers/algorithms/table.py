@@ -11,6 +11,7 @@ from recurl.core.errors import ArgumentError
 from recurl.envs import EnvBase
 from recurl.trainers.algorithms.a2c import A2C
 from recurl.trainers.algorithms.configs import CONFIGS, PPOConfig
+from recurl.trainers.algorithms.distill import Distill
 from recurl.trainers.algorithms.dqn import DQN
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.impala import Impala
@@ -37,6 +38,7 @@ _LEARNERS: dict[str, type[Learner[Any, Any]]] = {
     "impala": Impala,
     "sac": SAC,
     "td3": TD3,
+    "distill": Distill,
 }
 ALGORITHMS: dict[str, Algorithm] = {name: Algorithm(config, _LEARNERS[name]) for name, config in CONFIGS.items()}
 """Registered algorithms by name; :func:`register` adds one."""

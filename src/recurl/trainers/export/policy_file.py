@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -94,6 +95,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     with torch.no_grad():
         results = policy(*arguments)
     inner = with_spaces(env)
+    private = config.private_observations
     return {
         "recurl": __version__,
         "torch": torch.__version__,
@@ -107,13 +109,14 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
             zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[len(policy.actions) :], strict=True)
         ),
         "action": _action(env.action_spec_unbatched),
-        **({} if inner is None else _spaces(inner)),
+        **({} if inner is None else _spaces(inner, private)),
         "verified_steps": VERIFIED_STEPS,
     }
 
 
-def _spaces(env: GymWrapper | TensorEnv | JaxEnv) -> dict[str, Any]:
+def _spaces(env: GymWrapper | TensorEnv | JaxEnv, private: Sequence[str]) -> dict[str, Any]:
     observations, actions = env.readers
+    observations = observations.without(private)
     mask = env.mask_path or (ACTION_MASK,)
     return {"observations": observations.to_json(), "actions": actions.to_json(), "action_mask": list(mask)}
 

@@ -42,8 +42,7 @@ class ActorCritic(Agent):
         shared_trunk: bool = True,
     ) -> None:
         super().__init__(config, observation_spec)
-        actor_trunk = self.trunk(config, "" if shared_trunk else "actor_")
-        critic_trunk = actor_trunk if shared_trunk else self.trunk(config, "critic_")
+        actor_trunk, critic_trunk = self.trunks(config, shared=shared_trunk)
         masked = specs.has_mask(observation_spec, action_spec)
         head = make_action_head(config, actor_trunk[-1].out_keys[0], action_spec, masked=masked)
         value_head = ValueOperator(make_head(config, 1, 1.0), in_keys=[critic_trunk[-1].out_keys[0]])

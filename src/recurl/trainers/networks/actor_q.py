@@ -100,8 +100,7 @@ class ActorQ(Agent):
         explore: TensorDictModuleBase | None = None,
     ) -> None:
         super().__init__(config, observation_spec)
-        actor_trunk = self.trunk(config, "" if shared_trunk else "actor_")
-        critic_trunk = actor_trunk if shared_trunk else self.trunk(config, "critic_")
+        actor_trunk, critic_trunk = self.trunks(config, shared=shared_trunk)
         memory = critic_trunk[-1].out_keys[0]
         self.chooses = not is_box(action_spec)
         heads = [_value_head(config, action_spec, memory) for _ in range(critics)]

@@ -30,7 +30,13 @@ def describe_agent(agent: Agent) -> str:
           critic.2         Linear(in_features=4, out_features=1, bias=True)  5
         151 parameters
     """
-    observed = _table([(dotted(entry.key), _kind(entry), how) for entry, how in _observed(agent.observations)])
+    actors = agent.observations.keys
+    observed = _table(
+        [
+            (dotted(entry.key), _kind(entry), how if entry.key in actors else f"{how}, critic only")
+            for entry, how in _observed(agent.all_observations)
+        ]
+    )
     layers = _table([(name, str(layer), f"{_size(layer):,}") for name, layer in _layers(agent)])
     return "\n".join(["observations", *observed, "layers", *layers, f"{_total(agent):,} parameters"])
 

@@ -53,6 +53,7 @@ class Observations:
     Args:
         config: determines the entries to leave out and the encoding of images.
         spec: observation spec of the environments, ``[*B]``.
+        without: further entries to leave out.
 
     Attributes:
         keys: keys of all entries.
@@ -65,8 +66,8 @@ class Observations:
         UnsupportedError: an entry has no encoder.
     """
 
-    def __init__(self, config: RunConfig, spec: specs.Composite) -> None:
-        entries = _entries(config, spec)
+    def __init__(self, config: RunConfig, spec: specs.Composite, without: Sequence[str] = ()) -> None:
+        entries = [entry for entry in _entries(config, spec) if not is_within(entry.key, without)]
         seen = [entry for entry in entries if config.encoder != "mlp" and _is_image(entry)]
         _check_images(config, entries, seen)
         self._learns_scale = config.normalize_observations

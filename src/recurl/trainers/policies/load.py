@@ -80,7 +80,10 @@ def _load_from_run(folder: RunFolder, checkpoint: str, env: EnvSource | None) ->
         raise UnsupportedError(
             f"load supports Gymnasium environments only, and {config.env_name} is not one: use load_agent."
         )
-    return Policy(step, Converter(*inner.readers, inner.mask_path or (ACTION_MASK,)), f"the policy in {folder.path}")
+    observations, actions = inner.readers
+    observations = observations.without(config.private_observations)
+    converter = Converter(observations, actions, inner.mask_path or (ACTION_MASK,))
+    return Policy(step, converter, f"the policy in {folder.path}")
 
 
 def _load_from_file(path: Path, checkpoint: str) -> Policy:

@@ -36,7 +36,7 @@ class FaultWatch:
 
     def __init__(self, learner: Learner[Any, Any], stats: EpisodeStats, *, skip: bool) -> None:
         states = [key for module in recurrent_modules(learner.agent.policy) for key in module.state_keys]
-        self._check = BatchCheck(learner.agent.observations.keys, states)
+        self._check = BatchCheck(learner.agent.all_observations.keys, states)
         self._learner = learner
         self._stats = stats
         self._skip = skip

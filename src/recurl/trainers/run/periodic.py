@@ -8,7 +8,9 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from recurl.core.errors import ArgumentError
+from recurl.core.keys import is_within
 from recurl.core.seeding import env_seed, preserved_rng, seed_everything
+from recurl.core.specs import Composite
 from recurl.distributed import broadcast, rank
 from recurl.envs import EnvBase
 from recurl.trainers.algorithms.environment import make_env
@@ -141,12 +143,27 @@ class PeriodicEvaluation:
         self.count, self.last, self.best = (state[name] for name in ("count", "last", "best"))
 
 
+def _of_actor(config: RunConfig, env: EnvBase) -> Composite:
+    """Return the spec of the observations without those that only a critic or a teacher sees."""
+    private = config.private_observations
+    spec = env.observation_spec
+    leaves = spec.items(include_nested=True, leaves_only=True)
+    kept = Composite(shape=spec.shape, device=spec.device)
+    for key, leaf in leaves:
+        if not is_within(key, private):
+            kept.set(key, leaf)
+    return kept
+
+
 def _check_spaces(config: RunConfig, evaluated: RunConfig) -> None:
     with make_env(config, 1) as training, make_env(evaluated, 1) as other:
-        for what in ("observation_spec", "action_spec_unbatched"):
-            wanted, found = getattr(training, what), getattr(other, what)
+        pairs = {
+            "observations": (_of_actor(config, training), _of_actor(config, other)),
+            "actions": (training.action_spec_unbatched, other.action_spec_unbatched),
+        }
+        for what, (wanted, found) in pairs.items():
             if wanted != found:
                 raise ArgumentError(
                     "The evaluation environment (--eval-env, --eval-env-kwargs) must have the same "
-                    f"{what.partition('_')[0]}s as the training environment, {wanted}, got {found}."
+                    f"{what} as the training environment, {wanted}, got {found}."
                 )

@@ -40,9 +40,9 @@ class Updates:
 
     On a GPU, updates are asynchronous if the learner supports it and faults are not skipped. An update is launched
     before its batch is checked and its episodes are counted, which happens while the GPU learns. Its metrics are read,
-    checked and reported after the next update has been launched, or by :meth:`finish`; those of the first one at once, as
-    the second waits for what is compiled. A batch or an update that isn't finite changes no weights and ends the run; a
-    non-finite update does so at the next one. The rows and their order don't change.
+    checked and reported after the next update has been launched, or by :meth:`finish`; those of the first one at once,
+    as the second waits for what is compiled. A batch or an update that isn't finite changes no weights and ends the
+    run; a non-finite update does so at the next one. The rows and their order don't change.
 
     Args:
         learner: the learner.

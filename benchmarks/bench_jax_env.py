@@ -139,6 +139,7 @@ def jax_steps(env: Any, fresh: int) -> dict[str, Callable[[int], None]]:
         jax.block_until_ready(carries["jit"])
 
     def scanned(steps: int) -> None:
+        found: Any = None
         for _ in range(steps // SCAN):
             carries["scan"], found = many(carries["scan"])
         jax.block_until_ready((carries["scan"], found))

@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="per way and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--csv", type=Path, default=RESULTS)
+    parser.add_argument("--commit", default=commit(), help="what to write into the column 'commit'")
     args = parser.parse_args()
     torch.set_num_threads(1)  # on a CPU, threads of torch that wait for work would slow down those of JAX
     for name in args.envs:
@@ -63,7 +65,7 @@ def measure(name: str, num_envs: int, args: argparse.Namespace) -> None:
     medians = {way: statistics.median(found) for way, found in rates.items()}
     gpu = torch.device(args.device).type != "cpu"
     row = {
-        "commit": commit(),
+        "commit": args.commit,
         "recurl": __version__,
         "device": torch.cuda.get_device_name() if gpu else cpu_name(),
         "torch": torch.__version__,
@@ -76,7 +78,7 @@ def measure(name: str, num_envs: int, args: argparse.Namespace) -> None:
         "of_jit": round(medians["recurl"] / medians["jit"], 3),
         "of_scan": round(medians["recurl"] / medians["scan"], 3),
     }
-    append(RESULTS, row)
+    append(args.csv, row)
     print(", ".join(f"{key} {row[key]}" for key in list(row)[6:]), flush=True)
 
 

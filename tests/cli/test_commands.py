@@ -39,6 +39,10 @@ LEFT = {
     "logger",
     "eval_env",
     "eval_env_kwargs",
+    "init_from",
+    "reset_memory_at",
+    "trial_episodes",
+    "critic_observations",
     "stop_eval_return",
     "keep_best",
 }

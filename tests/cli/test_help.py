@@ -131,7 +131,7 @@ def test_a_custom_algorithm_shows_the_options_it_adds() -> None:
 def test_the_algorithms_are_listed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "train", word)
     assert text.startswith(
-        "usage: recurl train {ppo,dqn,r2d2,a2c,impala,sac,td3} [OPTIONS]\n\nTrain a policy with one of "
+        "usage: recurl train {ppo,dqn,r2d2,a2c,impala,sac,td3,distill} [OPTIONS]\n\nTrain a policy with one of "
     )
     assert "recurl train ALGORITHM --help" in text
 

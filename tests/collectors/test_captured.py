@@ -12,7 +12,7 @@ from torch import nn
 from recurl.collectors import Collector, captured
 from recurl.core.errors import RecurlWarning, UnsupportedError, UsageError
 from recurl.envs import ExplorationType, GymEnv, InitTracker, PreviousAction, RewardSum, StepCounter, TensorEnv
-from recurl.envs.tasks import Dynamics, MaskedCartPole, RepeatPrevious, TMaze
+from recurl.envs.tasks import Dynamics, MaskedArm, MaskedCartPole, RepeatPrevious, TMaze
 from recurl.execution import traced
 from recurl.execution.background import compiled_later
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
@@ -20,7 +20,7 @@ from recurl.sequences.start_states import state_in
 
 pytestmark = pytest.mark.usefixtures("recorded")
 
-TASKS = [MaskedCartPole(12), RepeatPrevious(2, 3, 7), TMaze(2)]
+TASKS = [MaskedArm(max_episode_steps=7), MaskedCartPole(12), RepeatPrevious(2, 3, 7), TMaze(2)]
 
 
 def make(dynamics, *, lowered=True, **options) -> Collector:
@@ -30,8 +30,11 @@ def make(dynamics, *, lowered=True, **options) -> Collector:
     torch.manual_seed(0)
     width = env.observation_spec["observation"].shape[-1]
     memory = LSTMModule(width, 8, in_key="observation", out_key="features")
-    head = TensorDictModule(nn.Linear(8, env.action_spec.shape[-1]), ["features"], ["logits"])
-    actor = ProbabilisticActor(head, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+    real = env.action_spec.dtype.is_floating_point
+    head = TensorDictModule(nn.Linear(8, env.action_spec.shape[-1]), ["features"], ["action" if real else "logits"])
+    actor = head
+    if not real:
+        actor = ProbabilisticActor(head, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
     policy = TensorDictSequential(memory, actor)
     if not lowered:
         policy = Plain(policy)

@@ -191,7 +191,7 @@ def assert_distinct(seeds, also_not=()):
     assert not set(low) & {SEED, *range(50), *also_not}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "distill"])  # needs a teacher
 @pytest.mark.parametrize("vectorization", ["native", "device"])
 def test_no_two_generators_of_a_run_over_ranks_have_the_same_seed(algorithm, vectorization, seeds, monkeypatch):
     config, kind = ALGORITHMS[algorithm]

@@ -48,6 +48,25 @@ def test_a_run_over_ranks_is_one_run_and_resumes_bit_for_bit(ranks, tmp_path):
     assert rows(cut) == rows(whole)
 
 
+def test_an_adaptive_learning_rate_is_one_and_resumes_bit_for_bit(ranks, tmp_path):
+    options = {"learning_rate_schedule": "adaptive", "target_kl": 1e-4}
+    results = ranks.run(2, runs.train, tmp_path / "whole", **options)
+    assert same_bits(results[0][3], results[1][3])
+    ranks.run(2, runs.train, tmp_path / "cut", stop_after=5, **options)
+    resumed = ranks.run(2, runs.train, tmp_path / "cut", resume=True)
+    assert all(same_bits(result[3], results[0][3]) for result in resumed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert len({row["learning_rate"] for row in rows(tmp_path / "whole")}) > 2
+
+
+def test_a_run_of_ranks_starts_from_another_run(ranks, tmp_path):
+    ranks.run(1, runs.train, tmp_path / "first")
+    results = ranks.run(2, runs.train, tmp_path / "second", init_from=str(tmp_path / "first"))
+    assert same_bits(results[0][3], results[1][3])
+    assert results[0][4].startswith("Starting from")
+    assert results[1][4] == ""
+
+
 def test_another_number_of_ranks_resumes_with_a_notice(ranks, tmp_path):
     ranks.run(2, runs.train, tmp_path / "run", stop_after=4, total_steps=400)
     results = ranks.run(3, runs.train, tmp_path / "run", resume=True)

@@ -28,6 +28,7 @@ from recurl.envs.tasks import (
     TASKS,
     Bandit,
     Dynamics,
+    MaskedArm,
     MaskedCartPole,
     MaskedPendulum,
     RepeatPrevious,
@@ -41,7 +42,14 @@ from recurl.execution.readback import refuse_read_back
 from recurl.modules import Categorical, GRUModule, ProbabilisticActor
 from recurl.trainers import evaluate_policy
 
-MADE = [Bandit(3, 6), MaskedCartPole(12), MaskedPendulum(9), RepeatPrevious(2, 3, 7), TMaze(2)]
+MADE = [
+    Bandit(3, 6),
+    MaskedArm(max_episode_steps=8),
+    MaskedCartPole(12),
+    MaskedPendulum(9),
+    RepeatPrevious(2, 3, 7),
+    TMaze(2),
+]
 
 
 @pytest.fixture(params=MADE, ids=lambda made: type(made).__name__)
@@ -96,7 +104,9 @@ def test_steps_are_those_of_the_host(dynamics):
             td["action"].argmax(-1) if td["action"].dtype == torch.int64 and td["action"].ndim > 1 else td["action"]
         )
         observations, reward, terminated, truncated, _ = rows.step(action.numpy())
-        np.testing.assert_array_max_ulp(observations, td["next", "observation"].numpy(), 4)
+        seen = observations if isinstance(observations, dict) else {"observation": observations}
+        for name, array in seen.items():
+            np.testing.assert_array_max_ulp(array, td["next", name].numpy(), 4)
         np.testing.assert_array_max_ulp(reward.astype(np.float32), td["next", "reward"][:, 0].numpy(), 4)
         for name, flags in (("terminated", terminated), ("truncated", truncated), ("done", terminated | truncated)):
             np.testing.assert_array_equal(flags, td["next", name][:, 0].numpy())

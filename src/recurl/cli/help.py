@@ -21,11 +21,12 @@ HELP_ALL = "--help-all"
 
 _GROUPS = {
     "environment": "env env_kwargs num_envs wrapper vectorization env_workers env_groups env_timeout "
-    "collectors ray_address max_lag previous_action previous_reward action_mask show_action_mask drop_observations",
+    "collectors ray_address max_lag previous_action previous_reward reset_memory_at trial_episodes "
+    "action_mask show_action_mask drop_observations",
     "network": "cell hidden_size num_layers encoder encoder_width encoder_layers image_layout head_width shared_trunk "
     "critic_observations normalize_observations",
     "algorithm": "",
-    "run": "total_steps seed run_dir overwrite preset config save_config trust_run print_model stop_return "
+    "run": "total_steps seed init_from run_dir overwrite preset config save_config trust_run print_model stop_return "
     "checkpoint_every on_nonfinite rank_timeout callback warm_up updates csv",
     "evaluation": "eval_every eval_episodes eval_env eval_env_kwargs eval_max_steps keep_best stop_eval_return",
     "device": "device backend matmul_precision threads compile cuda_graph overlap store_states drawn_on",

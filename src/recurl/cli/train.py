@@ -139,7 +139,9 @@ def _begin(config: RunConfig, folder: RunFolder, extra: NewRunOptions, held: Exi
     with out_of_memory_advice(config), closing(Trainer(config, folder, console=_console())) as trainer:
         if resuming:
             trainer.resume()
-        elif rank() == 0:
+        else:
+            trainer.begin()
+        if not resuming and rank() == 0:
             held.enter_context(folder.hold())
             folder.create(config, overwrite=overwrite)
         return _train(trainer)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recurl.envs.rollout import interact_in_turn as interact_in_turn
     from recurl.envs.tensor_env import TensorEnv
     from recurl.envs.transformed import TransformedEnv
+    from recurl.envs.trials import TrialDynamics, Trials
     from recurl.envs.utils import (
         ExplorationType,
         check_env_specs,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         set_exploration_type,
         step_mdp,
     )
+    from recurl.envs.vec_tensor_env import VecTensorEnv
     from recurl.transforms import (
         Compose,
         InitTracker,
@@ -55,7 +57,9 @@ lazy_names(
         ".rollout": "Act interact interact_in_turn",
         ".tensor_env": "TensorEnv",
         ".transformed": "TransformedEnv",
+        ".trials": "TrialDynamics Trials",
         ".utils": "ExplorationType check_env_specs exploration_type set_exploration_type step_mdp",
+        ".vec_tensor_env": "VecTensorEnv",
         "recurl.transforms": (
             "Compose InitTracker PreviousAction PreviousReward RewardSum StepCounter TensorDictPrimer Transform"
         ),
@@ -83,6 +87,9 @@ __all__ = [
     "TensorEnv",
     "Transform",
     "TransformedEnv",
+    "TrialDynamics",
+    "Trials",
+    "VecTensorEnv",
     "check_env_specs",
     "exploration_type",
     "interact",

@@ -21,6 +21,7 @@ from recurl.envs.gym_wrappers import Wrap, wrapped
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tensor_env import TensorEnv
+from recurl.envs.trials import TrialDynamics, Trials
 
 __all__ = ["env_from_function"]
 
@@ -35,6 +36,7 @@ def env_from_function(
     drop_observations: Sequence[NestedKey] = (),
     action_mask: NestedKey | None = ACTION_MASK,
     render_mode: str | None = None,
+    trial_episodes: int | None = None,
     **kwargs: Any,
 ) -> EnvBase:
     """Return a batch of ``num_envs`` environments created by ``create``.
@@ -51,9 +53,11 @@ def env_from_function(
             ``"vector_entry_point"`` (NumPy), ``"device"`` (torch), or None, which is NumPy on the CPU.
         wrappers: wrappers of single Gymnasium environments, the first innermost.
         device: device of the tensors; an environment of recurl has its own.
-        drop_observations: see :class:`GymWrapper`; not supported for environments of recurl and tasks on a device.
-        action_mask: likewise.
+        drop_observations: see :class:`GymWrapper`; not supported for environments of recurl.
+        action_mask: likewise, nor for tasks on a device.
         render_mode: render mode of a single environment, an argument of ``create``.
+        trial_episodes: join as many episodes into a trial; for single Gymnasium environments, outside of ``wrappers``,
+            and for ``Dynamics``.
         **kwargs: further arguments of ``create``.
 
     Raises:
@@ -69,6 +73,8 @@ def env_from_function(
     shown = {"render_mode": render_mode} if render_mode is not None and _takes_render_mode(create) else {}
     make = partial(create, **kwargs, **shown)
     first = make(**rows)
+    if trial_episodes is not None:
+        first, wrappers = _in_trials(first, wrappers, trial_episodes)
     wrap = partial(
         GymWrapper,
         device=device,
@@ -92,23 +98,40 @@ def env_from_function(
         return wrap(first, create_env=partial(make, **rows))
     if isinstance(first, Dynamics) and not (num_envs and _is_on_device(vectorization_mode, device)):
         return wrap(_task_env(first, num_envs, render_mode))
-    if drop_observations or action_mask not in (None, ACTION_MASK):
+    dropped = drop_observations and not isinstance(first, Dynamics)
+    if dropped or action_mask not in (None, ACTION_MASK):
         raise ArgumentError(
-            f"Dropped observations and action masks are for Gymnasium environments, but the function creates "
-            f"{_type_name(first)}, which has its own entries: leave these options out."
+            f"{'Dropped observations are' if dropped else 'Action masks are'} for Gymnasium environments, but the "
+            f"function creates {_type_name(first)}, which has its own entries: leave "
+            f"{'them out, or drop them in the function' if dropped else 'them out'}."
         )
-    return _recurl_env(first, make, num_envs, device)
+    if isinstance(first, Dynamics):
+        return TensorEnv(
+            first,
+            num_envs or 1,
+            device=device,
+            categorical_action_encoding=True,
+            drop_observations=drop_observations,
+        )
+    return _recurl_env(first, make, num_envs)
+
+
+def _in_trials(first: Any, wrappers: Sequence[Wrap], episodes: int) -> tuple[Any, Sequence[Wrap]]:
+    if isinstance(first, Dynamics):
+        return TrialDynamics(first, episodes), wrappers
+    if isinstance(first, gym.Env):
+        return first, [*wrappers, partial(Trials, episodes=episodes)]
+    raise ArgumentError(
+        f"Trials are for single Gymnasium environments and Dynamics, but the function creates {_type_name(first)}: let "
+        "the environment join its episodes itself."
+    )
 
 
 def _make_wrapped(make: Callable[[], gym.Env[Any, Any]], wrappers: Sequence[Wrap]) -> gym.Env[Any, Any]:
     return wrapped(make(), wrappers)
 
 
-def _recurl_env(
-    first: object, make: Callable[[], Any], num_envs: int | None, device: torch.device | str | None
-) -> EnvBase:
-    if isinstance(first, Dynamics):
-        return TensorEnv(first, num_envs or 1, device=device, categorical_action_encoding=True)
+def _recurl_env(first: object, make: Callable[[], Any], num_envs: int | None) -> EnvBase:
     if not isinstance(first, EnvBase):
         raise ArgumentTypeError(
             f"The function must create a gymnasium.Env, a gymnasium.vector.VectorEnv, an environment of recurl "

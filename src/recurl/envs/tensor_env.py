@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from recurl.core.devices import check_device, numbered
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
-from recurl.core.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED
+from recurl.core.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
 from recurl.core.seeding import derive_seed
 from recurl.envs.base import EnvBase
 from recurl.envs.device_actions import read_on_device
@@ -40,6 +41,7 @@ class TensorEnv(EnvBase):
         device: device of all tensors; torch's default when None.
         categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
             ``[num_envs]`` and one-hot vectors ``[num_envs, n]`` are accepted in either case.
+        drop_observations: names of observations to leave out, such as privileged ones.
 
     Attributes:
         dynamics: the task.
@@ -49,8 +51,9 @@ class TensorEnv(EnvBase):
 
     Raises:
         ArgumentTypeError: ``dynamics`` is not a :class:`~recurl.envs.tasks.Dynamics`.
-        ArgumentError: ``num_envs`` is below 1, the device doesn't exist, or a function of the dynamics violates its
-            contract; or, at a step, the actions have the wrong shape or dtype.
+        ArgumentError: ``num_envs`` is below 1, the device doesn't exist, a function of the dynamics violates its
+            contract, or an observation to drop doesn't exist or is the only one; or, at a step, the actions have the
+            wrong shape or dtype.
         UsageError: the environment is stepped, partially reset, or saved before the first reset of all rows.
 
     Example:
@@ -70,6 +73,7 @@ class TensorEnv(EnvBase):
         *,
         device: torch.device | str | None = None,
         categorical_action_encoding: bool = False,
+        drop_observations: Sequence[NestedKey] = (),
     ) -> None:
         if not isinstance(dynamics, Dynamics):  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentTypeError(f"A TensorEnv steps the Dynamics of a task, got {type(dynamics).__name__}.")
@@ -77,7 +81,7 @@ class TensorEnv(EnvBase):
         check_device(str(torch.get_default_device() if device is None else device))
         device = numbered(torch.get_default_device() if device is None else device)
         self.readers = (
-            ObservationReader(dynamics.observation_space, [num_envs], type(dynamics).__name__),
+            ObservationReader(dynamics.observation_space, [num_envs], type(dynamics).__name__, drop_observations),
             ActionReader(dynamics.action_space, [num_envs], categorical_action_encoding),
         )
         super().__init__(
@@ -96,7 +100,7 @@ class TensorEnv(EnvBase):
         self._seed: int | None = None
         self._tensors: State | None = None
         self._steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self._observation_dtype = self.observation_spec[OBSERVATION].dtype
+        self._observed_dtypes = {str(key): spec.dtype for key, spec in self.readers[0].spec.items()}
 
     def _trial_draw(self) -> TensorDraw:
         self.generator.manual_seed(TRIAL_SEED)
@@ -135,7 +139,8 @@ class TensorEnv(EnvBase):
 
     def _observed(self) -> dict[Any, Tensor]:
         observations = self.dynamics.observe(self._xp, self._running_state(), self._steps)
-        return {OBSERVATION: observations.to(self._observation_dtype)}
+        found = observations if isinstance(observations, dict) else {OBSERVATION: observations}
+        return {name: found[name].to(dtype) for name, dtype in self._observed_dtypes.items()}
 
     def _running_state(self) -> State:
         if self._tensors is None:

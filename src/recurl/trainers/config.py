@@ -36,6 +36,10 @@ NO_MASK = "none"
 """Value of ``action_mask`` for a run without an action mask."""
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 """How an option decays from its initial value to zero over the run: not at all, linearly, or along half a cosine."""
+ADAPTIVE = "adaptive"
+"""Value of ``learning_rate_schedule`` of a learning rate that follows the KL divergence instead of a schedule."""
+ADAPTIVE_RANGE = (1e-5, 1e-2)
+"""Smallest and largest adaptive learning rate."""
 NO_CELL = "none"
 """Value of ``cell`` for a feed-forward network."""
 _DIVISORS = 12  # divisors of the number of environments listed in an error message
@@ -75,6 +79,8 @@ class RunConfig:
         "env_groups",
         "previous_action",
         "previous_reward",
+        "reset_memory_at",
+        "trial_episodes",
         "collectors",
     )
     """Options that can't be changed when a run is resumed."""
@@ -88,6 +94,9 @@ class RunConfig:
     """Upper bound of ``max_lag``; None for no bound."""
     private_option: ClassVar[str | None] = None
     """Option that names observations which the actor doesn't see."""
+    actor_kind: ClassVar[str | None] = None
+    """What the actor computes. Runs of one kind can start from each other's networks (``init_from``); with None, only
+    from those of the same algorithm."""
     choice: ClassVar[Any] = None
     """What was chosen for this machine where the options left it open: a :class:`Choice`, once they are complete."""
     env: EnvSource
@@ -123,6 +132,12 @@ class RunConfig:
     """Add the previous action to the policy's inputs (zeros at the start of an episode)."""
     previous_reward: bool = False
     """Add the previous reward to the policy's inputs (zero at the start of an episode)."""
+    reset_memory_at: Literal["episode", "trial"] = "episode"
+    """Where the policy forgets: at each episode, or at each trial of --trial-episodes episodes (RL squared). A trial
+    then is what an episode is otherwise: memory, previous action and reward, and discounting go on within it; its
+    return is the sum of its episodes'; and a flag, 1 where an episode begins, is added to the observations."""
+    trial_episodes: Count | None = None
+    """Episodes of a trial, with --reset-memory-at trial."""
     action_mask: str = ACTION_MASK
     """Key of the mask of valid actions in the observation or in info; none ignores it."""
     show_action_mask: bool = False
@@ -153,6 +168,10 @@ class RunConfig:
     """Backend that runs the recurrence; fastest picks the best one available on this machine."""
     normalize_observations: bool = True
     """Normalize observations with running statistics, which are saved with the policy."""
+
+    init_from: str | None = None
+    """Run folder, or a checkpoint in it, whose networks this run starts from: weights and statistics of the actor,
+    which must fit in full, and of the critics where they fit. Optimizers and schedules start over."""
 
     total_steps: Steps = 150_000
     """Maximum number of environment steps to train for, summed over all environments."""
@@ -276,6 +295,7 @@ class RunConfig:
         if is_jax(self.env):
             unfit = [name for name in host_only if name != "drop_observations"]
             unfit += ["vectorization"] * (self.vectorization not in ("auto", "device"))
+            unfit += ["reset_memory_at"] * (self.trial_episodes is not None)
             if unfit:
                 raise ArgumentError(
                     f"--env {self.env_name} steps as a batch of tensors and doesn't support "
@@ -287,8 +307,18 @@ class RunConfig:
                 f"{', '.join(map(flag, host_only))}: leave {'it' if len(host_only) == 1 else 'them'} out, or choose "
                 "another vectorization."
             )
+        if (self.reset_memory_at == "trial") != (self.trial_episodes is not None):
+            raise ArgumentError(
+                "--reset-memory-at trial and --trial-episodes belong together, got --reset-memory-at "
+                f"{self.reset_memory_at} and {self.trial_episodes or 'no'} episodes: give both or neither."
+            )
         given = is_environment(source_of(self.env))
-        if given and (host_only or self.env_kwargs or self.vectorization != "auto"):
+        if given and self.trial_episodes is not None:
+            raise ArgumentError(
+                "--reset-memory-at trial creates the environments of the trials: pass a function, env=lambda: ..., or "
+                "build them into the environment (recurl.envs.Trials)."
+            )
+        if given and (host_only or self.drop_observations or self.env_kwargs or self.vectorization != "auto"):
             raise ArgumentError(
                 "An environment passed as an object is used as is and doesn't support wrapper, vectorization, "
                 "env_workers, env_kwargs, drop_observations or action_mask: pass a function that creates it, "
@@ -378,9 +408,8 @@ class RunConfig:
     @property
     def host_only(self) -> list[str]:
         """Names of the options in use that only Gymnasium environments on the host support."""
-        names = ("env_workers", "wrapper", "drop_observations")
         masked = self.action_mask not in (NO_MASK, ACTION_MASK)
-        return [name for name in names if getattr(self, name)] + ["action_mask"] * masked
+        return [name for name in ("env_workers", "wrapper") if getattr(self, name)] + ["action_mask"] * masked
 
     @property
     def torch_precision(self) -> str:
@@ -415,10 +444,10 @@ class RunConfig:
 
     @property
     def scheduled(self) -> dict[str, Schedule]:
-        """Schedules, such as ``learning_rate_schedule``, by the name of the scheduled option."""
+        """Schedules, such as ``learning_rate_schedule``, by the name of the scheduled option; not what is adaptive."""
         ending = "_schedule"
-        names = [field.name for field in fields(self) if field.name.endswith(ending)]
-        return {name.removesuffix(ending): getattr(self, name) for name in names}
+        found = {f.name.removesuffix(ending): getattr(self, f.name) for f in fields(self) if f.name.endswith(ending)}
+        return {name: schedule for name, schedule in found.items() if schedule != ADAPTIVE}
 
     @property
     def env_arguments(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _OF_PACKAGES = (*_ENVS, "wrapper")
 _CHECKED = (*_ENVS, "wrapper", "cell", "algorithm")  # only a registered environment, a wrapper class ... is called
 _WITH_ARGUMENTS = ("cell", "wrapper")  # in parentheses, which never name code
 _CLUSTER, _OWN_CLUSTER = "ray_address", "auto"
-_NEVER = frozenset({"device", "collectors", "env_kwargs", "eval_env_kwargs"})
+_NEVER = frozenset({"device", "collectors", "env_kwargs", "eval_env_kwargs", "init_from"})
 """Options in which a colon has another meaning. In all others, including those of custom algorithms, it names a
 module."""
 _ADAPTERS = "GymV2"  # Gymnasium environments that import code named by an argument

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from tensordict import TensorDict
 
 from recurl.core.errors import ArgumentError, UnsupportedError
@@ -13,6 +13,7 @@ from recurl.envs import TensorEnv
 from recurl.envs.tasks import (
     Bandit,
     Dynamics,
+    MaskedArm,
     MaskedCartPole,
     MaskedPendulum,
     RepeatPrevious,
@@ -58,10 +59,74 @@ class Walk2(Dynamics):
         return xp.astype(state["place"].T, xp.float32)
 
 
+class Pair(Walk):
+    """Walk that observes its place as a number, and separately in bits."""
+
+    def __init__(self, **functions):
+        super().__init__(**functions)
+        self.observation_space = Dict(place=Box(-9.0, 9.0, (1,), np.float32), side=MultiBinary(2))
+
+    def observe(self, xp, state, steps):
+        place = state["place"]
+        side = xp.astype(xp.stack((place < 0, place >= 0), axis=1), xp.int8)
+        return {"side": side, "place": xp.astype(place[:, None], xp.float32)}
+
+
+@pytest.mark.parametrize(
+    ("observed", "message"),
+    [
+        (
+            lambda xp, state, steps: xp.zeros((len(steps), 1)),
+            r"observe must return a dict with the names \['place', 'si",
+        ),
+        (lambda xp, state, steps: {"place": xp.zeros((len(steps), 1))}, "must return a dict with the names"),
+        (
+            lambda xp, state, steps: {"place": xp.zeros((len(steps), 1)), "side": xp.zeros(2)},
+            r"observations 'place' of Pair\.observe must be float32 of shape \(1, 1\); got float64",
+        ),
+    ],
+)
+def test_observations_of_several_arrays_must_be_those_of_the_space(observed, message):
+    with pytest.raises(ArgumentError, match=message):
+        TaskVectorEnv(Pair(observe=observed), 1)
+
+
+def test_one_array_is_not_a_dict():
+    with pytest.raises(ArgumentError, match=r"Walk\.observe must return one array, as its observation_space; got"):
+        TaskVectorEnv(Walk(observe=lambda xp, state, steps: {"observation": xp.zeros((1, 1))}), 1)
+
+
+def test_parts_of_an_observation_may_be_left_out():
+    env = TensorEnv(Pair(), 3, drop_observations=["side"])
+    whole = TensorEnv(Pair(), 3)
+    for made in (env, whole):
+        made.set_seed(0)
+    left, right = env.reset(), whole.reset()
+    assert set(right.keys()) - set(left.keys()) == {"side"}
+    assert torch.equal(left["place"], right["place"])
+    assert right["side"].dtype == torch.int8
+    assert list(env.observation_spec.keys()) == ["place"]
+    with pytest.raises(ArgumentError, match="'hidden'"):
+        TensorEnv(Pair(), 3, drop_observations=["hidden"])
+    with pytest.raises(ArgumentError, match=r"observation"):
+        TensorEnv(Walk(), 3, drop_observations=["observation"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "dynamics",
-    [Bandit(), MaskedCartPole(), MaskedPendulum(), RepeatPrevious(), TMaze(), Walk(), Walk2()],
+    [
+        Bandit(),
+        MaskedArm(),
+        MaskedArm(gravity=True),
+        MaskedCartPole(),
+        MaskedPendulum(),
+        RepeatPrevious(),
+        TMaze(),
+        Walk(),
+        Walk2(),
+        Pair(),
+    ],
     ids=lambda made: type(made).__name__,
 )
 def test_one_step_agrees_at_every_step_of_100_episodes(dynamics):
@@ -109,7 +174,10 @@ def test_actions_that_are_no_numbers_are_refused(actions):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"observation_space": Dict(x=Box(-1, 1, (1,)))}, "observation_space of Walk must be a Box or MultiBinary"),
+        ({"observation_space": Discrete(2)}, "observation_space of Walk must be a Box or MultiBinary"),
+        ({"observation_space": Dict()}, "observation_space of Walk must be a Box or MultiBinary"),
+        ({"observation_space": Dict(a=Dict(x=Box(-1, 1, (1,))))}, "or a flat Dict of these; got Dict"),
+        ({"observation_space": Dict(action_mask=MultiBinary(2))}, "can't be named 'action_mask': a task has no action"),
         ({"step_limit": 0}, "step_limit must be an integer of at least 1; got 0"),
         ({"step_limit": None}, "step_limit must be an integer of at least 1; got None"),
     ],

@@ -108,7 +108,8 @@ def test_a_student_learns_to_count_from_a_teacher_that_sees(tmp_path, capsys):
           hidden_size=32, cell="none", sequence_length=32, minibatches=4, eval_episodes=20)  # fmt: skip
     best = evaluate_run(RunFolder(tmp_path / "teacher"), episodes=20).mean_return
     status = main(["distill", str(tmp_path / "teacher"), "--total-steps", "40000", "--cell", "gru", "--hidden-size",
-                   "32", "--run-dir", str(tmp_path / "student"), "--logger", "none", "--eval-episodes", "20"])  # fmt: skip
+                   "32", "--run-dir", str(tmp_path / "student"), "--logger", "none",
+                   "--eval-episodes", "20"])  # fmt: skip
     assert not status
     assert "distill (gru)" in capsys.readouterr().out
     reached = evaluate_run(RunFolder(tmp_path / "student"), episodes=20).mean_return

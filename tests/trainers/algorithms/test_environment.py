@@ -179,7 +179,7 @@ def test_tasks_are_stepped_on_the_device():
         ({"vectorization": "sync"}, False),
         ({"wrapper": ("gymnasium.wrappers:TimeLimit(max_episode_steps=3)",)}, False),
         ({"env_workers": 2}, False),
-        ({"drop_observations": ("a",)}, False),
+        ({"drop_observations": ("a",)}, True),
         ({"action_mask": "legal"}, False),
         ({"action_mask": "none"}, True),
         ({"env": "CartPole-v1"}, False),
@@ -204,7 +204,6 @@ def test_only_tasks_can_be_stepped_on_the_device():
     for flag, options in (
         ("--env-workers", {"env_workers": 2}),
         ("--wrapper", {"wrapper": ("a:B",)}),
-        ("--drop-observations", {"drop_observations": ("a",)}),
         ("--action-mask", {"action_mask": "legal"}),
     ):
         with pytest.raises(

@@ -4,15 +4,16 @@ import pytest
 import torch
 
 from recurl.trainers import ALGORITHMS, DQN, PPO, DQNConfig, PPOConfig
+from tests.trainers.teachers import teacher_for
 
 SMALL = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 16, "total_steps": 192}
 
 
 @pytest.fixture(params=ALGORITHMS)
-def learner(request):
+def learner(request, tmp_path):
     config, kind = ALGORITHMS[request.param]
     continuous = {"env": "recurl/MaskedPendulum-v1"} if request.param == "td3" else {}
-    made = kind(config(**{**SMALL, **continuous}))
+    made = kind(config(**{**SMALL, **continuous, **teacher_for(request.param, SMALL["env"], tmp_path / "teacher")}))
     yield made
     made.close()
 

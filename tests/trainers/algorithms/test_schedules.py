@@ -165,3 +165,65 @@ def test_a_clip_range_may_be_a_tensor():
         return row
 
     assert learned(torch.tensor(0.01)) == pytest.approx(learned(0.01), rel=1e-4)
+
+
+ADAPTIVE = {"learning_rate_schedule": "adaptive", "epochs": 2, "minibatches": 2}
+
+
+def adapted(options, updates=4):
+    """Rates and losses of some updates, and the divergences of all gradient steps."""
+    ppo, seen = PPO(options), []
+    adapt = ppo._adapt
+    ppo._adapt = lambda kl: (seen.append(kl.item()), adapt(kl))
+    rows = [ppo.learn(ppo.collect()) for _ in range(updates)]
+    ppo.close()
+    return rows, seen
+
+
+@pytest.mark.parametrize("target", [1e-6, 1e-3, 10.0])
+def test_an_adaptive_rate_follows_the_divergence_of_each_gradient_step_but_the_first(target):
+    rows, seen = adapted(config(**ADAPTIVE, target_kl=target, learning_rate=1e-3))
+    assert len(seen) == 4 * 3  # of four gradient steps
+    rate = torch.tensor(1e-3)
+    for number, row in enumerate(rows):
+        for kl in seen[3 * number : 3 * number + 3]:
+            factor = 1 / 1.5 if kl > 2 * target else 1.5 if kl < target / 2 else 1.0
+            rate = (rate * factor).clamp(1e-5, 1e-2)
+        assert row["learning_rate"] == pytest.approx(rate.item(), rel=1e-5)
+    assert rows[0]["kl_approx"] == pytest.approx(sum(seen[1:3]) / 2, rel=1e-4)
+
+
+def test_an_adaptive_rate_is_the_same_from_the_definition_and_from_compiled_code(monkeypatch):
+    """The library's loss, compiled code and the definition measure the same divergence."""
+    options = config(**ADAPTIVE, target_kl=1e-3)
+    (expected, seen), (compiled, also_seen) = adapted(options, 2), adapted(replace(options, compile=True), 2)
+    monkeypatch.setattr("recurl.execution.executor.FORMS", {})
+    plain, again_seen = adapted(options, 2)
+    for found in (also_seen, again_seen):
+        assert found == pytest.approx(seen, rel=1e-2, abs=1e-6)
+    for found in (compiled, plain):
+        assert [row["learning_rate"] for row in found] == pytest.approx([row["learning_rate"] for row in expected])
+
+
+def test_an_adaptive_rate_is_in_the_metrics_and_resumes_exactly(tmp_path):
+    options = config(**ADAPTIVE, target_kl=1e-3)
+    train(options, tmp_path / "whole")
+    train(options, tmp_path / "run", stop_after=3)
+    train(options, tmp_path / "run", resume=True)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert differing(final_state(tmp_path / "run"), final_state(tmp_path / "whole")) == []
+    rates = column(tmp_path / "run", "learning_rate")
+    assert len(rates) == 6
+    assert len(set(rates)) > 2
+
+
+def test_an_adaptive_rate_of_another_algorithm_or_without_anything_to_measure():
+    for kind in (A2CConfig, ImpalaConfig, DQNConfig):
+        with pytest.raises(
+            ArgumentError, match="--learning-rate-schedule must be one of constant, linear, cosine, got"
+        ):
+            config(kind, learning_rate_schedule="adaptive")
+    with pytest.raises(ArgumentError, match="needs two gradient steps per update or more"):
+        config(learning_rate_schedule="adaptive", epochs=1, minibatches=1)
+    with pytest.raises(ArgumentError, match=r"--learning-rate must lie between 1e-05 and 0\.01 with"):
+        config(learning_rate_schedule="adaptive", learning_rate=0.1)

@@ -67,8 +67,10 @@ def test_equals_the_eager_step(anywhere, kind):
     assert [path for path, _ in leaves(seen[0])] == [("in", "x"), ("y",)]
 
 
-def test_ppo_learns_the_same_in_captured_steps(anywhere):
+@pytest.mark.parametrize("schedule", ["linear", "adaptive"])
+def test_ppo_learns_the_same_in_captured_steps(anywhere, schedule):
     options = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 32, "cell": "gru"}
+    options |= {"learning_rate_schedule": schedule, "target_kl": 1e-4}
     config = PPOConfig(**options, total_steps=384, entropy_coeff=0.1)
     captured = copy.copy(config)
     object.__setattr__(captured, "cuda_graph", True)  # a config rejects this on a CPU
@@ -79,6 +81,8 @@ def test_ppo_learns_the_same_in_captured_steps(anywhere):
         algorithm.close()
     for plain, graphed in zip(*seen, strict=True):
         assert graphed == pytest.approx(plain, rel=1e-3, abs=1e-5)
+    rates = {row.get("learning_rate") for row in seen[1]}
+    assert rates == {None} if schedule == "linear" else len(rates) > 1
     assert seen[0][0]["loss_entropy"] != pytest.approx(seen[0][1]["loss_entropy"], rel=0.1)  # annealed
 
 
@@ -131,12 +135,15 @@ class NeverWaits(TorchDispatchMode):
 def test_a_step_of_ppo_reads_nothing_back(anywhere, env):
     config = PPOConfig(env=env, cell="none", hidden_size=8, num_envs=4, rollout_steps=32, entropy_coeff=0.1)
     object.__setattr__(config, "clip_epsilon_schedule", "linear")
+    object.__setattr__(config, "learning_rate_schedule", "adaptive")
     object.__setattr__(config, "cuda_graph", True)  # a config rejects this on a CPU
     algorithm = PPO(config)
     batch = algorithm.estimator(algorithm.collect())
     (minibatch,) = SequenceMinibatches(batch.select(*algorithm.loss.in_keys, strict=False), 1, 32).entries()
     with NeverWaits():
-        algorithm.optimizer.descend(algorithm.total(algorithm.loss.gradients(minibatch)))
+        losses = algorithm.loss.gradients(minibatch)
+        algorithm._adapt(losses["kl_approx"])
+        algorithm.optimizer.descend(algorithm.total(losses))
     algorithm.close()
     with pytest.raises(AssertionError), NeverWaits():
         torch.ones(()).item()

@@ -12,7 +12,7 @@ from rich.console import Console
 import recurl
 from recurl.core.errors import ArgumentError
 from recurl.envs import GymEnv
-from recurl.envs.tasks import Bandit
+from recurl.envs.tasks import Bandit, MaskedArm
 from recurl.trainers import (
     PPOConfig,
     R2D2Config,
@@ -36,6 +36,11 @@ KINDS = {
 }
 ON_DEVICE = {"env": partial(Bandit, 3, 5), "vectorization": "device"}
 KINDS |= {f"device-{name}": (kind, {**options, **ON_DEVICE}) for name, (kind, options) in KINDS.items()}
+ARM = {"env": partial(MaskedArm, max_episode_steps=5), "sequence_length": 4}
+KINDS |= {
+    f"arm-{mode}{'-all' * (not dropped)}": (PPOConfig, {**ARM, "vectorization": mode, "drop_observations": dropped})
+    for mode, dropped in (("native", ()), ("device", ("privileged",)), ("device", ()))
+}
 
 
 def make(**options):

@@ -117,8 +117,8 @@ def test_pictures(tmp_path):
         (["--encoder", "nature"], "--encoder nature needs an image"),
         (["--action-mask", "legal"], "doesn't support --action-mask: leave it out, or choose another vectorization"),
         (
-            ["--drop-observations", "a", "--env-workers", "2"],
-            "doesn't support --env-workers, --drop-observations: leave them",
+            ["--action-mask", "legal", "--env-workers", "2"],
+            "doesn't support --env-workers, --action-mask: leave them",
         ),
     ],
 )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from recurl.envs.tasks.bandit import Bandit, BanditEnv, BanditVectorEnv
     from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
     from recurl.envs.tasks.dynamics import Dynamics
+    from recurl.envs.tasks.masked_arm import MaskedArm, MaskedArmEnv, MaskedArmVectorEnv
     from recurl.envs.tasks.masked_cartpole import MaskedCartPole, MaskedCartPoleEnv, MaskedCartPoleVectorEnv
     from recurl.envs.tasks.masked_pendulum import MaskedPendulum, MaskedPendulumEnv, MaskedPendulumVectorEnv
     from recurl.envs.tasks.repeat_previous import RepeatPrevious, RepeatPreviousEnv, RepeatPreviousVectorEnv
@@ -23,6 +24,7 @@ lazy_names(
         ".bandit": "Bandit BanditEnv BanditVectorEnv",
         ".base": "TaskEnv TaskVectorEnv",
         ".dynamics": "Dynamics",
+        ".masked_arm": "MaskedArm MaskedArmEnv MaskedArmVectorEnv",
         ".masked_cartpole": "MaskedCartPole MaskedCartPoleEnv MaskedCartPoleVectorEnv",
         ".masked_pendulum": "MaskedPendulum MaskedPendulumEnv MaskedPendulumVectorEnv",
         ".repeat_previous": "RepeatPrevious RepeatPreviousEnv RepeatPreviousVectorEnv",
@@ -36,6 +38,9 @@ __all__ = [
     "BanditEnv",
     "BanditVectorEnv",
     "Dynamics",
+    "MaskedArm",
+    "MaskedArmEnv",
+    "MaskedArmVectorEnv",
     "MaskedCartPole",
     "MaskedCartPoleEnv",
     "MaskedCartPoleVectorEnv",

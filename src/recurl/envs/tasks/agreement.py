@@ -18,7 +18,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.seeding import derive_seed
 from recurl.envs.tasks.base import TaskVectorEnv
 from recurl.envs.tasks.checks import call_checked, check_step
-from recurl.envs.tasks.dynamics import Dynamics
+from recurl.envs.tasks.dynamics import Dynamics, parts
 from recurl.envs.tasks.namespaces import Namespace, TensorDraw, tensors_on
 from recurl.execution.readback import refuse_read_back
 
@@ -72,7 +72,7 @@ def check_dynamics(
         actions = _actions(dynamics, rng, rows)
         got = _step_on(device, dynamics, xp, env, actions, refuse_read_back)
         observations, reward, terminated, truncated, _ = env.step(actions)
-        expected = {**env.state, "the observations": observations, "the rewards": reward, "terminated": terminated}
+        expected = {**env.state, **_named(observations), "the rewards": reward, "terminated": terminated}
         for name, value in expected.items():
             worst = max(worst, _difference(dynamics, name, step, value, got[name]))
         done, step = terminated | truncated, step + 1
@@ -104,7 +104,11 @@ def _step_on(
     device_actions = _to_device(actions, device)
     after, reward, terminated = call_checked(dynamics, "advance", xp, state, steps, device_actions, within=within)
     observations = call_checked(dynamics, "observe", xp, after, steps + 1, within=within)
-    return {**after, "the observations": observations, "the rewards": reward, "terminated": terminated}
+    return {**after, **_named(observations), "the rewards": reward, "terminated": terminated}
+
+
+def _named(observations: Any) -> dict[str, Any]:
+    return {f"the observations{f' {name!r}' if name else ''}": part for name, part in parts(observations).items()}
 
 
 def _check_dtypes(dynamics: Dynamics, host: Mapping[str, NDArray[Any]], initial: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ episodes as a single environment seeded with `s + i` (as in gymnasium's `SyncVec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from recurl.core.errors import ArgumentError, UnsupportedError, UsageError
 from recurl.envs.tasks.checks import TRIAL_SEED, check_memory, check_step
 from recurl.envs.tasks.drawing import Frame
-from recurl.envs.tasks.dynamics import Dynamics, check_count, check_state
+from recurl.envs.tasks.dynamics import Dynamics, check_count, check_state, parts
 from recurl.envs.tasks.namespaces import HOST, RowDraw
 
-Observations = NDArray[np.float32]
+Observations: TypeAlias = Any
+"""An array, or a dict of arrays by name."""
 Actions = NDArray[np.int64]
 StepResult = tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -110,10 +111,10 @@ def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[A
 class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """Vector environment of a task, with all rows stepped together in NumPy.
 
-    Observations are float32 `[num_envs, ...]`, actions integers `[num_envs]` or `[num_envs, n]` or real vectors
-    `[num_envs, n]`, rewards float64 `[num_envs]`, terminated and truncated bool `[num_envs]`. Every returned array is
-    new. A row that reaches the step limit is truncated, whether or not it also terminated (as in gymnasium's
-    `TimeLimit`).
+    Observations are arrays `[num_envs, ...]`, or a dict of them; actions integers `[num_envs]` or `[num_envs, n]`, or
+    real vectors `[num_envs, n]`; rewards float64 `[num_envs]`; terminated and truncated bool `[num_envs]`. Every
+    returned array is new. A row that reaches the step limit is truncated, whether or not it also terminated (as in
+    gymnasium's `TimeLimit`).
 
     Args:
         dynamics: the task.
@@ -350,7 +351,7 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         super().reset(seed=seed)
         self._rows.rngs = [self.np_random]
         observations, info = self._rows.reset(options=options)
-        return observations[0], info
+        return _first(observations), info
 
     def step(self, action: Any) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Play one step.
@@ -362,7 +363,7 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         actions = self._rows.checked(action, ())
         actions = actions.reshape(1, *(self._rows.single_action_space.shape or ()))
         observations, reward, terminated, truncated, info = self._rows.step(actions)
-        return observations[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+        return _first(observations), float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def render(self) -> Frame | None:  # pyright: ignore[reportIncompatibleMethodOverride] - gymnasium allows more
         """Return an image, uint8 `[height, width, 3]`, or None without a `render_mode`."""
@@ -377,8 +378,15 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         self._rows.set_state(state)
 
 
+def _first(observations: Observations) -> Observations:
+    if isinstance(observations, dict):
+        return {name: array[0] for name, array in parts(observations).items()}
+    return observations[0]
+
+
 def _final_info(observations: Observations, done: NDArray[np.bool_], rows: NDArray[np.intp]) -> dict[str, Any]:
     final = np.full(len(done), None, dtype=object)
     for row in rows.tolist():
-        final[row] = observations[row].copy()
+        copies = {name: array[row].copy() for name, array in parts(observations).items()}
+        final[row] = copies if isinstance(observations, dict) else copies[""]
     return {"final_obs": final, "_final_obs": done.copy(), "final_info": {}, "_final_info": done.copy()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError, RecurlError
 from recurl.core.seeding import derive_seed
-from recurl.envs.tasks.dynamics import Dynamics, State
+from recurl.envs.tasks.dynamics import Dynamics, State, parts
 from recurl.envs.tasks.namespaces import HOST, Draw, Namespace, RowDraw
 from recurl.execution.source_lines import line_of
 
@@ -45,9 +45,9 @@ def check_step(dynamics: Dynamics, xp: Namespace, make_draw: Callable[[], Draw],
     """
     initial = _call_twice(dynamics, "begin", lambda: call_checked(dynamics, "begin", xp, make_draw()))
     _check_state(dynamics, initial, rows)
-    steps, seen = xp.zeros(rows, dtype=xp.int64), dynamics.observation_space
+    steps = xp.zeros(rows, dtype=xp.int64)
     observations = _call_twice(dynamics, "observe", lambda: call_checked(dynamics, "observe", xp, initial, steps))
-    _check(dynamics, "observe", "the observations", observations, str(seen.dtype), (rows, *seen.shape))
+    _check_observations(dynamics, observations, rows)
     actions = _zero_actions(dynamics, xp, rows)
     result = _call_twice(dynamics, "advance", lambda: call_checked(dynamics, "advance", xp, initial, steps, actions))
     if not isinstance(result, tuple) or len(result) != 3:
@@ -126,9 +126,9 @@ def check_memory(dynamics: Dynamics) -> None:
     steps = np.zeros(1, dtype=np.int64)
     actions = _zero_actions(dynamics, HOST, 1)
     first, second = (dynamics.advance(HOST, initial, steps, actions)[0] for _ in range(2))
-    seen = dynamics.observe(HOST, first, steps)
+    seen = parts(dynamics.observe(HOST, first, steps)).values()
     for name, array in first.items():
-        others = [seen, *(other for key, other in first.items() if key != name)]
+        others = [*seen, *(other for key, other in first.items() if key != name)]
         if array is not initial[name]:
             others.append(second[name])
         if not array.flags.writeable or any(np.shares_memory(array, other) for other in others):
@@ -195,6 +195,18 @@ def _check_state(dynamics: Dynamics, state: Any, rows: int) -> None:
             f"the last axis of every array that {_name(dynamics)}.begin returns must have one entry for each of the "
             f"{rows} rows; got shapes {shapes}"
         )
+
+
+def _check_observations(dynamics: Dynamics, observations: Any, rows: int) -> None:
+    spaces, found = parts(dynamics.observation_space), parts(observations)
+    if spaces.keys() != found.keys():
+        wanted = "one array" if "" in spaces else f"a dict with the names {sorted(spaces)}"
+        raise ArgumentError(
+            f"{_name(dynamics)}.observe must return {wanted}, as its observation_space; got {_describe(observations)}"
+        )
+    for name, space in spaces.items():
+        what = f"the observations{f' {name!r}' if name else ''}"
+        _check(dynamics, "observe", what, found[name], str(space.dtype), (rows, *space.shape))
 
 
 def _check(dynamics: Dynamics, function: str, what: str, value: Any, kind: str, shape: tuple[int, ...]) -> None:

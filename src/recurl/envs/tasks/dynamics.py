@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from recurl.core.errors import ArgumentError
+from recurl.core.keys import ACTION_MASK
 from recurl.envs.tasks.namespaces import Draw, Namespace
 
-__all__ = ["Dynamics", "State", "check_count", "check_state"]
+__all__ = ["Dynamics", "State", "check_count", "check_state", "parts"]
 
 State: TypeAlias = dict[str, Any]
 """Arrays by name, with rows along the last axis."""
@@ -43,7 +44,8 @@ class Dynamics(ABC):
     actions and observations.
 
     Args:
-        observation_space: space of one row's observation: numbers, or bits.
+        observation_space: space of one row's observation: numbers, or bits; or a Dict of such spaces by name, for
+            observations of several arrays, such as ``{"observation": ..., "privileged": ...}``.
         actions: number of discrete actions; a sequence of such numbers for multi-discrete actions; or the Box of a
             continuous action.
         step_limit: number of steps after which an episode is truncated, at least 1.
@@ -58,13 +60,9 @@ class Dynamics(ABC):
     """
 
     def __init__(
-        self, *, observation_space: Box | MultiBinary, actions: int | Sequence[int] | Box, step_limit: int
+        self, *, observation_space: Box | MultiBinary | Dict, actions: int | Sequence[int] | Box, step_limit: int
     ) -> None:
-        if not isinstance(observation_space, Box | MultiBinary):  # type: ignore[reportUnnecessaryIsInstance] # users
-            raise ArgumentError(
-                f"the observation_space of {type(self).__name__} must be a Box or MultiBinary, one array; got "
-                f"{observation_space}: concatenate several parts into one array"
-            )
+        _check_observed(type(self).__name__, observation_space)
         self.observation_space = observation_space
         self.action_space = _action_space(actions)
         self.step_limit = check_count("step_limit", step_limit, minimum=1)
@@ -77,6 +75,19 @@ class Dynamics(ABC):
             xp: the namespace.
             draw: source of random numbers, which also determines the number of rows.
         """
+
+    def begin_again(self, xp: Namespace, draw: Draw, state: State) -> State:
+        """Return the initial state of rows that begin the next episode of a trial (:class:`~recurl.envs.Trials`).
+
+        By default, that of any episode. Override it to keep what the episodes of a trial share, such as a goal.
+
+        Args:
+            xp: the namespace.
+            draw: source of random numbers.
+            state: initial state of the previous episode.
+        """
+        del state
+        return self.begin(xp, draw)
 
     @abstractmethod
     def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
@@ -97,11 +108,34 @@ class Dynamics(ABC):
     def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
         """Return the observations of a state, `[rows, ...]` of the space's dtype, as a new array (see `xp.astype`).
 
+        For a Dict space, return a dict of such arrays with the same names.
+
         Args:
             xp: the namespace.
             state: the state.
             steps: number of steps in each row's episode, int64 `[rows]`.
         """
+
+
+def parts(observation: Any) -> dict[str, Any]:
+    """Return the parts of an observation, or of its space, by name; a single one is named ``""``.
+
+    Example:
+        >>> list(parts(Box(0, 1))), list(parts(Dict(a=Box(0, 1), b=MultiBinary(2))))
+        ([''], ['a', 'b'])
+    """
+    return {**observation} if isinstance(observation, Mapping | Dict) else {"": observation}
+
+
+def _check_observed(owner: str, space: Any) -> None:
+    found = parts(space)
+    if not found or not all(isinstance(part, Box | MultiBinary) for part in found.values()):
+        raise ArgumentError(
+            f"the observation_space of {owner} must be a Box or MultiBinary, one array, or a flat Dict of these; got "
+            f"{space}: concatenate what belongs together into one array"
+        )
+    if ACTION_MASK in found:
+        raise ArgumentError(f"an observation of {owner} can't be named {ACTION_MASK!r}: a task has no action masks")
 
 
 def _action_space(actions: Any) -> Discrete | MultiDiscrete | Box:

@@ -65,6 +65,7 @@ TASKS = {
     task_id: Task(task_id, f"recurl.envs.tasks.{task}Env", f"recurl.envs.tasks.{task}VectorEnv")
     for task_id, task in {
         "recurl/Bandit-v0": "bandit:Bandit",
+        "recurl/MaskedArm-v0": "masked_arm:MaskedArm",
         "recurl/MaskedCartPole-v1": "masked_cartpole:MaskedCartPole",
         "recurl/MaskedPendulum-v1": "masked_pendulum:MaskedPendulum",
         "recurl/RepeatPrevious-v0": "repeat_previous:RepeatPrevious",

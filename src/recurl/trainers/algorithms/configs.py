@@ -24,7 +24,7 @@ from recurl.core.ranges import (
     Steps,
     flag,
 )
-from recurl.trainers.config import NO_CELL, Choice, RunConfig, Schedule, Work
+from recurl.trainers.config import ADAPTIVE, ADAPTIVE_RANGE, NO_CELL, Choice, RunConfig, Schedule, Work
 from recurl.trainers.env_name import is_environment, source_of
 
 _SEPARATE_FROM = 16_384  # environment steps of a gradient step; see benchmarks/notes/learning.md
@@ -164,6 +164,7 @@ class OnPolicyConfig(CriticConfig):
     saves memory. auto uses starts on a GPU if rows divide into whole sequences."""
 
     more_envs_on_gpu: ClassVar[bool] = True
+    actor_kind: ClassVar[str | None] = "distribution"
 
     @property
     def gradient_steps_per_batch(self) -> int:
@@ -283,6 +284,12 @@ class PPOConfig(OverlappedConfig):
 
     clip_value: NonNegative = 0.0
     """Clipping range of values around those computed during collection; 0 disables value clipping."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine", "adaptive"] = "linear"  # type: ignore[assignment] # one more
+    """Decay of the learning rate to zero over --total-steps. adaptive: at each gradient step, divide it by 1.5 if the
+    policy's KL divergence from the one that collected exceeds twice --target-kl, and multiply it by 1.5 if it is below
+    half of --target-kl, between 1e-5 and 1e-2."""
+    target_kl: Positive = 0.01
+    """KL divergence, in nats, that --learning-rate-schedule adaptive aims at."""
 
     @property
     def gradient_steps_per_batch(self) -> int:
@@ -311,7 +318,22 @@ class PPOConfig(OverlappedConfig):
                 f"({self.num_envs} environments x {self._sequences // self.num_envs}), got {self.minibatches}: lower "
                 "it, raise --num-envs or lower --sequence-length."
             )
+        if self.learning_rate_schedule == ADAPTIVE:
+            self._check_adaptive()
         super().check()
+
+    def _check_adaptive(self) -> None:
+        low, high = ADAPTIVE_RANGE
+        if not low <= self.learning_rate <= high:
+            raise ArgumentError(
+                f"--learning-rate must lie between {low:g} and {high:g} with --learning-rate-schedule adaptive, got "
+                f"{self.learning_rate:g}."
+            )
+        if self.epochs * self.minibatches == 1:
+            raise ArgumentError(
+                "--learning-rate-schedule adaptive needs two gradient steps per update or more, as it measures how far "
+                "the earlier ones have moved the policy: raise --epochs or --minibatches."
+            )
 
     @property
     def graph_obstacle(self) -> str | None:
@@ -580,6 +602,7 @@ class DQNConfig(ReplayConfig):
     """
 
     algorithm: ClassVar[str] = "dqn"
+    actor_kind: ClassVar[str | None] = "action values"
 
     learning_rate_schedule: Schedule = "linear"
     """Decay of the learning rate to zero over --total-steps."""
@@ -667,6 +690,7 @@ class SACConfig(CriticsConfig):
     """
 
     algorithm: ClassVar[str] = "sac"
+    actor_kind: ClassVar[str | None] = "distribution"
 
     alpha: Positive = 0.01
     """Initial temperature, the weight of the entropy."""
@@ -693,6 +717,7 @@ class TD3Config(CriticsConfig):
     """
 
     algorithm: ClassVar[str] = "td3"
+    actor_kind: ClassVar[str | None] = "action"
 
     policy_delay: Count = 2
     """Critic updates per update of the actor and the target networks."""
@@ -731,6 +756,7 @@ class DistillConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "distill"
+    actor_kind: ClassVar[str | None] = "distribution"
     private_option: ClassVar[str | None] = "teacher_observations"
     fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "teacher", "teacher_observations")
     usual_envs: ClassVar[int] = 16

@@ -133,13 +133,21 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
     if source is not None:
         from recurl.envs.from_function import env_from_function  # noqa: PLC0415 - as above
 
-        create = partial(env_from_function, source, num_envs, **options)
+        create = partial(env_from_function, source, num_envs, **options, trial_episodes=config.trial_episodes)
         return _checked(config, _create(config, create, render_mode))
     dynamics = None if num_envs is None else _dynamics_on_device(config)
     if num_envs is not None and dynamics is not None:
         from recurl.envs import TensorEnv  # noqa: PLC0415 - as above
 
-        return TensorEnv(dynamics, num_envs, device=config.device, categorical_action_encoding=True)
+        return TensorEnv(
+            _trials(config, dynamics),
+            num_envs,
+            device=config.device,
+            categorical_action_encoding=True,
+            drop_observations=config.drop_observations,
+        )
+    if config.trial_episodes is not None:
+        return _create(config, partial(_trials_of_id, config, config.trial_episodes, num_envs, options), render_mode)
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
     return _create(config, create, render_mode)
 
@@ -159,9 +167,7 @@ def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
     on_gpu = config.vectorization == "auto" and torch.device(config.device).type != "cpu"
     if config.vectorization != "device" and (not on_gpu or config.host_only):
         return None
-    from recurl.envs.tensor_env import dynamics_of  # noqa: PLC0415 - as above
-
-    dynamics = _create(config, partial(dynamics_of, config.env_name))
+    dynamics = _dynamics(config)
     if dynamics is None and config.vectorization == "device":
         _create(config, partial(GymEnv, config.env_name)).close()  # report invalid arguments first
         raise ArgumentError(
@@ -169,6 +175,37 @@ def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
             "write it as Dynamics (register_dynamics)."
         )
     return dynamics
+
+
+def _dynamics(config: RunConfig) -> Dynamics | None:
+    from recurl.envs.tensor_env import dynamics_of  # noqa: PLC0415 - as above
+
+    return _create(config, partial(dynamics_of, config.env_name))
+
+
+def _trials_of_id(
+    config: RunConfig, episodes: int, num_envs: int | None, options: dict[str, Any], **kwargs: Any
+) -> EnvBase:
+    """Create environments by id that join episodes into trials: those of a task are stepped like the task, by NumPy."""
+    task = None if config.wrapper or config.drop_observations else _dynamics(config)
+    if task is not None:
+        from recurl.envs.from_function import env_from_function  # noqa: PLC0415 - as above
+
+        shown = {name: value for name, value in kwargs.items() if name == "render_mode"}
+        return env_from_function(
+            lambda: task, num_envs, **{**options, "wrappers": ()}, **shown, trial_episodes=episodes
+        )
+    from recurl.envs.trials import Trials  # noqa: PLC0415 - as above
+
+    wrappers = [*options.pop("wrappers"), partial(Trials, episodes=episodes)]
+    return GymEnv(config.env_name, num_envs, categorical_action_encoding=True, wrappers=wrappers, **options, **kwargs)
+
+
+def _trials(config: RunConfig, dynamics: Dynamics) -> Dynamics:
+    """Return the dynamics of the trials of a task, if the memory is kept over several episodes."""
+    from recurl.envs.trials import TrialDynamics  # noqa: PLC0415 - as above
+
+    return dynamics if config.trial_episodes is None else TrialDynamics(dynamics, config.trial_episodes)
 
 
 def _create(config: RunConfig, create: Callable[..., _T], render_mode: str | None = None) -> _T:

@@ -27,6 +27,7 @@ from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.schedules import SCHEDULES
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, check_names, collecting
+from recurl.trainers.networks.initial import Initial, take_networks
 from recurl.trainers.optim.finite import first_nonfinite
 from recurl.trainers.optim.gradient_step import GradientStep
 
@@ -76,7 +77,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         ArgumentError: if the environment can't be created.
     """
 
-    reported: ClassVar[tuple[str, ...]]
+    reported: tuple[str, ...]
     """Names of the metrics that :meth:`learn` returns: columns of ``metrics.csv``."""
     live: ClassVar[str]
     """Format string of the metrics shown during training, such as ``"loss {loss:.3f}"``."""
@@ -308,6 +309,26 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
                 )
             setters[name](value)
         return batch
+
+    def start_from(self, initial: Initial) -> str:
+        """Start from the networks of another run, and describe in a line what was taken.
+
+        The statistics of scaled rewards are taken with a critic, whose values have their scale.
+
+        Args:
+            initial: the other run.
+
+        Raises:
+            ArgumentError: if the actor doesn't fit.
+        """
+        taken, fresh = take_networks(self.agent, self.config, initial)
+        scaler, saved = self.parts().get("scaler"), initial.algorithm.get("scaler")
+        if isinstance(scaler, RewardScaler) and saved is not None and len(taken) > 1:
+            begin = "moments."
+            scaler.moments.load_state_dict({n.removeprefix(begin): v for n, v in saved.items() if n.startswith(begin)})
+            taken.append("reward scale")
+        new = f"; {' and '.join(fresh)} new" if fresh else ""
+        return f"Starting from {initial.path}: {', '.join(taken)} taken{new}; optimizers and schedules start over."
 
     @property
     def own(self) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             learning_rate=config.learning_rate,
             max_norm=config.max_grad_norm,
             eps=config.adam_eps,
-            capturable=self.config.cuda_graph,
+            capturable=config.cuda_graph or "learning_rate" not in config.scheduled,  # adaptive, on the device
         )
         self._run: Callable[..., Tensor] = self.update
         if config.compile or config.cuda_graph:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.distributed import average_
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
 from recurl.trainers.algorithms.configs import PPOConfig
 from recurl.trainers.algorithms.on_policy import CHECKED, OnPolicy, UpdateSchedule
+from recurl.trainers.algorithms.schedules import adapted_rate
+from recurl.trainers.config import ADAPTIVE
 
 
 class PPO(OnPolicy[PPOConfig]):
@@ -31,6 +35,9 @@ class PPO(OnPolicy[PPOConfig]):
 
     def __init__(self, config: PPOConfig) -> None:
         super().__init__(config, overlap=config.overlap)
+        self._adapts = config.learning_rate_schedule == ADAPTIVE
+        if self._adapts:
+            self.reported = (*self.reported, "learning_rate")
 
     def make_estimator(self) -> GAE:
         """Build the advantage estimator."""
@@ -66,9 +73,22 @@ class PPO(OnPolicy[PPOConfig]):
         for minibatches in self.epochs(batch, orders):
             epochs.append([])
             last = len(epochs) == self.config.epochs
-            self.loss.metrics = self.diagnostics if last or self.config.compile else False  # compiled code has them
+            wanted = last or self._adapts or self.config.compile  # compiled code has them
+            self.loss.metrics = self.diagnostics if wanted else False
             for minibatch in minibatches:  # whole sequences, each from its stored state
                 losses = gradients(minibatch)  # of the clipped objective, the value loss and the entropy bonus
+                if self._adapts and (len(epochs) > 1 or epochs[-1]):  # at the first step, only rounding differs
+                    self._adapt(losses["kl_approx"])
                 norm = self.optimizer.descend(self.total(losses))  # clipped; skipped if anything isn't finite
                 epochs[-1].append((losses, norm))
-        return self.summary(batch, explained, epochs)
+        found = self.summary(batch, explained, epochs)
+        return torch.cat([found, self._rate.reshape(1)]) if self._adapts else found
+
+    @property
+    def _rate(self) -> Tensor:
+        return cast(Tensor, self.optimizer.learning_rate)  # adaptive, so on the device
+
+    def _adapt(self, kl: Tensor) -> None:
+        """Adapt the learning rate to the KL divergence of a minibatch, the mean over the ranks."""
+        average_([kl := kl.clone()])
+        self.optimizer.set_learning_rate(adapted_rate(self._rate, kl, self.config.target_kl))

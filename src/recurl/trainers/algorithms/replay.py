@@ -21,9 +21,11 @@ from recurl.data import MidEpisodeBurnIn, ZeroStart, refresh_states, slice_prior
 from recurl.data.replay_buffers.device import ByPriority, ByStep, ByTrajectory, DeviceSliceBuffer
 from recurl.distributed import average_, global_statistics
 from recurl.modules import RewardScaler
+from recurl.objectives import SoftUpdate
 from recurl.trainers.algorithms.configs import ReplayConfig
 from recurl.trainers.algorithms.learner import AgentT, Learner, Stateful
 from recurl.trainers.config import NO_CELL
+from recurl.trainers.networks.initial import Initial
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.optim.reading import Reading
@@ -144,6 +146,13 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         """Load a state; see :meth:`Learner.load_state_dict`."""
         self._forget_graphs()  # the optimizers' states are replaced
         super().load_state_dict(state, begin_anew=begin_anew)
+
+    def start_from(self, initial: Initial) -> str:
+        """Start from the networks of another run, target networks equal to them; see :meth:`Learner.start_from`."""
+        described = super().start_from(initial)
+        if self.loss.target_networks():
+            SoftUpdate(cast(nn.Module, self.loss), tau=1.0).init_()
+        return described
 
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
         """Add a batch to the replay buffer and make gradient steps on samples.

@@ -171,8 +171,13 @@ class GradientStep:
         forms = self._step.explain()
         return Explanation("Adam", forms if self._obstacle is None else dict.fromkeys(forms, self._obstacle), "torch")
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the learning rate."""
+    @property
+    def learning_rate(self) -> float | Tensor:
+        """The learning rate: a tensor on the device if the step is ``capturable``."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    def set_learning_rate(self, learning_rate: float | Tensor) -> None:
+        """Set the learning rate; a scalar tensor needs a step that is ``capturable``."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(learning_rate)

@@ -16,6 +16,7 @@ from recurl.execution.capture import WARM_UP
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.checkpoints import load_newest, restoring, save_checkpoint
+from recurl.trainers.networks.initial import Initial
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.csv_logger import CsvLogger
 from recurl.trainers.report.display import make_display
@@ -27,6 +28,7 @@ from recurl.trainers.run.callbacks import Callbacks, check_callback, load_callba
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.initial import read_networks
 from recurl.trainers.run.outcome import Clock, Outcome
 from recurl.trainers.run.periodic import EVALUATION_COLUMNS, PeriodicEvaluation
 from recurl.trainers.run.provenance import provenance
@@ -79,10 +81,29 @@ class Trainer:
         self.stats = EpisodeStats(config.num_envs)
         self._watch = FaultWatch(self.algorithm, self.stats, skip=config.on_nonfinite == "skip")
         self._updates = 0
+        self._has_begun = False
         self._stop_requested = False
         self._previous_times = (0.0, 0.0)
         self._rng: dict[str, Any] | None = None
         self._lock_stack = ExitStack()
+
+    def begin(self) -> None:
+        """Take the networks that a new run starts from, if the options name any.
+
+        :meth:`run` does the same; call this first to find out about errors before the folder is created.
+
+        Raises:
+            ArgumentError: if there is no such run, it can't be read, or its actor doesn't fit.
+            NonFiniteError: if a parameter of it isn't finite.
+        """
+        source = self.config.init_from
+        if source is not None and not self._has_begun:
+            read = read_networks(source, self._notify) if self._is_leader else Initial("", {}, "", {})
+            initial = broadcast(read)
+            with restoring(Path(initial.path)):
+                described = self.algorithm.start_from(initial)
+            self.console.print(described, soft_wrap=True, markup=False, highlight=False)
+        self._has_begun = True
 
     def resume(self) -> None:
         """Restore the newest checkpoint. On the CPU, the run continues bit for bit as if it had never stopped.
@@ -102,6 +123,7 @@ class Trainer:
             path, state = broadcast(newest)
             with restoring(path):
                 self._load(for_this_rank(state))
+            self._has_begun = True
             self._lock_stack.close()
             self._lock_stack = stack.pop_all()
 
@@ -151,7 +173,7 @@ class Trainer:
             The outcome. In every case the folder contains metrics, a checkpoint and the learning curve.
 
         Raises:
-            ArgumentError: if the folder isn't that of a new run with these options.
+            ArgumentError: if the folder isn't that of a new run with these options, or see :meth:`begin`.
             LockedError: if another process uses the folder.
             CallbackError: if a callback failed; a checkpoint is saved first.
             ExitError: if the environment, or other code called by the run, calls ``sys.exit``.
@@ -162,6 +184,7 @@ class Trainer:
             self._stop_requested, self._callbacks = False, Callbacks()
             clock = Clock(*self._previous_times)
             try:
+                self.begin()
                 self._open()
                 clock = Clock(*self._previous_times)
                 self._loop(clock, should_stop)
@@ -213,7 +236,7 @@ class Trainer:
             folder.curve,
             title=f"{config.env_name}, {config.cell}",
             evaluations=None if config.eval_every is None else folder.evaluations,
-            references=reference_returns(config.env_name, config.env_arguments),
+            references={} if config.trial_episodes else reference_returns(config.env_name, config.env_arguments),
         )
 
     def _interrupted(self) -> bool:

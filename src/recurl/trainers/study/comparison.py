@@ -190,7 +190,8 @@ def compare(paths: Sequence[Path], metric: Metric | None = None) -> Comparison:
 def _task(name: str, metric: Metric, groups: Mapping[str, Sequence[Curve]]) -> TaskComparison:
     config = next(iter(groups.values()))[0].config
     config = config if metric == "training" else config.for_evaluation()
-    references = reference_returns(config.env_name, config.env_arguments)
+    in_trials = config.values.get("trial_episodes")  # whose returns are sums of episodes
+    references = {} if in_trials else reference_returns(config.env_name, config.env_arguments)
     return TaskComparison(name, metric, [_group(label, members) for label, members in groups.items()], references)
 
 

@@ -47,7 +47,7 @@ def test_a_function_creates_the_environments(tmp_path):
         return JaxEnv(*gymnax.make("CartPole-v1"), num_envs, device="cpu", reset_ratio=2)
 
     config = small(env=make, num_envs=4)
-    assert "Finished" in train(config, tmp_path / "run")
+    assert "384/384 steps" in train(config, tmp_path / "run")
     assert evaluate_run(RunFolder(tmp_path / "run"), episodes=2, env=make).returns
 
 

@@ -136,6 +136,11 @@ class IndependentNormal(d.Independent):
             )
         super().__init__(d.Normal(loc, scale, validate_args=False), event_dims, validate_args=False)
 
+    @torch.no_grad()
+    def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
+        """Draw values ``[*sample_shape, *B, *A]``, without reading the scale back from the device as torch's does."""
+        return self.rsample(torch.Size(sample_shape))
+
     def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
         """Draw differentiable values ``[*B, *A]``, and return them with their log-densities, ``[*B]``."""
         value = self.rsample()

@@ -143,3 +143,14 @@ def test_invalid_arguments():
         joint(torch.zeros(2, 16), torch.ones(2, 7))
     with pytest.raises(ArgumentError, match="NormalParamExtractor"):
         IndependentNormal(torch.zeros(2), None)
+
+
+def test_samples_without_bounds_are_those_of_torch():
+    loc, scale = torch.randn(4, 3, requires_grad=True), torch.rand(4, 3) + 0.1
+    for shape in ((), (5,)):
+        torch.manual_seed(0)
+        expected = torch.distributions.Normal(loc, scale).sample(shape)
+        torch.manual_seed(0)
+        drawn = IndependentNormal(loc, scale).sample(shape)
+        assert torch.equal(drawn, expected)
+        assert not drawn.requires_grad

@@ -85,11 +85,10 @@ def evaluate_run(
     with (
         make_env(config.for_evaluation(), min(episodes, SIDE_BY_SIDE), policy=policy) as envs,
         closing(EvaluationDisplay(console, episodes)) as display,
-        torch.random.fork_rng(enabled=not deterministic),
+        torch.random.fork_rng(),
     ):
         envs.set_seed(seed)
-        if not deterministic:
-            torch.manual_seed(derive_seed(seed, "actions"))
+        torch.manual_seed(derive_seed(seed, "actions"))
         return evaluate_policy(
             policy,
             envs,

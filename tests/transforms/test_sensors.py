@@ -6,7 +6,7 @@ from recurl.collectors import Collector
 from recurl.core import specs
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.envs import EnvBase, GymEnv, ParallelEnv, TensorEnv, check_env_specs
-from recurl.envs.tasks import MaskedArm, RepeatPrevious
+from recurl.envs.tasks import MaskedArm
 from recurl.transforms import Compose, ObservationDelay, ObservationNoise, StepCounter
 
 
@@ -152,8 +152,8 @@ def test_what_does_not_fit(make, message):
 
 
 def test_what_can_not_be_delayed_or_be_noisy():
-    with pytest.raises(ArgumentError, match="floating-point entries, but 'observation' is torch"):
-        TensorEnv(RepeatPrevious(2, 3, 7), 2).append_transform(ObservationNoise(1.0, ["observation"]))
+    with pytest.raises(ArgumentError, match="floating-point entries, but 'step_count' is torch"):
+        Clock().append_transform(Compose(StepCounter(), ObservationNoise(1.0, ["step_count"])))
     for steps in (1.5, (1, 2, 3)):
         with pytest.raises(ArgumentTypeError, match="a number of steps or a pair"):
             ObservationDelay(steps)

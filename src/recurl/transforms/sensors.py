@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -64,11 +64,11 @@ class ObservationNoise(Transform):
         spec = observation_spec.clone()
         for key in self.in_keys:
             entry = _entry(spec, key, self)
-            if not entry.dtype.is_floating_point:
+            if not cast(torch.dtype, entry.dtype).is_floating_point:
                 raise ArgumentError(
                     f"ObservationNoise needs floating-point entries, but {key!r} is {entry.dtype}: leave it out."
                 )
-            shape = entry.shape[spec.ndim :]
+            shape = entry.shape[len(spec.shape) :]
             try:
                 scale = self.scale.expand(shape)
             except RuntimeError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from recurl.core.seeding import derive_seed, env_seed
+from recurl.core.seeding import derive_seed, preserved_rng, env_seed
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.config import RunConfig
@@ -85,7 +85,7 @@ def evaluate_run(
     with (
         make_env(config.for_evaluation(), min(episodes, SIDE_BY_SIDE), policy=policy) as envs,
         closing(EvaluationDisplay(console, episodes)) as display,
-        torch.random.fork_rng(),
+        preserved_rng(),
     ):
         envs.set_seed(seed)
         torch.manual_seed(derive_seed(seed, "actions"))

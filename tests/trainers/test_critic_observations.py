@@ -188,9 +188,10 @@ def test_the_critic_sees_what_sensors_blur(tmp_path, kind):
 
 
 def test_noise_needs_numbers():
+    make = partial(gym.wrappers.DtypeObservation, gym.make("MountainCar-v0"), np.int64)
+    config = PPOConfig(env=make, num_envs=1, **SENSORS)
     with pytest.raises(ArgumentError, match=r"--observation-noise needs floating-point observations, and .* has only"):
-        env = partial(gym.wrappers.DtypeObservation, gym.make("CartPole-v1"), np.int64)
-        ALGORITHMS["ppo"].learner(PPOConfig(env=env, num_envs=1, **SENSORS))
+        ALGORITHMS["ppo"].learner(config)
 
 
 @pytest.mark.parametrize(

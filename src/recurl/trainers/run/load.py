@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from recurl.core.seeding import derive_seed, preserved_rng, env_seed
+from recurl.core.seeding import derive_seed, env_seed, preserved_rng
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.config import RunConfig

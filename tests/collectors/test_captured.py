@@ -11,7 +11,17 @@ from torch import nn
 
 from recurl.collectors import Collector, captured
 from recurl.core.errors import RecurlWarning, UnsupportedError, UsageError
-from recurl.envs import ExplorationType, GymEnv, InitTracker, PreviousAction, RewardSum, StepCounter, TensorEnv
+from recurl.envs import (
+    ExplorationType,
+    GymEnv,
+    InitTracker,
+    ObservationDelay,
+    ObservationNoise,
+    PreviousAction,
+    RewardSum,
+    StepCounter,
+    TensorEnv,
+)
 from recurl.envs.tasks import Dynamics, MaskedArm, MaskedCartPole, RepeatPrevious, TMaze
 from recurl.execution import traced
 from recurl.execution.background import compiled_later
@@ -23,9 +33,9 @@ pytestmark = pytest.mark.usefixtures("recorded")
 TASKS = [MaskedArm(max_episode_steps=7), MaskedCartPole(12), RepeatPrevious(2, 3, 7), TMaze(2)]
 
 
-def make(dynamics, *, lowered=True, **options) -> Collector:
+def make(dynamics, *, lowered=True, sensors=(), **options) -> Collector:
     env = TensorEnv(dynamics, 5, device="cpu")
-    for transform in (InitTracker(), StepCounter(), RewardSum(), PreviousAction(env.action_spec_unbatched)):
+    for transform in (*sensors, InitTracker(), StepCounter(), RewardSum(), PreviousAction(env.action_spec_unbatched)):
         env = env.append_transform(transform)
     torch.manual_seed(0)
     width = env.observation_spec["observation"].shape[-1]
@@ -78,6 +88,20 @@ def test_batches_are_those_of_single_launches(dynamics, lowered, recorded):
     continues = steps[:, 1:] > 0
     assert torch.equal(ids[:, 1:] == ids[:, :-1], continues)
     assert len(ids.unique()) == int((~continues).sum()) + 5
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_noise_and_delays_are_those_of_single_launches(compiled, recorded):
+    sensors = (ObservationNoise(0.1), ObservationDelay((1, 3)))
+    runs = []
+    for options in ({}, {"cuda_graph": True, "compile_step": compiled}):
+        torch.manual_seed(1)
+        runs.append(changed(make(MaskedArm(max_episode_steps=7), sensors=sensors, **options)))
+    found, expected = ([batch.to(torch.float64) for batch in run] for run in runs)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one["observation"], other["observation"])
+        assert torch.equal(one["observation_delay"], other["observation_delay"])
+    assert recorded
 
 
 @pytest.mark.parametrize("lowered", [True, False])

@@ -1,5 +1,7 @@
 """Observations that only the critic sees: networks, batches, statistics, policies, evaluation, resumed runs."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -156,6 +158,40 @@ def test_resumed_equals_uninterrupted(tmp_path, kind):
     assert metrics(tmp_path / "half") == metrics(tmp_path / "whole")
     found = differing(final_state(tmp_path / "half"), final_state(tmp_path / "whole"))
     assert [place for place in found if not place.endswith("/gym/objects")] == []  # pickled anew
+
+
+SENSORS = {"observation_noise": 0.2, "observation_delay": 2}
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, SACConfig])
+@pytest.mark.usefixtures("shared_interpreter")
+def test_the_critic_sees_what_sensors_blur(tmp_path, kind):
+    config = options(kind, **SENSORS)
+    batch = trained(config, 1).collect()
+    position = batch["hidden"][..., 1]
+    noise = batch["seen"][..., 0] - position
+    assert noise.abs().max() > 0.1  # also late
+    torch.testing.assert_close(batch["hidden"][..., 2], position * batch["hidden"][..., 0])
+    assert 0.1 < (batch["seen"][..., 1] - 1).std() < 0.3
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "half", stop_after=2)
+    train(config, tmp_path / "half", resume=True)
+    assert metrics(tmp_path / "half") == metrics(tmp_path / "whole")
+    folder = RunFolder(tmp_path / "whole")
+    torch.manual_seed(0)
+    first = evaluate_run(folder, episodes=3)
+    torch.manual_seed(1)
+    assert evaluate_run(folder, episodes=3).returns == first.returns
+    seen = {"seen": np.ones((2, 2), np.float32)}
+    actions = [recurl.load(source).predict(seen)[0] for source in (folder, export_run(folder, "torch"))]
+    np.testing.assert_allclose(actions[0], actions[1], atol=1e-5)
+
+
+def test_noise_needs_numbers():
+    make = partial(gym.wrappers.DtypeObservation, gym.make("MountainCar-v0"), np.int64)
+    config = PPOConfig(env=make, num_envs=1, **SENSORS)
+    with pytest.raises(ArgumentError, match=r"--observation-noise needs floating-point observations, and .* has only"):
+        ALGORITHMS["ppo"].learner(config)
 
 
 @pytest.mark.parametrize(

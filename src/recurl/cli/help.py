@@ -21,8 +21,8 @@ HELP_ALL = "--help-all"
 
 _GROUPS = {
     "environment": "env env_kwargs num_envs wrapper vectorization env_workers env_groups env_timeout "
-    "collectors ray_address max_lag previous_action previous_reward reset_memory_at trial_episodes "
-    "action_mask show_action_mask drop_observations",
+    "collectors ray_address max_lag previous_action previous_reward observation_noise observation_delay "
+    "reset_memory_at trial_episodes action_mask show_action_mask drop_observations",
     "network": "cell hidden_size num_layers encoder encoder_width encoder_layers image_layout head_width shared_trunk "
     "critic_observations normalize_observations",
     "algorithm": "",

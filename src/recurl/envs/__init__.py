@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from recurl.transforms import (
         Compose,
         InitTracker,
+        ObservationDelay,
+        ObservationNoise,
         PreviousAction,
         PreviousReward,
         RewardSum,
@@ -61,7 +63,8 @@ lazy_names(
         ".utils": "ExplorationType check_env_specs exploration_type set_exploration_type step_mdp",
         ".vec_tensor_env": "VecTensorEnv",
         "recurl.transforms": (
-            "Compose InitTracker PreviousAction PreviousReward RewardSum StepCounter TensorDictPrimer Transform"
+            "Compose InitTracker ObservationDelay ObservationNoise PreviousAction PreviousReward RewardSum StepCounter "
+            "TensorDictPrimer Transform"
         ),
     },
 )
@@ -77,6 +80,8 @@ __all__ = [
     "GymWrapper",
     "InitTracker",
     "JaxEnv",
+    "ObservationDelay",
+    "ObservationNoise",
     "ParallelEnv",
     "PreviousAction",
     "PreviousReward",

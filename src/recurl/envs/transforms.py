@@ -5,6 +5,8 @@ from recurl.envs.transformed import TransformedEnv
 from recurl.transforms import (
     Compose,
     InitTracker,
+    ObservationDelay,
+    ObservationNoise,
     PreviousAction,
     PreviousReward,
     RewardSum,
@@ -18,6 +20,8 @@ lazy_names(__name__)
 __all__ = [
     "Compose",
     "InitTracker",
+    "ObservationDelay",
+    "ObservationNoise",
     "PreviousAction",
     "PreviousReward",
     "RewardSum",

@@ -17,6 +17,7 @@ from recurl.core.ranges import (
     AutoNonNegativeInt,
     Count,
     Fraction,
+    NonNegative,
     NonNegativeInt,
     Number,
     Positive,
@@ -79,6 +80,8 @@ class RunConfig:
         "env_groups",
         "previous_action",
         "previous_reward",
+        "observation_noise",
+        "observation_delay",
         "reset_memory_at",
         "trial_episodes",
         "collectors",
@@ -132,6 +135,12 @@ class RunConfig:
     """Add the previous action to the policy's inputs (zeros at the start of an episode)."""
     previous_reward: bool = False
     """Add the previous reward to the policy's inputs (zero at the start of an episode)."""
+    observation_noise: NonNegative = 0.0
+    """Standard deviation of normal noise added to each number of the observations, in training and evaluation. What
+    only a critic or a teacher sees has none."""
+    observation_delay: NonNegativeInt = 0
+    """Steps by which observations arrive late, in training and evaluation, except those that only a critic or a teacher
+    sees. The first observation of an episode is repeated until then."""
     reset_memory_at: Literal["episode", "trial"] = "episode"
     """Where the policy forgets: at each episode, or at each trial of --trial-episodes episodes (RL squared). A trial
     then is what an episode is otherwise: memory, previous action and reward, and discounting go on within it; its

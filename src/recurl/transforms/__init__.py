@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from recurl.transforms.previous import PreviousAction, PreviousReward
     from recurl.transforms.primer import TensorDictPrimer
     from recurl.transforms.reward import RewardSum
+    from recurl.transforms.sensors import ObservationDelay, ObservationNoise
     from recurl.transforms.step_counter import StepCounter
 
 lazy_names(
@@ -20,6 +21,7 @@ lazy_names(
         ".previous": "PreviousAction PreviousReward",
         ".primer": "TensorDictPrimer",
         ".reward": "RewardSum",
+        ".sensors": "ObservationDelay ObservationNoise",
         ".step_counter": "StepCounter",
     },
 )
@@ -27,6 +29,8 @@ lazy_names(
 __all__ = [
     "Compose",
     "InitTracker",
+    "ObservationDelay",
+    "ObservationNoise",
     "PreviousAction",
     "PreviousReward",
     "RewardSum",

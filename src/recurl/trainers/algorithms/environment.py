@@ -14,6 +14,7 @@ from torch import nn
 
 from recurl.core.devices import check_device
 from recurl.core.errors import ArgumentError, MissingDependencyError, RecurlError, UnsupportedError
+from recurl.core.keys import ACTION_MASK, is_within
 from recurl.envs import EnvBase, GymEnv, GymWrapper
 from recurl.envs.gym_wrappers import NamedWrapper
 from recurl.envs.wiring import policy_transforms
@@ -45,7 +46,7 @@ def make_env(
             arguments, or it was passed as an object, which can't be created again.
     """
     check_device(config.device)
-    env = _with_previous_step(config, _single_process(config, num_envs, render_mode))
+    env = _with_options(config, _single_process(config, num_envs, render_mode))
     for transform in () if policy is None else policy_transforms(policy, env):
         env = env.append_transform(transform)
     return env
@@ -63,7 +64,7 @@ def training_env(config: RunConfig, num_envs: int | None = None) -> EnvBase:
     """
     check_device(config.device)
     count = config.num_envs if num_envs is None else num_envs
-    env = _with_previous_step(config, _create_training_env(config, count))
+    env = _with_options(config, _create_training_env(config, count))
     if tuple(env.batch_size) != (count,):
         env.close()
         raise ArgumentError(
@@ -89,8 +90,10 @@ def _create_training_env(config: RunConfig, num_envs: int) -> EnvBase:
     return ParallelEnv(workers, create, timeout=config.env_timeout, concatenate=True, device=config.device)
 
 
-def _with_previous_step(config: RunConfig, env: EnvBase) -> EnvBase:
-    """Return ``env`` with the previous action and reward as inputs, if the options enable them."""
+def _with_options(config: RunConfig, env: EnvBase) -> EnvBase:
+    """Return ``env`` with noise, delay, and the previous action and reward as inputs, if the options enable them."""
+    if config.observation_noise or config.observation_delay:
+        env = _with_sensors(config, env)
     if config.previous_action:
         from recurl.transforms import PreviousAction  # noqa: PLC0415 - as above
 
@@ -99,6 +102,26 @@ def _with_previous_step(config: RunConfig, env: EnvBase) -> EnvBase:
         from recurl.transforms import PreviousReward  # noqa: PLC0415 - as above
 
         env = env.append_transform(PreviousReward())
+    return env
+
+
+def _with_sensors(config: RunConfig, env: EnvBase) -> EnvBase:
+    """Return ``env`` with noise and then delay of the observations that the actor sees."""
+    from recurl.transforms import ObservationDelay, ObservationNoise  # noqa: PLC0415 - as above
+
+    spec, private = env.observation_spec, (ACTION_MASK, *config.private_observations)
+    keys = [key for key in spec.keys(True, True) if not is_within(key, private)]
+    if config.observation_noise:
+        numbers = [key for key in keys if spec[key].dtype.is_floating_point]
+        if not numbers:
+            env.close()
+            raise ArgumentError(
+                f"--observation-noise needs floating-point observations, and {config.env_name} has only {keys}: leave "
+                "it out."
+            )
+        env = env.append_transform(ObservationNoise(config.observation_noise, numbers))
+    if config.observation_delay:
+        env = env.append_transform(ObservationDelay(config.observation_delay, keys))
     return env
 
 

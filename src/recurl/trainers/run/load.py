@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from recurl.core.seeding import derive_seed, env_seed
+from recurl.core.seeding import derive_seed, env_seed, preserved_rng
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.config import RunConfig
@@ -85,11 +85,10 @@ def evaluate_run(
     with (
         make_env(config.for_evaluation(), min(episodes, SIDE_BY_SIDE), policy=policy) as envs,
         closing(EvaluationDisplay(console, episodes)) as display,
-        torch.random.fork_rng(enabled=not deterministic),
+        preserved_rng(),
     ):
         envs.set_seed(seed)
-        if not deterministic:
-            torch.manual_seed(derive_seed(seed, "actions"))
+        torch.manual_seed(derive_seed(seed, "actions"))
         return evaluate_policy(
             policy,
             envs,

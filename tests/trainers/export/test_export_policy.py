@@ -10,6 +10,7 @@ from torch import nn
 
 import recurl
 from recurl.core.errors import ArgumentError, ArgumentTypeError, NonFiniteError, UnsupportedError, WiringError
+from recurl.core.specs import Unbounded
 from recurl.envs import (
     ExplorationType,
     GymEnv,
@@ -17,6 +18,7 @@ from recurl.envs import (
     PreviousAction,
     PreviousReward,
     SerialEnv,
+    TensorDictPrimer,
     TensorEnv,
     Transform,
     TransformedEnv,
@@ -207,6 +209,8 @@ def test_mistakes(tmp_path):
         Mod(lambda x, h: (x + h, h), in_keys=["observation", "h"], out_keys=["action", ("next", "h")])
     )
     refused(WiringError, r"states \['h'\] of the policy would not be fed back", own)
+    primer = TensorDictPrimer({"h": Unbounded(2, 2)}, default_value=0.0)
+    refused(UnsupportedError, r"the actor carries \['h'\] itself", own, TransformedEnv(env, primer))
     branching = Mod(
         lambda x: (x > 0).long()[:, 0] if x.sum() > 0 else x[:, 0].long(), in_keys=["observation"], out_keys=["action"]
     )

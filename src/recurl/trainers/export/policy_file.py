@@ -149,7 +149,7 @@ def export_policy(actor: TensorDictModuleBase, env: EnvBase, path: str | os.Path
         ...     policy = recurl.load(recurl.export_policy(actor, env, f"{folder}/policy.pt2"))
         >>> action, state = policy.predict(policy.observation_space.sample())
         >>> sorted(state)
-        ['state_c', 'state_h']
+        ['recurrent_state_c', 'recurrent_state_h']
         >>> env.close()
     """
     path = Path(path)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from recurl.modules import ActorValueOperator, Categorical, LSTMModule, ProbabilisticActor, ValueOperator
     from recurl.objectives import ClipPPOLoss
     from recurl.objectives.value import GAE
-    from recurl.trainers import Policy, load
+    from recurl.trainers import Policy, export_policy, load
 
 lazy_names(
     __name__,
@@ -28,7 +28,7 @@ lazy_names(
         ".modules": "ActorValueOperator Categorical LSTMModule ProbabilisticActor ValueOperator",
         ".objectives": "ClipPPOLoss",
         ".objectives.value": "GAE",
-        ".trainers": "Policy load",
+        ".trainers": "Policy export_policy load",
     },
 )
 
@@ -45,6 +45,7 @@ __all__ = [
     "SequenceMinibatches",
     "ValueOperator",
     "__version__",
+    "export_policy",
     "load",
 ]
 

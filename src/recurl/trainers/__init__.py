@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from recurl.trainers.config import RunConfig
     from recurl.trainers.env_name import EnvSource
     from recurl.trainers.export.checksum import check_export
-    from recurl.trainers.export.policy_file import export_run
+    from recurl.trainers.export.policy_file import export_policy, export_run
     from recurl.trainers.networks.actor_critic import ActorCritic
     from recurl.trainers.networks.agent import Agent
     from recurl.trainers.networks.q_network import QNetwork
@@ -66,7 +66,7 @@ lazy_names(
         ".config": "RunConfig",
         ".env_name": "EnvSource",
         ".export.checksum": "check_export",
-        ".export.policy_file": "export_run",
+        ".export.policy_file": "export_policy export_run",
         ".networks.actor_critic": "ActorCritic",
         ".networks.agent": "Agent",
         ".networks.q_network": "QNetwork",
@@ -121,6 +121,7 @@ __all__ = [
     "check_export",
     "evaluate_policy",
     "evaluate_run",
+    "export_policy",
     "export_run",
     "find_algorithm",
     "load",

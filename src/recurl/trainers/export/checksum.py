@@ -11,7 +11,7 @@ from recurl.core.untrusted import read_json
 
 
 def check_export(path: Path) -> dict[str, Any]:
-    """Verify a file written by :func:`export_run` and return its description, ``<file>.json``.
+    """Verify a file written by :func:`export_run` or :func:`export_policy` and return its description, ``<file>.json``.
 
     The SHA-256 of the file must match the one in the description, so damaged or mismatched files are rejected.
 

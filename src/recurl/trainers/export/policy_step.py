@@ -1,4 +1,4 @@
-"""Greedy policy of a run as a function of tensors with explicit hidden states."""
+"""Greedy policy as a function of tensors with explicit hidden states."""
 
 from __future__ import annotations
 

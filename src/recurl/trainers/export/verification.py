@@ -32,7 +32,7 @@ def verify(function: Function, policy: PolicyStep, env: EnvBase, steps: int = VE
     Args:
         function: maps the arguments of ``policy`` to its results.
         policy: the policy.
-        env: environments ``[B]`` in which the policy acts.
+        env: environments of any batch shape, on any device, in which the policy acts on the CPU.
         steps: steps per environment.
 
     Raises:
@@ -43,6 +43,7 @@ def verify(function: Function, policy: PolicyStep, env: EnvBase, steps: int = VE
 
     def act(root: TensorDictBase) -> TensorDictBase:
         nonlocal taken
+        root = rows_on_cpu(root)
         if policy.states:
             cut = torch.rand(root.batch_size, generator=generator) < _RESET_RATE
             root.set(IS_INIT, root.get(IS_INIT) | cut.unsqueeze(-1))
@@ -53,9 +54,14 @@ def verify(function: Function, policy: PolicyStep, env: EnvBase, steps: int = VE
             found = function([argument[rows] for argument in arguments])
             _compare(found, policy, step[rows], f"step {taken} of {steps}")
         taken += 1
-        return step
+        return step.reshape(env.batch_size).to(env.device)
 
     interact(env, act, env.reset(), steps, write=lambda index, step: None)
+
+
+def rows_on_cpu(root: TensorDictBase) -> TensorDictBase:
+    """Return the root of a step on the CPU, with a single batch dimension, ``[B]``."""
+    return root.to("cpu").reshape(-1)
 
 
 def _compare(found: Sequence[Tensor], policy: PolicyStep, step: TensorDictBase, where: str) -> None:

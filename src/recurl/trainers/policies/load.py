@@ -32,7 +32,7 @@ def load(
     """Load a trained policy for inference on the CPU.
 
     Args:
-        source: run folder, or a file written by ``recurl export``.
+        source: run folder, or a file written by ``recurl export`` or :func:`recurl.export_policy`.
         checkpoint: ``"newest"``, or ``"best"``, the checkpoint kept by ``recurl train --keep-best``.
         env: the environment of a run whose environment was passed in Python; see :meth:`RunFolder.read_config`.
         trust: import the code that the folder names; see :class:`RunFolder`, whose own setting applies if one is given.
@@ -95,8 +95,8 @@ def _load_from_file(path: Path, checkpoint: str) -> Policy:
     about = check_export(path)
     if "observations" not in about:
         raise ArgumentError(
-            f"{path} was exported without its spaces, by an earlier version or from an environment that isn't "
-            "Gymnasium's: export the run again, or call its function."
+            f"{path} was exported without its spaces, by an earlier version, from an environment that isn't "
+            "Gymnasium's, or with transforms that change what the policy reads: export it again, or call its function."
         )
     observations = ObservationReader.from_json(about["observations"], (), path)
     actions = ActionReader.from_json(about["actions"], ())

@@ -115,7 +115,7 @@ def export_policy(actor: TensorDictModuleBase, env: EnvBase, path: str | os.Path
 
     Args:
         actor: TensorDict module that writes ``"action"`` or its parts. Its hidden states must be those of recurl's
-            recurrent modules. It is not modified.
+            recurrent modules. Leave out an exploration module such as ``EGreedyModule``. It is not modified.
         env: environment for the actor, of any batch shape and on any device. An ``InitTracker`` and primers are added
             where missing, without changing ``env``. The verification resets it and takes 1,000 steps: reset it before
             further steps, and don't pass that of a Collector that goes on. It is not closed.

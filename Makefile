@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, and imports take seconds longer without bytecode
-QUICK  := -n 2 -m "not slow and not learning and not full" --timeout 20
-TEST   := -n 2 -m "not kernels and not full"
-ALL    := -n 2 -m "not kernels"
+QUICK  := -n 2 -m "not slow and not learning and not full and not jax" --timeout 20
+TEST   := -n 2 -m "not kernels and not full and not jax"
+ALL    := -n 2 -m "not kernels and not jax"
+JAX    := -m jax tests src/recurl
 NUMBERS := $(TEST) $(addprefix tests/,recurrence modules objectives execution sequences collectors)
 
 .PHONY: setup train quick test full check kernels instructions sanitize arm practice bench docs wheel matrix tritons clean
@@ -28,15 +29,18 @@ quick: setup  ## the core tests, in two minutes: tests that take a second belong
 
 test: setup  ## the tests, including doctests; of those of GPU kernels and of whole programs, the core
 	$(BIN)/pytest $(TEST)
+	$(BIN)/pytest $(JAX)
 
 full: setup  ## all tests but those of GPU kernels
 	$(BIN)/pytest $(ALL)
+	$(BIN)/pytest $(JAX)
 
 check: setup  ## everything that CI runs: lint, types, layering, all tests, and those of GPU kernels if these have changed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright & types=$$!; $(BIN)/pytest $(ALL); tests=$$?; wait $$types && exit $$tests
+	$(BIN)/pytest $(JAX)
 	$(BIN)/python tools/kernels.py
 
 kernels: setup  ## the tests of GPU kernels, interpreted, emulated and compiled; no GPU needed; records what passed

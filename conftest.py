@@ -30,8 +30,20 @@ def pytest_configure() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Keep files that import JAX, whose threads don't survive forks, out of the processes of all other tests."""
+    wanted = config.option.markexpr
+    if collection_path.suffix != ".py" or "jax" not in wanted:
+        return None
+    of_jax = "jax" in collection_path.name
+    return of_jax if "not jax" in wanted else not of_jax and collection_path.name != "test_site.py"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with slow tests first, so that no worker process waits for another at the end."""
+    for item in items:
+        if "jax" in item.nodeid:
+            item.add_marker("jax")
     slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "learning")))}
     items.sort(key=lambda item: item.path not in slow)
 

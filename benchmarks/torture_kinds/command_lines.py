@@ -19,7 +19,7 @@ from recurl.experiments import bench
 from recurl.trainers.algorithms.footprint import check_machine
 
 KINDS: dict[tuple[str, ...], Any] = {
-    **{("train", name): kind for name, kind in train.kinds().items()},
+    **{("train", name): kind for name, kind in train.kinds().items() if name != "distill"},  # needs a teacher
     ("train",): train.Resume,
     ("evaluate",): Evaluate,
     ("play",): Play,

@@ -35,6 +35,7 @@ __all__ = [
     "Range",
     "Seed",
     "SmallCount",
+    "SmallNonNegativeInt",
     "Steps",
     "Threads",
     "check_fields",
@@ -86,6 +87,7 @@ _LARGE = 2**31 - 1
 
 Count: TypeAlias = Annotated[int, Range(1, _LARGE)]
 SmallCount: TypeAlias = Annotated[int, Range(1, 100)]  # for objects that are created one by one
+SmallNonNegativeInt: TypeAlias = Annotated[int, Range(0, 100)]  # for what is kept for every row
 NonNegativeInt: TypeAlias = Annotated[int, Range(0, _LARGE)]
 Steps: TypeAlias = Annotated[int, Range(1, 10**15)]
 Threads: TypeAlias = Annotated[int, Range(1, 1024)]

@@ -23,6 +23,7 @@ from recurl.core.ranges import (
     Positive,
     PositiveOrInf,
     Seed,
+    SmallNonNegativeInt,
     Steps,
     Threads,
     check_fields,
@@ -138,7 +139,7 @@ class RunConfig:
     observation_noise: NonNegative = 0.0
     """Standard deviation of normal noise added to each number of the observations, in training and evaluation. What
     only a critic or a teacher sees has none."""
-    observation_delay: NonNegativeInt = 0
+    observation_delay: SmallNonNegativeInt = 0
     """Steps by which observations arrive late, in training and evaluation, except those that only a critic or a teacher
     sees. The first observation of an episode is repeated until then."""
     reset_memory_at: Literal["episode", "trial"] = "episode"

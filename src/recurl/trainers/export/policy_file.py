@@ -44,6 +44,8 @@ from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.load import load_agent
 from recurl.transforms import (
     InitTracker,
+    ObservationDelay,
+    ObservationNoise,
     PreviousAction,
     PreviousReward,
     RewardSum,
@@ -53,7 +55,8 @@ from recurl.transforms import (
 )
 
 _ROWS = 4
-_ADDS_ENTRIES_ONLY = (InitTracker, PreviousAction, PreviousReward, RewardSum, StepCounter, TensorDictPrimer)
+_ADDS_ENTRIES = (InitTracker, PreviousAction, PreviousReward, RewardSum, StepCounter, TensorDictPrimer)
+_SENSORS = (ObservationNoise, ObservationDelay)  # a deployed policy has real ones, which measure the same
 
 
 def export_run(
@@ -288,7 +291,7 @@ def _rewrites(env: EnvBase, inner: EnvBase, read: set[NestedKey]) -> bool:
 
 
 def _may_change(transform: Transform, read: set[NestedKey]) -> bool:
-    if type(transform) in _ADDS_ENTRIES_ONLY:
+    if type(transform) in (*_ADDS_ENTRIES, *_SENSORS):
         return False
     changed = set(map(normalize_key, transform.out_keys))
     return not changed or not changed.isdisjoint(read | ({REWARD} if PREVIOUS_REWARD in read else set()))

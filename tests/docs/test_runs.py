@@ -29,11 +29,12 @@ def small(line: str) -> list[str]:
 @pytest.mark.full
 def test_from_a_preset_to_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = BLOCKS
-    lines = block.strip().splitlines()
-    assert len(lines) <= 10
-    for line in lines:
-        assert main(small(line)) == 0, line
+    for block in BLOCKS:
+        lines = block.strip().splitlines()
+        assert len(lines) <= 10
+        for line in lines:
+            assert main(small(line)) == 0, line
+    assert RunFolder(Path("runs/tuned")).read_config().init_from == "runs/one"
     assert RunFolder(Path("runs/one")).read_config().total_steps == 3072
     assert list(Path("runs/one/best").glob("*.pt"))
     for picture in ("cells", "two", "training"):

@@ -126,7 +126,9 @@ def test_make_runs_the_tool() -> None:
     targets = dict(re.findall(r"^(\w+): .*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
     assert "tools/kernels.py\n" in targets["check"]
     assert "tools/kernels.py --record\n" in targets["kernels"]
-    assert '-m "not kernels"' in makefile
+    assert '-m "not kernels and not jax"' in makefile
+    assert "$(JAX)" in targets["check"]
+    assert "$(JAX)" in targets["test"]
     assert "$(TEST)" in targets["test"]
     assert "$(ALL)" in targets["check"]
     assert "tools/kernels.py" in (kernels.ROOT / ".github/workflows/ci.yml").read_text()

@@ -16,6 +16,7 @@ import torch
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError, UsageError
 from recurl.envs import JaxEnv, StepCounter, check_env_specs, jax_protocols
 from recurl.envs.jax_named import named_jax_env
+from recurl.envs.jax_protocols import graph_options
 
 jax = pytest.importorskip("jax")
 gymnax = pytest.importorskip("gymnax")
@@ -233,7 +234,7 @@ def steps(env, root, actions):
     return root, torch.stack(found)
 
 
-@pytest.mark.parametrize("make", [cartpole, counting])
+@pytest.mark.parametrize("make", [cartpole, counting, partial(cartpole, reset_ratio=4)])
 def test_a_state_saved_within_episodes_is_restored_exactly(make, tmp_path):
     actions = torch.randint(2, (30, ROWS), generator=torch.Generator().manual_seed(0))
     env = make()
@@ -294,16 +295,43 @@ def test_max_steps_truncates():
     assert not found["terminated"].any()
 
 
-def test_few_worlds_are_shared_by_the_rows_that_finish():
+def test_episodes_prepared_at_once_are_taken_in_turn():
     env = cartpole(8, reset_ratio=4, max_steps=1)
-    root, _ = steps(env, env.reset(seed=0), torch.zeros(1, 8, dtype=torch.int64))
-    first = root["observation"]
-    assert len(first.unique(dim=0)) == 2
-    assert torch.equal(first[::2], first[:1].expand(4, -1))
+    root, firsts = env.reset(seed=0), []
+    for _ in range(8):  # every row finishes at every step: those prepared are taken by all rows, four times
+        root, _ = steps(env, root, torch.zeros(1, 8, dtype=torch.int64))
+        firsts.append(root["observation"])
+    assert len(firsts[0].unique(dim=0)) == 8
+    assert all(torch.equal(first, firsts[0]) for first in firsts[1:4])
+    assert all(torch.equal(first, firsts[4]) for first in firsts[5:])
+    assert not torch.isin(firsts[4][:, 0], firsts[0][:, 0]).any()
     mask = torch.tensor([False, True, False, False, True, False, False, False])
     some = env.reset(root.set("_reset", mask))["observation"]
     assert len(some[mask].unique(dim=0)) == 2
-    assert torch.equal(some[~mask], first[~mask])
+    assert torch.equal(some[~mask], firsts[-1][~mask])
+
+
+def test_rows_that_finish_share_no_prepared_episode_before_all_are_taken():
+    env = cartpole(8, reset_ratio=64)
+    root, found = env.reset(seed=0), []
+    for action in torch.randint(2, (64, 8), generator=torch.Generator().manual_seed(0)):
+        root = env.step(root.set("action", action))
+        done = root["next", "done"].squeeze(-1)
+        root = env.maybe_reset(env.carry(root))
+        found += root["observation"][done].tolist()
+    assert len(found) > 12
+    assert len({tuple(first) for first in found}) == 8
+    assert found[8:16] == found[: len(found[8:16])]
+    new, _ = steps(env, root, torch.zeros(12, 8, dtype=torch.int64))  # after 64 steps, other ones
+    assert not {tuple(first) for first in found} & {tuple(first) for first in new["observation"].tolist()}
+
+
+def test_compiler_options_reach_xla():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_nonsense"):
+        cartpole(compiler_options={"xla_nonsense": 1}).reset()
+    env = cartpole(compiler_options={"xla_cpu_enable_fast_math": False})
+    assert env.reset(seed=0).batch_size == torch.Size([ROWS])
+    assert graph_options(jax.devices("cpu")[0]) == {}
 
 
 def test_actions_with_parts_and_bounds():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from recurl.core.specs import Categorical, OneHot, TensorSpec
 from recurl.envs.base import EnvBase
 from recurl.envs.device_actions import read_on_device
 from recurl.envs.gym_spaces import ActionReader, ObservationReader, brief, kept_leaves
-from recurl.envs.jax_protocols import import_jax, jax_device, protocol_of, value_in
+from recurl.envs.jax_protocols import graph_options, import_jax, jax_device, protocol_of, value_in
 from recurl.envs.tasks.dynamics import check_count, check_state
 from recurl.sequences.entries import Step, like, takes_entries
 from recurl.transforms import makes_memory
@@ -46,7 +47,11 @@ class JaxEnv(EnvBase):
     in Brax, by ``info["truncation"]``. Any other end counts as terminated.
 
     All rows derive their keys from one, which the seed determines: a full reset splits it in two and each step in
-    three, of which the first is kept; the others, split into one key per row, go to the step and to the reset.
+    three, of which the first is kept; the others, split into one key per row, go to the step and to the reset. With a
+    ``reset_ratio`` above 1, each step and each preparation of new episodes splits it in two.
+
+    On a GPU, the programs are compiled such that XLA launches each as few CUDA graphs (see ``compiler_options``): a
+    step of a large environment consists of thousands of small kernels, whose launches would take longer than they do.
 
     Args:
         env: the environment, for one row and without autoreset or other wrappers.
@@ -54,11 +59,14 @@ class JaxEnv(EnvBase):
         num_envs: number of rows (batch size ``[num_envs]``).
         device: device of all tensors; torch's default when None.
         max_steps: number of steps after which episodes are truncated; None for no limit but the environment's own.
-        reset_ratio: rows per new episode that a step prepares for the rows that it finishes, where resets are costly.
-            With 1, every row has its own; with 16, a step of 1,024 rows prepares 64, and rows share one if more finish.
+        reset_ratio: steps for which new episodes are prepared at once, where resets are costly. With 1, every step
+            prepares one for each row. With 16, one for each row is prepared every 16 steps, and the rows that finish
+            take them in turn; only if more finish before the next 16 steps do rows share one.
         drop_observations: entries to drop, with the parts of nested keys joined by dots.
         categorical_action_encoding: use the spec ``Categorical`` for a discrete action, as trainers need it, instead of
             ``OneHot``. Integers ``[num_envs]`` and one-hot vectors ``[num_envs, n]`` are accepted in either case.
+        compiler_options: options of XLA for the programs, as of ``jax.jit``; when None, XLA's own on a CPU, and on a
+            GPU those for CUDA graphs that this version of XLA knows. ``{}`` for XLA's own.
 
     Attributes:
         env: the environment.
@@ -95,6 +103,7 @@ class JaxEnv(EnvBase):
         reset_ratio: int = 1,
         drop_observations: Sequence[NestedKey] = (),
         categorical_action_encoding: bool = True,
+        compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_count("num_envs", num_envs, minimum=1)
         check_count("reset_ratio", reset_ratio, minimum=1)
@@ -122,16 +131,21 @@ class JaxEnv(EnvBase):
         self._leaves = kept_leaves(self._protocol.observation_space, drop_observations)
         self._keys = list(self.readers[0].spec.keys(True, True))
         self._max_steps = max_steps
-        self._fresh_rows = -(-num_envs // reset_ratio)
+        self._reset_ratio = reset_ratio
         self._handed = torch.zeros(1, device=device)
         self._seed: int | None = secrets.randbits(31)
         self._running: _Tree = None
+        self._prepared: _Tree = None  # new episodes, taken in turn by the rows that finish
+        self._age = 0  # steps since they were prepared
         self._ready: tuple[Tensor, list[Any]] | None = None  # the last step's done rows, and its roots
         with self._jax.default_device(self._jax_device):
             self._shapes: _Tree = self._check_protocol()
-        self._begin = self._jax.jit(self._begin_rows, keep_unused=True)  # the second argument is waited for
-        self._advance = self._jax.jit(self._advance_rows)
-        self._restart = self._jax.jit(self._restart_rows)
+        options = graph_options(self._jax_device) if compiler_options is None else dict(compiler_options)
+        jit = partial(self._jax.jit, compiler_options=options)
+        self._begin = jit(self._begin_rows, keep_unused=True)  # the second argument is waited for
+        self._prepare = jit(self._prepare_rows, keep_unused=True)  # likewise
+        self._advance = jit(self._advance_rows, donate_argnums=0)  # in place: CUDA graphs hold its addresses
+        self._restart = jit(self._restart_rows)
 
     # -- functions of JAX
 
@@ -139,18 +153,33 @@ class JaxEnv(EnvBase):
         """Return the running episodes, and their observations, after a reset of all rows."""
         jax, count = self._jax, self.batch_size.numel()
         key, reset_key = jax.random.split(key)
-        state, observations = jax.vmap(self._begin_row)(jax.random.split(reset_key, count))
-        return {"key": key, "state": state, "steps": jax.numpy.zeros(count, "int32")}, observations
+        state, observations = self._fresh(reset_key)
+        running = {"key": key, "state": state, "steps": jax.numpy.zeros(count, "int32")}
+        if self._reset_ratio > 1:
+            running |= {"prepared": jax.numpy.zeros_like(key), "taken": jax.numpy.int32(0)}
+        return running, observations
 
-    def _advance_rows(self, running: _Tree, action: Any) -> tuple[_Tree, list[Any], Any, Any, list[Any]]:
+    def _prepare_rows(self, key: Any, _: Any) -> tuple[dict[str, Any], _Tree]:
+        """Return what changes in the running episodes when new ones are prepared, and the new ones."""
+        after, reset_key = self._jax.random.split(key)
+        return {"key": after, "prepared": key, "taken": self._jax.numpy.int32(0)}, self._fresh(reset_key)
+
+    def _advance_rows(
+        self, running: _Tree, action: Any, prepared: _Tree
+    ) -> tuple[_Tree, list[Any], Any, Any, list[Any]]:
         """Return the running episodes after a step and the reset of the rows that it finishes.
+
+        Args:
+            running: the running episodes before it.
+            action: the actions ``[n, ...]``.
+            prepared: new episodes; None if the step makes one for each row.
 
         Returns:
             The running episodes, the observations after the step, the reward ``[n, 1]``, the flags (``terminated``,
             ``truncated``, ``done``) ``[3, n, 1]``, and the observations after the reset.
         """
         jax, jnp, count = self._jax, self._jax.numpy, self.batch_size.numel()
-        key, step_key, reset_key = jax.random.split(running["key"], 3)
+        key, step_key, *reset_key = jax.random.split(running["key"], 3 if prepared is None else 2)
         keys = jax.random.split(step_key, count)
         stepped = jax.vmap(self._advance_row)(keys, running["state"], action)
         state, observations, reward, terminated, truncated = stepped
@@ -158,26 +187,27 @@ class JaxEnv(EnvBase):
         if self._max_steps is not None:
             truncated = truncated | (steps >= self._max_steps)
         done = terminated | truncated
-        fresh = self._fresh(reset_key, done)
-        state, ready = self._merged(done, fresh, (state, observations))
-        running = {"key": key, "state": state, "steps": jnp.where(done, 0, steps)}
+        running = {**running, "key": key, "steps": jnp.where(done, 0, steps)}
+        if prepared is None:
+            fresh = self._fresh(reset_key[0])
+        else:
+            number = (running["taken"] + jnp.cumsum(done, dtype="int32") - 1) % count
+            fresh = jax.tree.map(lambda leaf: leaf[number], prepared)
+            running["taken"] = (running["taken"] + done.sum(dtype="int32")) % count
+        running["state"], ready = self._merged(done, fresh, (state, observations))
         return running, observations, reward[:, None], jnp.stack([terminated, truncated, done])[..., None], ready
 
     def _restart_rows(self, running: _Tree, rows: Any) -> tuple[_Tree, list[Any]]:
         """Return the running episodes, and observations valid in ``rows``, after a reset of these rows."""
         key, reset_key = self._jax.random.split(running["key"])
-        state, observations = self._fresh(reset_key, rows)
+        state, observations = self._fresh(reset_key)
         state = self._merged(rows, state, running["state"])
-        return {"key": key, "state": state, "steps": self._jax.numpy.where(rows, 0, running["steps"])}, observations
+        steps = self._jax.numpy.where(rows, 0, running["steps"])
+        return {**running, "key": key, "state": state, "steps": steps}, observations
 
-    def _fresh(self, key: Any, rows: Any) -> tuple[_Tree, list[Any]]:
-        """Return new episodes: one for each row, or fewer, which the rows to reset share in turn."""
-        jax, jnp, count = self._jax, self._jax.numpy, self._fresh_rows
-        fresh = jax.vmap(self._begin_row)(jax.random.split(key, count))
-        if count == self.batch_size.numel():
-            return fresh
-        number = (jnp.cumsum(rows) - 1) % count
-        return jax.tree.map(lambda leaf: leaf[number], fresh)
+    def _fresh(self, key: Any) -> tuple[_Tree, list[Any]]:
+        """Return a new episode for each row, and its observations."""
+        return self._jax.vmap(self._begin_row)(self._jax.random.split(key, self.batch_size.numel()))
 
     def _merged(self, rows: Any, fresh: _Tree, old: _Tree) -> _Tree:
         """Return ``fresh`` in these rows, and ``old`` in the others."""
@@ -264,7 +294,8 @@ class JaxEnv(EnvBase):
                 f"{found.get(path)} after a step and {wanted.get(path)} after a reset (None: there is none)."
             )
         shapes, _ = jax.eval_shape(self._begin_rows, key, None)
-        jax.eval_shape(self._advance_rows, shapes, action)
+        prepared = jax.eval_shape(self._prepare_rows, key, None)[1] if self._reset_ratio > 1 else None
+        jax.eval_shape(self._advance_rows, shapes, action, prepared)
         return shapes
 
     def _action_shapes(self, space: spaces.Space[Any]) -> Any:
@@ -284,6 +315,7 @@ class JaxEnv(EnvBase):
         if mask is None:
             key = self._new_key()
             self._running, observations = self._begin(key, self._to_jax(self._handed))
+            self._age = 0
         elif self._ready is not None and _is_same(mask, self._ready[0]):
             observations = self._ready[1]
         else:
@@ -298,7 +330,11 @@ class JaxEnv(EnvBase):
         running = self._episodes()
         action = read_on_device(self._protocol.action_space, self.batch_size, tensordict[ACTION])
         action = self._jax.tree.map(self._to_jax, action)
-        self._running, observations, reward, flags, ready = self._advance(running, action)
+        if self._reset_ratio > 1 and self._age % self._reset_ratio == 0:
+            changed, self._prepared = self._prepare(running["key"], self._to_jax(self._handed))
+            running = {**running, **changed}
+        self._age += 1
+        self._running, observations, reward, flags, ready = self._advance(running, action, self._prepared)
         entries: dict[Any, Tensor] = self._entries(observations)
         terminated, truncated, done = torch.from_dlpack(flags).unbind()
         self._ready = done, ready
@@ -364,7 +400,8 @@ class JaxEnv(EnvBase):
         leaves, random = _named(self._jax, self._episodes()), self._jax.random
         tensors = {path: torch.from_dlpack(self._plain(leaf)).clone() for path, leaf in leaves.items()}
         keys = {path: str(random.key_impl(leaf)) for path, leaf in leaves.items() if self._is_key(leaf)}
-        return {"environment": self._protocol.name, "tensors": tensors, "keys": keys, "seed": self._seed}
+        saved = {"environment": self._protocol.name, "tensors": tensors, "keys": keys}
+        return {**saved, "seed": self._seed, "age": self._age}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way.
@@ -372,7 +409,7 @@ class JaxEnv(EnvBase):
         Raises:
             ArgumentError: the state comes from a different kind of environment, or from one with other arguments.
         """
-        if state.keys() != {"environment", "tensors", "keys", "seed"}:
+        if state.keys() != {"environment", "tensors", "keys", "seed", "age"}:
             raise ArgumentError(f"A JaxEnv restores only states saved by a JaxEnv, got {sorted(state)}.")
         if state["environment"] != self._protocol.name:
             raise ArgumentError(f"The state was saved by {state['environment']}, not by {self._protocol.name}.")
@@ -383,11 +420,13 @@ class JaxEnv(EnvBase):
             if state["tensors"][path].dtype != _dtype(leaf):
                 raise ArgumentError(f"{path} must be {_dtype(leaf)}, got {state['tensors'][path].dtype}.")
         copies = {path: state["tensors"][path].to(self.device, copy=True).contiguous() for path in shapes}
-        arrays = {path: jax.dlpack.from_dlpack(tensor) for path, tensor in copies.items()}
+        arrays = {path: jax.numpy.array(jax.dlpack.from_dlpack(tensor), copy=True) for path, tensor in copies.items()}
         keys = {path: jax.random.wrap_key_data(arrays[path], impl=impl) for path, impl in state["keys"].items()}
         leaves = [({**arrays, **keys})[path] for path in shapes]
         self._running = jax.tree.unflatten(jax.tree.structure(self._shapes), leaves)
-        self._seed, self._ready = state["seed"], None
+        self._seed, self._ready, self._age = state["seed"], None, state["age"]
+        if self._age % self._reset_ratio:
+            self._prepared = self._prepare(self._running["prepared"], self._to_jax(self._handed))[1]
 
     def _plain(self, leaf: Any) -> Any:
         return self._jax.random.key_data(leaf) if self._is_key(leaf) else leaf

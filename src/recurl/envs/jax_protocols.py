@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -15,10 +16,19 @@ from gymnasium import spaces
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 
-__all__ = ["Protocol", "import_jax", "jax_device", "protocol_of", "value_in"]
+__all__ = ["Protocol", "graph_options", "import_jax", "jax_device", "protocol_of", "value_in"]
 
 _LIMITS = ("max_steps_in_episode", "max_timesteps")  # names of the time limit in the parameters of gymnax and Craftax
 _UNLIMITED = np.iinfo(np.int32).max
+_GRAPHS = {
+    "xla_gpu_graph_min_graph_size": 1,
+    "xla_gpu_enable_command_buffer": (
+        "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,WHILE,CONDITIONAL,DYNAMIC_SLICE_FUSION"
+    ),
+    "xla_gpu_command_buffer_unroll_loops": True,
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+}
+"""Options with which XLA puts whatever it can into CUDA graphs: loops too, with independent kernels side by side."""
 _AUTORESET = ("first_obs", "first_pipeline_state", "first_state")  # entries that Brax's autoreset adds to info
 
 
@@ -77,6 +87,19 @@ def jax_device(device: torch.device) -> Any:
             f"JAX finds no device {device} on this machine: pip install 'jax[cuda{cuda}]', or choose --device cpu"
         )
     return found[0]
+
+
+@functools.cache
+def graph_options(device: Any) -> Mapping[str, Any]:
+    """Return the options for compiling into CUDA graphs that this version of XLA knows; none unless on a GPU."""
+    jax, known = import_jax(), dict[str, Any]()
+    for name, value in _GRAPHS.items() if device.platform == "gpu" else ():
+        try:
+            jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(1.0).compile()
+        except jax.errors.JaxRuntimeError:
+            continue
+        known[name] = value
+    return known
 
 
 def protocol_of(env: Any, params: Any = None) -> Protocol:

@@ -52,6 +52,7 @@ SMALL = {
     "encoder_width": [1, 8],
     "encoder_layers": [1, 3],
     "head_width": [0, 4],
+    "head_layers": [1, 2],
     "vectorization": ["auto", "native", "sync"],
     "action_mask": ["action_mask", "none"],
     "hidden_size": [1, 2, 8],

@@ -46,6 +46,7 @@ def config(kind=PPOConfig, env=CAMERA, **options):
     [
         {"cell": "lstm"},
         {"cell": "gru", "encoder_width": 16, "encoder_layers": 2, "head_width": 4, "num_layers": 2},
+        {"cell": "gru", "head_width": 4, "head_layers": 3},
         {"cell": "none", "shared_trunk": False},
         {"encoder": "impala"},
         {"encoder": "mlp"},

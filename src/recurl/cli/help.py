@@ -23,8 +23,8 @@ _GROUPS = {
     "environment": "env env_kwargs num_envs wrapper vectorization env_workers env_groups env_timeout "
     "collectors ray_address max_lag previous_action previous_reward observation_noise observation_delay "
     "reset_memory_at trial_episodes action_mask show_action_mask drop_observations",
-    "network": "cell hidden_size num_layers encoder encoder_width encoder_layers image_layout head_width shared_trunk "
-    "critic_observations normalize_observations",
+    "network": "cell hidden_size num_layers encoder encoder_width encoder_layers image_layout head_width head_layers "
+    "shared_trunk critic_observations normalize_observations",
     "algorithm": "",
     "run": "total_steps seed init_from run_dir overwrite preset config save_config trust_run print_model stop_return "
     "checkpoint_every on_nonfinite rank_timeout callback warm_up updates csv",

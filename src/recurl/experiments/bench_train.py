@@ -24,7 +24,7 @@ from recurl.core.ranges import Count
 from recurl.core.spans import ENVIRONMENT
 from recurl.experiments.bench_rnn import device_name
 from recurl.trainers import ALGORITHMS, RunConfig
-from recurl.trainers.env_name import is_environment, source_of
+from recurl.trainers.env_name import is_environment, is_jax, source_of
 from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.machine import best_workers, describe, step_seconds
 from recurl.trainers.run.update_times import UpdateTimes, time_run
@@ -118,7 +118,8 @@ def _gain_of_workers(config: RunConfig, found: UpdateTimes) -> list[str]:
     """Return a line with the steps/s expected with environments in worker processes, if these gain a tenth."""
     spent = found.parts.get(ENVIRONMENT, 0.0)
     workers = best_workers(config.num_envs, spent / config.frames_per_batch)
-    if not workers or config.env_workers or config.vectorization != "auto" or is_environment(source_of(config.env)):
+    on_host = config.vectorization == "auto" and not is_jax(config.env) and not is_environment(source_of(config.env))
+    if not workers or config.env_workers or not on_host:
         return []
     faster = config.rollout_steps * step_seconds(config.num_envs, workers, spent / config.frames_per_batch)
     gain = found.wall / (found.wall - spent + faster)

@@ -165,7 +165,9 @@ class RunConfig:
     image_layout: Literal["auto", "hwc", "chw", "hw"] = "auto"
     """Layout of image observations; auto takes the smaller of the first and last dimensions as the channels."""
     head_width: NonNegativeInt = 0
-    """Width of a hidden layer between the recurrent layers and each output; 0 for none."""
+    """Width of the hidden layers between the recurrent layers and each output; 0 for none."""
+    head_layers: Count = 1
+    """Number of these hidden layers (critics of continuous actions always have one)."""
 
     cell: str = "lstm"
     """Recurrent cell: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, module:Class for a custom cell, or none for a

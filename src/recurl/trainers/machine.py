@@ -258,7 +258,9 @@ def weights_and_states(config: RunConfig) -> tuple[int, int]:
         (132096, 256)
     """
     hidden, width = config.hidden_size, config.encoder_width or config.hidden_size
-    extra = (config.encoder_layers - 1) * width**2 + config.head_width * hidden
+    extra = (config.encoder_layers - 1) * width**2 + config.head_width * (
+        hidden + (config.head_layers - 1) * config.head_width
+    )
     if config.cell == NO_CELL:
         return extra + 4 * hidden * (width + hidden), 0
     weights, states = _layer(config, width)

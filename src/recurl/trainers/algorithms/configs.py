@@ -444,8 +444,8 @@ class ReplayConfig(ExecutionConfig):
     rollout_steps: Count = 8
     """Steps per environment between updates."""
     head_width: NonNegativeInt = 64
-    """Width of a hidden layer between the recurrent layers and each output; 0 for none (critics of continuous actions
-    always have one)."""
+    """Width of the hidden layers between the recurrent layers and each output; 0 for none (critics of continuous
+    actions always have one)."""
     max_grad_norm: PositiveOrInf = 10.0
     """Maximum gradient norm; inf disables clipping."""
     checkpoint_every: Count = 250

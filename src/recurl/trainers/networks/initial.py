@@ -23,6 +23,7 @@ _SHAPING = (
     "hidden_size",
     "num_layers",
     "head_width",
+    "head_layers",
     "encoder",
     "encoder_width",
     "encoder_layers",

@@ -17,10 +17,10 @@ def initialized(layer: nn.Linear, gain: float) -> nn.Linear:
 
 
 def make_head(config: RunConfig, outputs: int, gain: float | None = None) -> nn.Module:
-    """Build the layers from the memory to an output of the network: one, or two if ``head_width`` is set.
+    """Build the layers from the memory to an output of the network, hidden ones only if ``head_width`` is set.
 
     Args:
-        config: provides ``hidden_size`` and ``head_width``.
+        config: provides ``hidden_size``, ``head_width`` and ``head_layers``.
         outputs: size of the output.
         gain: gain of the last layer's orthogonal initialization; None keeps torch's default initialization.
     """
@@ -28,5 +28,8 @@ def make_head(config: RunConfig, outputs: int, gain: float | None = None) -> nn.
     last = last if gain is None else initialized(last, gain)
     if not config.head_width:
         return last
-    hidden = initialized(nn.Linear(config.hidden_size, config.head_width), math.sqrt(2))
-    return nn.Sequential(hidden, nn.Tanh(), last)
+    layers, inputs = list[nn.Module](), config.hidden_size
+    for _ in range(config.head_layers):
+        layers += [initialized(nn.Linear(inputs, config.head_width), math.sqrt(2)), nn.Tanh()]
+        inputs = config.head_width
+    return nn.Sequential(*layers, last)

@@ -37,16 +37,14 @@ from rsl_rl.models import RNNModel
 from rsl_rl.storage import RolloutStorage
 from rsl_rl.utils import check_nan
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictSequential
 from torch import Tensor
 
 from recurl import __version__
 from recurl.core.devices import cpu_name
 from recurl.envs import TensorEnv, VecTensorEnv
 from recurl.envs.tasks import MaskedArm
-from recurl.modules.rsl_rl import JoinedObservations, from_rsl_rl
-from recurl.trainers import PPO, PPOConfig
-from recurl.trainers.networks.agent import Agent
+from recurl.modules.rsl_rl import from_rsl_rl
+from recurl.trainers import PPO, OwnActorCritic, PPOConfig
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "rsl_rl.csv"
@@ -99,34 +97,15 @@ class Simulator:
         return self.get_observations(), after["reward"][:, 0], after["done"][:, 0], {}
 
 
-class Networks(Agent):
-    """rsl_rl's networks in a run of recurl."""
-
-    def __init__(self, config: PPOConfig, observation_spec: Any, checkpoint: dict[str, Any]) -> None:
-        super().__init__(config, observation_spec)
-        keys = {"observations": GROUPS["actor"], "critic_observations": GROUPS["critic"]}
-        self.actor, self.critic = from_rsl_rl(checkpoint, **keys, recurrent_backend=config.backend)  # type: ignore[assignment]
-        self.policy = TensorDictSequential(*self.critic.module[:-1], self.actor)  # carries the critic's memory
-        roles = {"actor": self.actor, "critic": self.critic}
-        found = {
-            role: [part for part in net.modules() if isinstance(part, JoinedObservations)]
-            for role, net in roles.items()
-        }
-        self.inputs = [(inputs, GROUPS[role]) for role, (inputs,) in found.items()]
-
-    def observe(self, batch: TensorDictBase) -> None:
-        """Update the statistics of both networks."""
-        for inputs, keys in self.inputs:
-            inputs.update(*(batch[key] for key in keys))
-
-
 def ours(options: argparse.Namespace, checkpoint: dict[str, Any], cell: str, **changes: Any) -> PPO:
     """Return recurl's PPO with the weights of a checkpoint."""
 
     class Learner(PPO):
         @classmethod
-        def make_agent(cls, config: Any, observation_spec: Any, action_spec: Any) -> Any:
-            return Networks(config, observation_spec, checkpoint)
+        def make_agent(cls, config: PPOConfig, observation_spec: Any, action_spec: Any) -> OwnActorCritic:
+            keys = {"observations": GROUPS["actor"], "critic_observations": GROUPS["critic"]}
+            networks = from_rsl_rl(checkpoint, **keys, recurrent_backend=config.backend)
+            return OwnActorCritic(config, observation_spec, *networks)
 
     config = {
         "env": VecTensorEnv(Simulator(options.envs, options.device)),

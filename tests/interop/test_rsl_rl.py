@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from rich.console import Console
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import MaskedArm
+from recurl.envs.wiring import policy_transforms
 from recurl.modules import (
     MLP,
     GRUModule,
@@ -32,7 +35,16 @@ from recurl.modules import (
 from recurl.modules.rsl_rl import JoinedObservations, from_rsl_rl, to_rsl_rl
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
-from recurl.trainers import PPOConfig
+from recurl.trainers import (
+    ALGORITHMS,
+    PPO,
+    Algorithm,
+    OwnActorCritic,
+    PPOConfig,
+    RunFolder,
+    Trainer,
+    load_agent,
+)
 from recurl.trainers.networks.actor_critic import ActorCritic
 from tests.interop.rsl_rl_models import Model, checkpoint, load
 
@@ -169,6 +181,7 @@ class TestBothWays:
         assert theirs[0].distribution.std.tolist() == pytest.approx([0.3, 0.3])
 
 
+@pytest.mark.usefixtures("brief_verification")
 class TestUse:
     def test_a_converted_policy_collects_learns_and_is_exported(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
@@ -187,6 +200,79 @@ class TestUse:
         path = recurl.export_policy(actor, env, tmp_path / "policy.pt2")
         action, _ = recurl.load(path).predict({"observation": torch.ones(6).numpy()})
         assert action == pytest.approx(theirs[0](torch.ones(1, 6))[0].detach().numpy(), abs=1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuningConfig(PPOConfig):
+    """PPO that starts from a checkpoint of rsl_rl."""
+
+    algorithm: ClassVar[str] = "fine_tuning"
+    checkpoint: str
+
+
+class FineTuning(PPO):
+    @classmethod
+    def make_agent(cls, config: FineTuningConfig, observation_spec: Any, action_spec: Any) -> OwnActorCritic:
+        keys = {"observations": "observation", "critic_observations": ["observation", "privileged"]}
+        networks = from_rsl_rl(config.checkpoint, **keys, recurrent_backend=config.backend)
+        return OwnActorCritic(config, observation_spec, *networks)
+
+
+def arms(num_envs: int) -> TensorEnv:
+    return TensorEnv(MaskedArm(max_episode_steps=7), num_envs)
+
+
+class TestRuns:
+    @pytest.mark.parametrize("cell", ["lstm", "gru"])
+    def test_a_run_trains_on_from_a_checkpoint_resumes_and_becomes_one(
+        self, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(ALGORITHMS, "fine_tuning", Algorithm(FineTuningConfig, FineTuning))
+        torch.manual_seed(0)
+        theirs = Model(cell, 6, ACTIONS, stochastic=True), Model(cell, 12, 1)
+        path = tmp_path / "model_9.pt"
+        torch.save(checkpoint(*theirs, 5), path)
+        options = {"num_envs": 4, "rollout_steps": 16, "cell": cell, "hidden_size": 8, "logger": "none"}
+        config = FineTuningConfig(
+            env=arms,
+            critic_observations=("privileged",),
+            total_steps=128,
+            checkpoint=str(path),
+            device="cpu",
+            **options,
+        )
+        folder = RunFolder(tmp_path / "run")
+        folder.create(config)
+        for resumed in (False, True):
+            trainer = Trainer(config, folder, console=Console(quiet=True))
+            if resumed:
+                trainer.resume()
+            assert trainer.run().status == "finished"
+            trainer.close()
+            config = replace(config, total_steps=192)
+        _, agent = load_agent(folder, env=arms)
+        back = Model(cell, 6, ACTIONS, stochastic=True), Model(cell, 12, 1)
+        load(to_rsl_rl(agent.actor, agent.critic, version=3), *back, 3)
+        assert [model.obs_normalizer.count.item() for model in back] == [192, 192]
+        assert not torch.equal(back[0].distribution.std, theirs[0].distribution.std)
+        env = arms(3)
+        for transform in policy_transforms(agent.actor, env):
+            env = env.append_transform(transform)
+        steps = env.rollout(20, agent.actor, break_when_any_done=False)
+        for t in range(20):
+            back[0].reset(steps["is_init"][:, t, 0])
+            torch.testing.assert_close(back[0](steps["observation"][:, t]), steps["action"][:, t], **CLOSE)
+
+    def test_what_a_run_needs_must_be_written(self) -> None:
+        actor, critic = from_rsl_rl(checkpoint(*models(), 5), **KEYS)
+        env = arms(2)
+        config = PPOConfig(env=env, num_envs=2)
+        with pytest.raises(
+            ArgumentError, match=r"The critic must write \['state_value'\], and writes \['actor_inputs'"
+        ):
+            OwnActorCritic(config, env.observation_spec, actor, actor)
+        with pytest.raises(ArgumentError, match=r"The actor must write \['action', 'action_log_prob'\], and writes"):
+            OwnActorCritic(config, env.observation_spec, critic, critic)  # pyright: ignore[reportArgumentType]
 
 
 class TestRefusals:

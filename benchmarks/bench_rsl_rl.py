@@ -52,7 +52,7 @@ GROUPS = {"actor": ["policy"], "critic": ["policy", "privileged"]}
 LONGEST = 200  # steps of an episode
 ENTROPY = 0.01  # coefficient
 COMMON = {"gamma": 0.99, "learning_rate": 1e-3}
-WARM_UP = 3  # updates after which nothing more is compiled or captured
+WARM_UP = 4  # updates after which nothing more is compiled or captured
 
 
 class FallingArm(MaskedArm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,7 +47,7 @@ from recurl.trainers import (
     load_agent,
 )
 from recurl.trainers.networks.actor_critic import ActorCritic
-from tests.interop.rsl_rl_models import Model, checkpoint, load
+from tests.interop.rsl_rl_models import HIDDEN, Model, checkpoint, load
 
 ROWS, STEPS, ACTIONS = 5, 20, 2
 SIZES = {"policy": 4, "privileged": 3}
@@ -179,6 +180,33 @@ class TestBothWays:
         mean = theirs[0](batch["policy"][:, 0])
         torch.testing.assert_close(actor(batch[:, 0])["loc"], mean, **CLOSE)
         assert theirs[0].distribution.std.tolist() == pytest.approx([0.3, 0.3])
+
+
+if find_spec("rsl_rl") is not None:  # make setup installs it
+
+    @pytest.mark.parametrize("cell", ["lstm", "gru"])
+    @pytest.mark.parametrize("log", [False, True])
+    def test_the_models_rebuilt_here_are_those_of_rsl_rl(cell: str, log: bool) -> None:
+        from rsl_rl.models import RNNModel
+
+        rebuilt = models(cell, log=log)
+        batch, done = observed()
+        action = torch.randn(ROWS, STEPS, ACTIONS)
+        wanted = expected(*rebuilt, batch, done, action)
+        groups = {"actor": ["policy"], "critic": ["policy", "privileged"]}
+        sizes = {"hidden_dims": HIDDEN, "rnn_hidden_dim": 8, "rnn_type": cell, "obs_normalization": True}
+        gaussian = {"class_name": "GaussianDistribution", "std_type": "log" if log else "scalar"}
+        first = batch[:, 0]
+        actor = RNNModel(first, groups, "actor", ACTIONS, distribution_cfg=gaussian, **sizes)
+        critic = RNNModel(first, groups, "critic", 1, **sizes)
+        load(to_rsl_rl(*from_rsl_rl(checkpoint(*rebuilt, 5), **KEYS)), actor, critic, 5)
+        for t in range(STEPS):
+            for model in (actor, critic):
+                model.reset(done[:, t].float())
+            with torch.no_grad():
+                actor(batch[:, t], stochastic_output=True)
+                found = [actor.output_mean, actor.get_output_log_prob(action[:, t]), critic(batch[:, t])]
+            torch.testing.assert_close(found, [values[:, t] for values in wanted], **CLOSE)
 
 
 @pytest.mark.usefixtures("brief_verification")

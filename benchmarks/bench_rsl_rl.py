@@ -1,10 +1,10 @@
 """Recurrent PPO of recurl and of rsl_rl with the same networks on the same simulator: learning phase and iterations.
 
-The simulator is recurl's two-link arm with rsl_rl's VecEnv protocol; an episode ends at a random step up to the 200th,
-as robots fall, so that 12 % of the rows of 24 steps contain an end. Critics also see the privileged observations, both
-networks normalize what they see, and the learning rate follows the KL divergence: rsl_rl's defaults otherwise (4,096
-environments, 24 steps, 5 epochs of 4 minibatches, memory of 256 units, MLPs of 3 x 256 with ELU). recurl's networks are
-converted from rsl_rl's (``from_rsl_rl``).
+The simulator is recurl's two-link arm with rsl_rl's VecEnv protocol; an episode ends at a random step up to the 200th
+(``--longest``), as robots fall, so that some 12 % of the first rows of 24 steps contain an end. Critics also see the
+privileged observations, both networks normalize what they see, and the learning rate follows the KL divergence; else,
+the defaults of rsl_rl (4,096 environments, 24 steps, 5 epochs of 4 minibatches, memory of 256 units, MLPs of 3 x 256
+with ELU). recurl's networks are converted from rsl_rl's (``from_rsl_rl``).
 
 First it is checked, in float32, that both compute the same: log-probabilities and values of a rollout with resets,
 returns, and the losses of whole updates with the same minibatches, before and after other minibatches were learned.
@@ -49,7 +49,6 @@ from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "rsl_rl.csv"
 GROUPS = {"actor": ["policy"], "critic": ["policy", "privileged"]}
-LONGEST = 200  # steps of an episode
 ENTROPY = 0.01  # coefficient
 COMMON = {"gamma": 0.99, "learning_rate": 1e-3}
 WARM_UP = 4  # updates after which nothing more is compiled or captured
@@ -60,7 +59,7 @@ class FallingArm(MaskedArm):
 
     def begin(self, xp: Any, draw: Any) -> dict[str, Any]:
         """Draw the last step of each row, too."""
-        return {**super().begin(xp, draw), "last": xp.floor(draw.uniform(1.0, LONGEST, (1,))[0])}
+        return {**super().begin(xp, draw), "last": xp.floor(draw.uniform(1.0, self.step_limit, (1,))[0])}
 
     def advance(self, xp: Any, state: dict[str, Any], steps: Any, actions: Any) -> tuple[dict[str, Any], Any, Any]:
         """End the rows that are at their last step."""
@@ -71,10 +70,10 @@ class FallingArm(MaskedArm):
 class Simulator:
     """The arm with rsl_rl's VecEnv protocol."""
 
-    def __init__(self, num_envs: int, device: str, seed: int = 0) -> None:
-        self.num_envs, self.num_actions, self.device = num_envs, 2, device
-        self.env = TensorEnv(FallingArm(max_episode_steps=LONGEST), num_envs, device=device)
-        self.env.set_seed(seed)
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.num_envs, self.num_actions, self.device = options.envs, 2, options.device
+        self.env = TensorEnv(FallingArm(max_episode_steps=options.longest), options.envs, device=options.device)
+        self.env.set_seed(0)
         self.reset()
 
     def reset(self) -> None:
@@ -108,7 +107,7 @@ def ours(options: argparse.Namespace, checkpoint: dict[str, Any], cell: str, **c
             return OwnActorCritic(config, observation_spec, *networks)
 
     config = {
-        "env": VecTensorEnv(Simulator(options.envs, options.device)),
+        "env": VecTensorEnv(Simulator(options)),
         "critic_observations": ("privileged",),
         "device": options.device,
         "cell": cell,
@@ -143,7 +142,7 @@ class Theirs:
     """rsl_rl's PPO and the body of its runner."""
 
     def __init__(self, options: argparse.Namespace, cell: str, **changes: Any) -> None:
-        self.env = Simulator(options.envs, options.device)
+        self.env = Simulator(options)
         self.observations, self.steps = self.env.get_observations(), options.steps
         sizes = {"hidden_dims": [options.hidden] * 3, "rnn_type": cell, "rnn_hidden_dim": options.hidden}
         shared = {**sizes, "obs_normalization": True}
@@ -274,7 +273,7 @@ def measure(options: argparse.Namespace, cell: str) -> None:
             f"{mode}_learn": peer.learn,
             f"{mode}": lambda peer=peer: (peer.collect(), peer.learn()),
         }
-    simulator, actions = Simulator(options.envs, options.device), torch.zeros(options.envs, 2, device=options.device)
+    simulator, actions = Simulator(options), torch.zeros(options.envs, 2, device=options.device)
     ways["simulator"] = lambda: [simulator.step(actions) for _ in range(options.steps)]
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.repeats):
@@ -299,7 +298,7 @@ def measure(options: argparse.Namespace, cell: str) -> None:
         "device": cpu_name() if options.device == "cpu" else torch.cuda.get_device_name(),
         "precision": torch.get_float32_matmul_precision(),
         "cell": cell,
-        **{name: getattr(options, name) for name in ("envs", "steps", "hidden", "epochs", "minibatches")},
+        **{name: getattr(options, name) for name in ("envs", "steps", "longest", "hidden", "epochs", "minibatches")},
         "learn_ms": round(median["recurl_learn"], 2),
         "rsl_rl_learn_ms": round(median[f"{learns}_learn"], 2),
         "learn_ratio": round(median[f"{learns}_learn"] / median["recurl_learn"], 2),
@@ -334,6 +333,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=["lstm", "gru"])
     parser.add_argument("--envs", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--longest", type=int, default=200, help="steps of the longest episodes")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--minibatches", type=int, default=4)

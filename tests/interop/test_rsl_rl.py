@@ -225,9 +225,11 @@ class TestUse:
         assert losses["max_ratio"].item() == pytest.approx(1.0, abs=1e-4)
         sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy")).backward()
         assert all(weight.grad is not None for weight in (*actor.parameters(), *critic.parameters()))
-        path = recurl.export_policy(actor, env, tmp_path / "policy.pt2")
-        action, _ = recurl.load(path).predict({"observation": torch.ones(6).numpy()})
-        assert action == pytest.approx(theirs[0](torch.ones(1, 6))[0].detach().numpy(), abs=1e-5)
+        wanted = theirs[0](torch.ones(1, 6))[0].detach().numpy()
+        for suffix in ("pt2", "recurl"):
+            path = recurl.export_policy(actor, env, tmp_path / f"policy.{suffix}")
+            action, _ = recurl.load(path).predict({"observation": torch.ones(6).numpy()})
+            assert action == pytest.approx(wanted, abs=1e-5)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         S5Module,
     )
     from recurl.modules.lstm_gru import GRUModule, LSTMModule
-    from recurl.modules.networks import MLP
+    from recurl.modules.networks import MLP, LearnedScale
     from recurl.modules.normalization import ObservationNorm, RewardScaler
     from recurl.modules.python_rnn import GRU, LSTM, GRUCell, LSTMCell
     from recurl.modules.qvalue import QValueActor, QValueModule
@@ -63,7 +63,7 @@ lazy_names(
         ".joint": "ActionDistribution ActionPart IndependentCategorical IndependentNormal action_parts",
         ".linear_cells": "CellOptions FFMModule LRUModule MinGRUModule MinLSTMModule RGLRUModule S5Module",
         ".lstm_gru": "GRUModule LSTMModule",
-        ".networks": "MLP",
+        ".networks": "MLP LearnedScale",
         ".normalization": "ObservationNorm RewardScaler",
         ".python_rnn": "GRU LSTM GRUCell LSTMCell",
         ".qvalue": "QValueActor QValueModule",
@@ -98,6 +98,7 @@ __all__ = [
     "LRUModule",
     "LSTMCell",
     "LSTMModule",
+    "LearnedScale",
     "MaskedCategorical",
     "MaskedOneHotCategorical",
     "MinGRUModule",

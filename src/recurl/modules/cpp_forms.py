@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recurl.core.keys import IS_INIT, NestedKey, normalize_key
+from recurl.core.specs import Unbounded
 from recurl.execution.compiled import (
     Compilation,
     Density,
@@ -29,7 +30,8 @@ from recurl.modules.distributions import (
     OneHotCategorical,
     TanhNormal,
 )
-from recurl.modules.networks import MLP
+from recurl.modules.joint import ActionDistribution, IndependentNormal
+from recurl.modules.networks import MLP, LearnedScale
 from recurl.modules.normalization import ObservationNorm
 from recurl.modules.qvalue import QValueModule
 from recurl.modules.recurrent import RecurrentModule
@@ -58,7 +60,13 @@ def _observation_norm(program: Compilation, norm: ObservationNorm, observation: 
     return out
 
 
+def _learned_scale(program: Compilation, layer: LearnedScale, loc: Signal) -> tuple[Signal, Signal]:
+    del layer
+    return loc, program.absent(loc.shape, "a learned scale")
+
+
 register_translation(MLP, _mlp, depends=("forward", "__iter__"))
+register_translation(LearnedScale, _learned_scale)
 register_translation(ObservationNorm, _observation_norm)
 
 
@@ -244,6 +252,29 @@ def _density_of_squashed(draw: Draw) -> Density:
     return Density(draw.parameters["loc"], draw.parameters["scale"], **draw.options)
 
 
+def _mean(program: Compilation, draw: Draw, loc: Signal) -> None:
+    """Write the mean of a normal distribution without bounds as the greedy action."""
+    if not draw.deterministic:
+        raise NotCompiled("a sample of a normal distribution without bounds is not drawn in C++")
+    program.write(draw.action, loc)
+    if draw.log_prob is not None:
+        program.write(draw.log_prob, program.absent((), "the density of a normal distribution without bounds"))
+
+
+def _mean_of_normal(program: Compilation, draw: Draw) -> None:
+    if not set(draw.options) <= {"event_dims"} or set(draw.parameters) != {"loc", "scale"}:
+        raise _other_arguments(draw)
+    _mean(program, draw, program.read(draw.parameters["loc"]))
+
+
+def _mean_of_part(program: Compilation, draw: Draw) -> None:
+    first, *others = draw.options["parts"]
+    if others or not isinstance(first.spec, Unbounded):
+        raise NotCompiled("an action of several parts, or of integers with a shape, has no C++ implementation")
+    outputs = program.numbers(program.read(draw.parameters["outputs"]), first.parameters)
+    _mean(program, draw, outputs.part(0, first.parameters // 2)._replace(shape=tuple(first.spec.shape)))
+
+
 def _log_prob(program: Compilation, draw: Draw) -> Any:
     return None if draw.log_prob is None else program.output(draw.log_prob, ()).value
 
@@ -258,3 +289,5 @@ for _class in (Categorical, OneHotCategorical, MaskedCategorical, MaskedOneHotCa
     register_density(_class, density_of_choice, depends=None)
 register_translation(TanhNormal, _squash, depends=None)
 register_density(TanhNormal, _density_of_squashed, depends=None)
+register_translation(IndependentNormal, _mean_of_normal, depends=None)
+register_translation(ActionDistribution, _mean_of_part, depends=None)

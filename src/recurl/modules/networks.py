@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "LearnedScale"]
 
 _DEFAULT_CELLS = 32
 
@@ -69,6 +70,45 @@ class MLP(nn.Sequential):
     def forward(self, *inputs: Tensor) -> Tensor:  # type: ignore[reportIncompatibleMethodOverride] # several inputs
         """Apply the network to ``inputs``, concatenated along the last dimension."""
         return super().forward(inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1))
+
+
+class LearnedScale(nn.Module):
+    """Scale of a normal distribution that is a parameter, the same for all inputs.
+
+    As the last module of an actor's network, whose outputs are the means: ``nn.Sequential(MLP(...), LearnedScale(n))``.
+
+    Args:
+        size: n, the number of components.
+        initial: initial value.
+        log: learn the logarithm instead of the scale itself.
+        bounds: smallest and largest scale, positive; values beyond count as these.
+
+    Shapes:
+        ``[..., n]``, the means, to a tuple of them and of the scales ``[..., n]``.
+
+    Raises:
+        ArgumentError: the bounds or the initial value are not positive.
+
+    Example:
+        >>> loc, scale = LearnedScale(2, 0.5)(torch.zeros(3, 2))
+        >>> loc.shape, scale[0].tolist()
+        (torch.Size([3, 2]), [0.5, 0.5])
+    """
+
+    def __init__(
+        self, size: int, initial: float = 1.0, *, log: bool = False, bounds: tuple[float, float] = (1e-6, 1e6)
+    ) -> None:
+        super().__init__()
+        if not 0.0 < bounds[0] <= bounds[1] or initial <= 0.0:
+            raise ArgumentError(f"A scale and its bounds must be positive, got {initial} and {bounds}.")
+        self.log, self.bounds = log, bounds
+        self.value = nn.Parameter(torch.full((size,), math.log(initial) if log else initial))
+
+    def forward(self, loc: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and scales."""
+        low, high = map(math.log, self.bounds) if self.log else self.bounds
+        scale = self.value.clamp(low, high)
+        return loc, (scale.exp() if self.log else scale).expand_as(loc)
 
 
 def _hidden_sizes(depth: int | None, num_cells: int | Sequence[int] | None) -> list[int]:

@@ -66,6 +66,7 @@ class ObservationNorm(nn.Module):
         shape: shape of one observation.
         clip: bound of the result's absolute value.
         eps: constant added to the variance.
+        std_eps: constant added to the standard deviation.
 
     Shapes:
         ``[..., *shape]`` of any dtype to ``[..., *shape]`` in the dtype of the buffers (float32).
@@ -83,13 +84,14 @@ class ObservationNorm(nn.Module):
         tensor([ 1., -1.])
     """
 
-    def __init__(self, shape: Sequence[int], *, clip: float = 10.0, eps: float = 1e-8) -> None:
+    def __init__(self, shape: Sequence[int], *, clip: float = 10.0, eps: float = 1e-8, std_eps: float = 0.0) -> None:
         super().__init__()
         self.shape = torch.Size(shape)
         self.clip = clip
         self.eps = eps
+        self.std_eps = std_eps
         self.moments = _RunningMoments(self.shape)
-        self.scale = nn.Buffer(torch.rsqrt(self.moments.var + eps))
+        self.scale = nn.Buffer(self._scale())
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the normalized observation."""
@@ -104,7 +106,25 @@ class ObservationNorm(nn.Module):
                 f"An observation must end with the shape {tuple(self.shape)}, got {tuple(observation.shape)}."
             )
         self.moments.update(observation.reshape(-1, *self.shape))
-        self.scale.copy_(torch.rsqrt(self.moments.var + self.eps))
+        self.scale.copy_(self._scale())
+
+    @torch.no_grad()
+    def set_moments(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """Replace the statistics, such as by those of another library.
+
+        Args:
+            mean: ``[*shape]``.
+            var: biased variance, ``[*shape]``.
+            count: number of samples that they are of, which later updates weigh.
+        """
+        self.moments.mean.copy_(mean)
+        self.moments.var.copy_(var)
+        self.moments.count.fill_(count)
+        self.scale.copy_(self._scale())
+
+    def _scale(self) -> Tensor:
+        variance = self.moments.var + self.eps
+        return torch.rsqrt(variance) if not self.std_eps else (variance.sqrt() + self.std_eps).reciprocal()
 
 
 class RewardScaler(nn.Module):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from recurl.trainers.export.policy_file import export_policy, export_run
     from recurl.trainers.networks.actor_critic import ActorCritic
     from recurl.trainers.networks.agent import Agent
+    from recurl.trainers.networks.own_actor_critic import OwnActorCritic
     from recurl.trainers.networks.q_network import QNetwork
     from recurl.trainers.optim.cuda_graph import CudaGraphStep
     from recurl.trainers.optim.gradient_step import GradientStep
@@ -69,6 +70,7 @@ lazy_names(
         ".export.policy_file": "export_policy export_run",
         ".networks.actor_critic": "ActorCritic",
         ".networks.agent": "Agent",
+        ".networks.own_actor_critic": "OwnActorCritic",
         ".networks.q_network": "QNetwork",
         ".optim.cuda_graph": "CudaGraphStep",
         ".optim.gradient_step": "GradientStep",
@@ -106,6 +108,7 @@ __all__ = [
     "ImpalaConfig",
     "Learner",
     "Outcome",
+    "OwnActorCritic",
     "PPOConfig",
     "Policy",
     "PolicyState",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,15 +15,20 @@ from torch.nn.utils import parametrize
 
 from recurl.core.errors import ArgumentError, UsageError
 from recurl.core.specs import Categorical as CategoricalSpec
+from recurl.core.specs import Unbounded
 from recurl.execution.compiled import CompiledNetwork
 from recurl.execution.compiled import network as compiled
 from recurl.execution.lowering import Entries, Network
 from recurl.modules import (
     MLP,
+    ActionDistribution,
+    ActionPart,
     Categorical,
     CellModule,
     EGreedyModule,
     GRUModule,
+    IndependentNormal,
+    LearnedScale,
     LSTMModule,
     MaskedCategorical,
     NormalParamExtractor,
@@ -176,6 +182,39 @@ def test_only_selected_outputs_are_written() -> None:
         found, expected, network = both(policy, entries)
         assert network.explain(entries)["cpp"] is None
         assert "memory" not in found
+        assert_close(found, expected, TOLERANCE[torch.float32])
+
+
+def unbounded(name: str) -> nn.Module:
+    """Return an actor of real numbers without bounds, with a learned scale or one that depends on the state."""
+    options: dict[str, Any] = {"return_log_prob": True}
+    if name == "learned scale":
+        keys, last = ["loc", "scale"], head(4, LearnedScale(4), keys=("loc", "scale"))
+        options["distribution_class"] = IndependentNormal
+    else:
+        keys, last = ["outputs"], head(8, keys=("outputs",))
+        part = ActionPart(Unbounded((2, 2) if name == "matrix" else 4))
+        options |= {"distribution_class": ActionDistribution, "distribution_kwargs": {"parts": (part,)}}
+    return ProbabilisticActor(Seq(encoder(), gru(), last), keys, **options)
+
+
+@pytest.mark.parametrize("name", ["learned scale", "vector", "matrix"])
+def test_greedy_actions_without_bounds_are_means(name: str) -> None:
+    policy, entries = Seq(unbounded(name), selected_out_keys=["action", ("next", "h")]), root(9, h=HIDDEN)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        found, expected, network = both(policy, entries)
+        assert network.explain(entries)["cpp"] is None
+    assert_close(found, expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("name", ["learned scale", "vector", "matrix"])
+def test_samples_and_densities_without_bounds_are_those_of_the_modules(name: str) -> None:
+    whole, entries = unbounded(name), root(9, h=HIDDEN)
+    selected = Seq(whole, selected_out_keys=["action", "action_log_prob", ("next", "h")])
+    for policy, kind in itertools.product((whole, selected), (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC)):
+        with set_exploration_type(kind):
+            found, expected, network = both(policy, entries)
+            assert "in C++" in str(network.explain(entries)["cpp"])
         assert_close(found, expected, TOLERANCE[torch.float32])
 
 

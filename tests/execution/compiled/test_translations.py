@@ -17,11 +17,15 @@ from torch.nn.utils import parametrize
 from recurl.core import specs
 from recurl.execution.compiled import CompiledNetwork, CompiledPass, NotCompiled
 from recurl.execution.compiled.translations import DENSITIES, TRANSLATIONS
-from recurl.execution.lowering import Entries, Network
+from recurl.execution.lowering import Entries, Network, modules_in_order
 from recurl.modules import (
     MLP,
+    ActionDistribution,
+    ActionPart,
     Categorical,
     GRUModule,
+    IndependentNormal,
+    LearnedScale,
     LSTMModule,
     MaskedCategorical,
     MaskedOneHotCategorical,
@@ -55,11 +59,15 @@ LOW = torch.tensor([-1.0, -3.0, 0.0, -0.1, -1.0])
 
 
 class Case(NamedTuple):
-    """TensorDict modules that use a form, and whether it has derivatives and a form in float64."""
+    """TensorDict modules that use a form, whether it has derivatives and a form in float64, and its outputs"""
 
     modules: list[Any]
     differentiable: bool = True
     float64: bool = True
+    only: tuple[str, ...] = ()
+
+    def network(self) -> Network:
+        return Network([Seq(*self.modules, selected_out_keys=list(self.only))] if self.only else self.modules)
 
 
 def layer(module: nn.Module, keys: tuple[str, ...] = ("out",)) -> Case:
@@ -129,6 +137,20 @@ def draws(distribution: type) -> list[Callable[[], Case]]:
     return [lambda: Case([actor(distribution)], differentiable=False)]
 
 
+def mean(distribution: type, *layers: nn.Module, **options: Any) -> Case:
+    """The greedy action of an actor without bounds, whose scale and density have no form."""
+    keys = ["outputs"] if distribution is ActionDistribution else ["loc", "scale"]
+    policy = ProbabilisticActor(
+        Mod(nn.Sequential(*layers), ["x"], keys),
+        keys,
+        ["out"],
+        distribution_class=distribution,
+        distribution_kwargs=options,
+        return_log_prob=True,
+    )
+    return Case(modules_in_order(policy), only=("out",))
+
+
 class TwoLayers(nn.Module):
     """Module without an entry in the table."""
 
@@ -163,6 +185,11 @@ EXAMPLES: dict[type, list[Callable[[], Case]]] = {
     MLP: [
         lambda: layer(MLP(WIDTH, 3, num_cells=[8, 20])),
         lambda: Case([Mod(nn.Linear(WIDTH, 4), ["x"], ["y"]), Mod(MLP(4 + WIDTH, 3), ["y", "x"], ["out"])]),
+    ],
+    LearnedScale: [lambda: mean(IndependentNormal, nn.Linear(WIDTH, 3), LearnedScale(3).requires_grad_(False))],
+    IndependentNormal: [lambda: mean(IndependentNormal, nn.Linear(WIDTH, 6), NormalParamExtractor(), event_dims=1)],
+    ActionDistribution: [
+        lambda: mean(ActionDistribution, nn.Linear(WIDTH, 12), parts=(ActionPart(specs.Unbounded((2, 3))),))
     ],
     ObservationNorm: [lambda: layer(norm(WIDTH))],
     Mod: [lambda: layer(nn.Identity())],
@@ -287,7 +314,7 @@ def test_steps(make: Callable[[], Case], dtype: torch.dtype) -> None:
     distribution = getattr(case.modules[-1], "distribution_class", None)
     for kind in kinds:
         with torch.no_grad(), set_exploration_type(kind):
-            definition = Network(case.modules)
+            definition = case.network()
             network = CompiledNetwork(definition)
             for rows in ROWS:
                 entries, found = entries_of(case, rows, dtype), list[Any]()
@@ -317,7 +344,8 @@ def test_gradients(make: Callable[[], Case], dtype: torch.dtype) -> None:
         with pytest.raises(NotCompiled):
             CompiledPass([case.modules], entries, ["action"])
         return
-    weights, compiled = [p for m in case.modules for p in m.parameters()], CompiledPass([case.modules], entries, keys)
+    weights = [p for m in case.modules for p in m.parameters() if p.requires_grad]
+    compiled = CompiledPass([case.modules], entries, keys)
     for rows in (40, 3, 131):
         entries = entries_of(case, rows, dtype)
         boundaries = Boundaries.from_is_init(entries["is_init"], None, entries.batch_size)

@@ -40,11 +40,13 @@ class Signal(NamedTuple):
         value: its location.
         shape: shape of one row.
         dtype: its dtype.
+        absent: what it would be, if the program doesn't compute it; nothing may read it.
     """
 
     value: Value
     shape: tuple[int, ...]
     dtype: torch.dtype
+    absent: str | None = None
 
     def part(self, first: int, columns: int) -> Signal:
         """Return ``columns`` of its numbers, starting at ``first``."""
@@ -154,6 +156,10 @@ class Compilation:
         """Return a new vector of ``columns`` numbers inside the program."""
         return Signal(self.program.inside(columns), (columns,), self.dtype)
 
+    def absent(self, shape: tuple[int, ...], what: str) -> Signal:
+        """Return a tensor that the program doesn't compute, for an entry that nothing may read."""
+        return Signal(Value(-1, 0, math.prod(shape)), shape, self.dtype, what)
+
     def overwrite(self, signal: Signal) -> None:
         """Record that a module changes ``signal`` in place. The program doesn't, so nothing may read it again.
 
@@ -166,6 +172,8 @@ class Compilation:
         self._overwritten.append(signal.value)
 
     def _check_kept(self, signal: Signal) -> None:
+        if signal.absent is not None:
+            raise NotCompiled(f"{signal.absent} isn't computed in C++")
         if any(_overlap(signal.value, value) for value in self._overwritten):
             raise NotCompiled("a tensor is read after a module has changed it in place")
 
@@ -210,7 +218,8 @@ class Compilation:
 
     def write(self, key: NestedKey, signal: Signal) -> None:
         """Set an entry."""
-        self._check_kept(signal)
+        if signal.absent is None or key in self._wanted:
+            self._check_kept(signal)
         if key in self._wanted:
             self.program.copy(signal.value, self.output(key, signal.shape).value, self.dtype)
         self._written[key] = signal

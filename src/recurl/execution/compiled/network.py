@@ -136,12 +136,15 @@ class CompiledNetwork:
 
     def _program(self, modules: Sequence[TensorDictModuleBase], entries: Entries) -> _CompiledModules | None:
         """Return a program of the longest prefix of ``modules`` that can run together, or None."""
+        later: Sequence[TensorDictModuleBase] = []
         with set_recurrent_mode(False):
-            found, reason = self._compiled(modules, entries, [])
-            if reason is None:
-                return found
-            count = 0 if found is None else len(found.modules)
-            return self._compiled(modules[:count], entries, modules[count:])[0] if count else None
+            while modules:  # what a later module reads must be written, which a shorter prefix may be able to
+                found, reason = self._compiled(modules, entries, later)
+                if reason is None:
+                    return found
+                count = 0 if found is None else len(found.modules)
+                modules, later = modules[:count], [*modules[count:], *later]
+        return None
 
     def _compiled(
         self, modules: Sequence[TensorDictModuleBase], entries: Entries, later: Sequence[TensorDictModuleBase]

@@ -8,6 +8,7 @@ import torch
 import recurl
 from recurl.cli import main
 from recurl.core.errors import ArgumentError
+from recurl.data import SequenceMinibatches
 from recurl.trainers import ALGORITHMS, DQNConfig, PPOConfig, RunFolder, SACConfig, TD3Config, evaluate_run
 from recurl.trainers.algorithms.configs import DistillConfig
 from tests.trainers.run.test_trainer import differing, final_state, metrics, train
@@ -64,6 +65,29 @@ def test_the_student_never_reads_what_is_the_teachers(tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in learner.teacher.state_dict().items())
     changed = {name for name, value in learner.agent.named_parameters() if not torch.equal(value, own[name])}
     assert len(changed) == len(own)
+
+
+@pytest.mark.parametrize("as_entries", [True, False])
+def test_gradients_reach_the_first_step_of_an_episode(tmp_path, as_entries):
+    """The loss of a step depends on all observations of its episode within the sequence, and on no others."""
+    teach(tmp_path / "teacher")
+    learner = learner_of(student(tmp_path / "teacher", sequence_length=16))
+    data = learner.collect().select(*learner.loss.in_keys, strict=False)
+    minibatches = SequenceMinibatches(data, 1, 16)
+    minibatch = next(iter(minibatches.entries() if as_entries else minibatches))
+    seen = minibatch["seen"].clone().requires_grad_()
+    minibatch.set("seen", seen)
+    label = minibatch["teacher_action"]
+    other = label.clone()
+    other[8] += 1  # the difference is the part of this step
+    minibatch.set("teacher_action", other)
+    changed = learner.loss(minibatch)["loss"]
+    minibatch.set("teacher_action", label)
+    (gradient,) = torch.autograd.grad(changed - learner.loss(minibatch)["loss"], seen)
+    begins = minibatch["is_init"][:9].reshape(-1).nonzero()[-1].item()
+    reached = gradient.reshape(len(gradient), -1).abs().sum(-1).nonzero().reshape(-1).tolist()
+    assert reached == list(range(begins, 9))
+    assert len(reached) > 1
 
 
 @pytest.mark.parametrize(("share", "fraction"), [(1.0, 0.5), (0.0, 0.5), (0.5, 1.0), (1.0, 0.0)])

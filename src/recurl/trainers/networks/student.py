@@ -47,7 +47,8 @@ class Student(Agent):
         super().__init__(config, observation_spec)
         trunk = self.trunk(config)
         masked = specs.has_mask(observation_spec, action_spec)
-        head = make_action_head(config, trunk[-1].out_keys[0], action_spec, masked=masked)
+        # A small gain would hide from the memory which choice a cue told: the differences between actions start at 0.
+        head = make_action_head(config, trunk[-1].out_keys[0], action_spec, masked=masked, gain=1.0)
         self.actor = ProbabilisticActor(
             TensorDictSequential(*trunk, head.module),
             **head.sampler,

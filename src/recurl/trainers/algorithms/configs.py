@@ -765,9 +765,8 @@ class DistillConfig(RunConfig):
     teacher: str | None = None
     """Run folder of the teacher, whose newest checkpoint is used."""
     episodes: str | None = None
-    """Recorded episodes whose actions are learned in place of a teacher's (behavioral cloning): a folder, as recurl
-    evaluate --save-episodes writes it, or minari:ID, a Minari data set on this machine. Steps of training are steps of
-    these episodes, and training returns theirs; evaluations are in --env."""
+    """Recorded episodes to learn from in place of a teacher (behavioral cloning): a folder, as recurl evaluate
+    --save-episodes writes it, or minari:ID. Steps and returns of training are theirs."""
     teacher_observations: tuple[str, ...] = ()
     """Observations that only the teacher sees, such as velocities that a simulator knows and a robot doesn't measure;
     join the parts of a nested key with dots."""

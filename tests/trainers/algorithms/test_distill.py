@@ -9,6 +9,7 @@ import recurl
 from recurl.cli import main
 from recurl.core.errors import ArgumentError
 from recurl.data import SequenceMinibatches
+from recurl.sequences.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 from recurl.trainers import ALGORITHMS, DQNConfig, PPOConfig, RunFolder, SACConfig, TD3Config, evaluate_run
 from recurl.trainers.algorithms.configs import DistillConfig
 from tests.trainers.run.test_trainer import differing, final_state, metrics, train
@@ -103,6 +104,20 @@ def test_the_share_of_the_teacher(tmp_path, share, fraction):
         expected = share * max(1 - update / 8 / fraction, 0) if fraction else 0.0
         assert taken == pytest.approx(expected, abs=0.06)
         assert learner.learn(batch)["teacher_share"] == pytest.approx(expected)
+
+
+def test_real_valued_actions_of_the_student_are_greedy(tmp_path):
+    """The loss trains no spread, so sampled actions would be those of an untrained one."""
+    teach(tmp_path / "teacher")
+    learner = learner_of(student(tmp_path / "teacher", teacher_share=0.0))
+    learner.learn(learner.collect())
+    actor = learner.agent.actor
+    before = {name: value.clone() for name, value in learner.agent.state_dict().items()}
+    batch = learner.collect()
+    assert all(torch.equal(value, before[name]) for name, value in learner.agent.state_dict().items())
+    with torch.no_grad(), set_recurrent_mode(True), set_exploration_type(ExplorationType.DETERMINISTIC):
+        acted = actor(batch.select(*actor.in_keys))["action"]
+    torch.testing.assert_close(batch["action"], acted)
 
 
 @pytest.mark.usefixtures("shared_interpreter")

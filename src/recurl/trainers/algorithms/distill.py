@@ -23,7 +23,7 @@ from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.files.checkpoints import load_newest, restoring
 from recurl.trainers.networks.agent import collecting
-from recurl.trainers.networks.student import LABEL, Guidance, Student, check_teacher, teacher_of
+from recurl.trainers.networks.student import LABEL, Guidance, Student, check_teacher, greedy, teacher_of
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.trust import check_names
@@ -81,7 +81,9 @@ class Distill(Learner[DistillConfig, Student]):
         teacher = [] if self.teacher is None else [self.teacher]
         self.guidance = Guidance(self.config.teacher_share).to(self.config.device)
         self.loss = ImitationLoss(self.agent.actor, env.action_spec_unbatched, LABEL).to(self.config.device)
-        return collecting(TensorDictSequential(*teacher, self.agent.policy, self.guidance), also=(LABEL,))
+        # The loss trains no spread of real-valued actions: sampled ones would lead where the student never is.
+        student = greedy(self.agent.policy) if self.loss.is_real else self.agent.policy
+        return collecting(TensorDictSequential(*teacher, student, self.guidance), also=(LABEL,))
 
     @property
     def share(self) -> float:

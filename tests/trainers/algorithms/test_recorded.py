@@ -13,12 +13,15 @@ from tensordict import TensorDict
 from recurl.cli import main
 from recurl.core.errors import ArgumentError, MissingDependencyError, RecurlWarning, UnsupportedError
 from recurl.core.keys import DONE_KEYS
+from recurl.core.specs import Composite
 from recurl.data.replay_buffers.folders import load_folder
 from recurl.envs import GymEnv
 from recurl.trainers import ALGORITHMS, PPOConfig, RunFolder, evaluate_run, load, make_env
 from recurl.trainers.algorithms.configs import DistillConfig
 from recurl.trainers.algorithms.recorded import read_episodes
+from tests.envs.masked import ACTION_SPACES
 from tests.trainers.run.test_trainer import differing, final_state, metrics, train
+from tests.trainers.test_actions import ANY, MASKED
 from tests.trainers.test_critic_observations import BOTH, SEEN, Masked
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -160,6 +163,37 @@ def test_episodes_without_their_beginning_are_left_out(tmp_path):
         read_episodes(saved(data[:4], tmp_path / "none"), env)
 
 
+@pytest.mark.parametrize("action", ACTION_SPACES)
+def test_actions_of_every_kind(tmp_path, action):
+    config = cloning(tmp_path / "episodes", ANY, env_kwargs=(f"kind={action}",))
+    with make_env(config, 3) as env:
+        spec = env.action_spec_unbatched
+        batch = env.rollout(30, break_when_any_done=False)
+    saved(batch, tmp_path / "episodes")
+    if isinstance(spec, Composite):
+        with pytest.raises(UnsupportedError, match="actions of one part"):
+            learner_of(config)
+        return
+    learner = learner_of(config)
+    found = learner.collect()
+    assert torch.equal(found["action"], found["teacher_action"])
+    kinds = {tuple(row.reshape(-1).tolist()) for row in batch["action"].flatten(0, 1)}
+    assert {tuple(row.reshape(-1).tolist()) for row in found["action"].flatten(0, 1)} <= kinds
+    assert np.isfinite(learner.learn(found)["loss"])
+
+
+def test_masks_are_recorded(tmp_path):
+    config = cloning(tmp_path / "episodes", MASKED)
+    with make_env(config, 3) as env:
+        batch = env.rollout(30, break_when_any_done=False)
+    saved(batch, tmp_path / "episodes")
+    learner = learner_of(config)
+    assert np.isfinite(learner.learn(learner.collect())["loss"])
+    batch["action_mask"][1, 4] = torch.arange(batch["action_mask"].shape[-1]) != batch["action"][1, 4]
+    with pytest.raises(ArgumentError, match=r"must allow its action, but doesn't in 1 steps"):
+        learner_of(cloning(saved(batch, tmp_path / "wrong"), MASKED))
+
+
 @pytest.mark.usefixtures("shared_interpreter")
 def test_resumed_equals_uninterrupted(tmp_path):
     config = cloning(saved(counted([3, 9, 20]), tmp_path / "episodes"))
@@ -297,8 +331,8 @@ def test_bad_options(tmp_path, capsys):
         learner_of(cloning(tmp_path / "nothing"))
     with pytest.raises(ArgumentError, match="needs a teacher or recorded episodes"):
         cloning("some", teacher="other")
-    with pytest.raises(ArgumentError, match="with --drop-observations hidden"):
-        cloning("some", teacher_observations=("hidden",))
+    with pytest.raises(ArgumentError, match=r"no teacher, which --teacher-observations, --teacher-share need"):
+        cloning("some", teacher_observations=("hidden",), teacher_share=0.5)
     with pytest.raises(ArgumentError, match="use --stop-eval-return"):
         cloning("some", stop_return=1.0)
     assert main(["distill", "--env", MAZE]) == 2

@@ -800,16 +800,8 @@ class DistillConfig(RunConfig):
                 "Distillation needs a teacher or recorded episodes: name a run folder, recurl distill RUN (--teacher "
                 "RUN), or else --episodes DIR."
             )
-        if self.episodes is not None and self.teacher_observations:
-            raise ArgumentError(
-                "--teacher-observations are for a teacher, and --episodes has none: leave out what the student "
-                f"doesn't see with --drop-observations {' '.join(self.teacher_observations)}."
-            )
-        if self.episodes is not None and self.stop_return is not None:
-            raise ArgumentError(
-                "With --episodes, training returns are those of the recorded episodes: use --stop-eval-return with "
-                "--eval-every instead of --stop-return."
-            )
+        if self.episodes is not None:
+            self._check_recorded()
         sequences = self.num_envs * -(-self.rollout_steps // self.sequence_length)
         if self.minibatches > sequences:
             raise ArgumentError(
@@ -818,6 +810,20 @@ class DistillConfig(RunConfig):
             )
         if self.actors:
             raise ArgumentError("Distillation collects in this process, beside its teacher: leave out --collectors.")
+
+    def _check_recorded(self) -> None:
+        needing = ("teacher_observations", "teacher_share", "teacher_fraction")
+        given = [name for name in needing if getattr(self, name) != getattr(type(self), name)]
+        if given:
+            raise ArgumentError(
+                f"Recorded episodes have no teacher, which {', '.join(map(flag, given))} need: leave them out. To "
+                "keep observations from the student, use --drop-observations."
+            )
+        if self.stop_return is not None:
+            raise ArgumentError(
+                "With --episodes, training returns are those of the recorded episodes: use --stop-eval-return with "
+                "--eval-every instead of --stop-return."
+            )
 
 
 CONFIGS: dict[str, type[RunConfig]] = {

@@ -16,6 +16,7 @@ from torch import Tensor
 from recurl.core.errors import ArgumentError, MissingDependencyError, UnsupportedError, UsageError
 from recurl.core.keys import (
     ACTION,
+    ACTION_MASK,
     DONE,
     DONE_KEYS,
     IS_INIT,
@@ -206,6 +207,7 @@ def read_episodes(source: str, env: EnvBase) -> tuple[TensorDict, Tensor]:
     if ACTION not in flat:
         raise ArgumentError(f"The episodes in {source} must have an action, which is what is learned: they have {has}.")
     found[LABEL] = _label(flat[ACTION], env.action_spec_unbatched, source)
+    _check_allowed(found, env.action_spec_unbatched, source)
     for key in (REWARD, TERMINATED, TRUNCATED, DONE):
         found[next_key(key)] = flat[next_key(key)]
     steps = TensorDict({}, flat.batch_size)
@@ -285,7 +287,12 @@ def _fitting(name: str, value: Tensor, spec: TensorSpec, source: str) -> Tensor:
         )
     if not value.isfinite().all():
         raise ArgumentError(f"{name} must be finite in all steps, but isn't in {source}: leave these episodes out.")
-    return value.to(dtype)
+    converted = value.to(dtype)
+    if not dtype.is_floating_point and (converted != value).any():
+        raise ArgumentError(
+            f"{name} must be in the range of {dtype}, but isn't in {source}: record it with that dtype."
+        )
+    return converted
 
 
 def _label(action: Any, spec: TensorSpec, source: str) -> Tensor:
@@ -302,6 +309,19 @@ def _label(action: Any, spec: TensorSpec, source: str) -> Tensor:
             f"from {label.min().item():g} to {label.max().item():g}: rescale them, or clip them to it."
         )
     return label
+
+
+def _check_allowed(found: Mapping[NestedKey, Tensor], spec: TensorSpec, source: str) -> None:
+    """Raise if a choice was made that its action mask doesn't allow."""
+    mask, label = found.get(ACTION_MASK), found[LABEL]
+    if mask is None or mask.dtype != torch.bool or not isinstance(spec, Categorical) or spec.shape:
+        return
+    wrong = ~mask.gather(-1, label.unsqueeze(-1)).squeeze(-1)
+    if wrong.any():
+        raise ArgumentError(
+            f"The action_mask of a step must allow its action, but doesn't in {int(wrong.sum())} steps of {source}: "
+            "correct the masks, or ignore them with --action-mask none."
+        )
 
 
 def _read_minari(name: str, env: EnvBase) -> TensorDict:

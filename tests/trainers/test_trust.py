@@ -254,3 +254,18 @@ def test_the_suggested_resume_command_includes_the_permission(tmp_path):
     folder.create(PPOConfig(env="recurl/TMaze-v0", cell="tests.own_cells:FastWeights"))
     with pytest.raises(ArgumentError, match=f"recurl train --resume {tmp_path / 'run'} --trust-run"):
         folder.create(PPOConfig(env="recurl/TMaze-v0"))
+
+
+def test_data_sets_are_not_code(tmp_path, monkeypatch):
+    """A folder with a colon in its name, or a data set of an installed Minari; not of one in the working directory."""
+    folder, data_set = {"episodes": "evil_module:part"}, {"episodes": "minari:some/set-v0"}
+    assert names_of_code(folder, imported=()) == []
+    for where in ("packages", "here"):
+        (tmp_path / where).mkdir()
+        (tmp_path / where / "minari.py").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    assert names_of_code(data_set, imported=()) == []
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    assert names_of_code(data_set, imported=()) == [("episodes", "minari:some/set-v0")]
+    assert names_of_code(data_set, imported=("minari",)) == []

@@ -1,4 +1,7 @@
-"""``recurl distill TEACHER``: ``recurl train distill`` in the teacher's environment, unless another is named."""
+"""``recurl distill TEACHER``: ``recurl train distill`` in the teacher's environment, unless another is named.
+
+``recurl distill --episodes DIR`` is ``recurl train distill --episodes DIR``.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,14 @@ run = train.run
 
 def read(arguments: list[str]) -> Any:
     """Parse the arguments: a teacher's run, and options of ``recurl train distill``."""
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in (*HELP, HELP_ALL)):
-        raise ArgumentError("recurl distill needs the run folder of a teacher: recurl distill RUN --env ID ...")
+    recorded = any(word.partition("=")[0] == "--episodes" for word in arguments)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in (*HELP, HELP_ALL) and not recorded):
+        raise ArgumentError(
+            "recurl distill needs the run folder of a teacher, recurl distill RUN ..., or recorded episodes, recurl "
+            "distill --episodes DIR --env ID ..."
+        )
     teacher, *options = arguments
-    if teacher in (*HELP, HELP_ALL):
+    if teacher.startswith("-"):
         return train.read(["distill", *arguments])
     words = ["--teacher", teacher, *options]
     if not any(word.partition("=")[0] == "--env" for word in options):

@@ -33,6 +33,8 @@ class Evaluate(ReadsRun):
     """Act as in training, with sampling or exploration, instead of greedily."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint: the newest, or the best one, which training keeps with --keep-best."""
+    save_episodes: Path | None = None
+    """New folder to save the episodes to, from which recurl distill --episodes learns."""
     json: bool = False
     """Print the results as one JSON object."""
 
@@ -52,6 +54,7 @@ def run(args: Evaluate) -> int:
         console=Console(stderr=True),
         checkpoint=args.checkpoint,
         deterministic=not args.stochastic,
+        save_episodes=args.save_episodes,
     )
     if args.json:
         print(json.dumps({"run": str(args.run), "checkpoint": args.checkpoint, **found.to_dict()}, indent=2))

@@ -35,7 +35,8 @@ _GROUPS = {
 _BASIC = (
     "env env_kwargs num_envs cell hidden_size encoder rollout_steps learning_rate gamma total_steps seed run_dir "
     "preset config eval_every device logger epochs minibatches sequence_length clip_epsilon entropy_coeff gae_lambda "
-    "buffer_size learning_starts gradient_steps slices slice_length warm_up updates csv"
+    "buffer_size learning_starts gradient_steps slices slice_length teacher episodes teacher_observations "
+    "warm_up updates csv"
 )
 GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
 """Training options by group; options without a group belong to the algorithm."""

@@ -36,7 +36,10 @@ COMMANDS = {
         "ALGORITHM --env ID ...": "train a policy; `recurl train --help` lists the algorithms",
         "--resume RUN": "continue a run that was stopped; --total-steps N extends it",
     },
-    "distill": {"RUN": "train a student that imitates the policy of a run and may see less"},
+    "distill": {
+        "RUN": "train a student that imitates the policy of a run and may see less",
+        "--episodes DIR ...": "train a student that imitates recorded episodes (behavioral cloning)",
+    },
     "sweep": {"ALGORITHM --seeds N ...": "train with several seeds and every combination of options"},
     "compare": {"RUN...": "compare learning curves and scores of runs, with intervals"},
     "evaluate": {"RUN": "play episodes with a trained policy and print statistics of their returns"},

@@ -14,6 +14,7 @@ from recurl.execution.lowering import inputs_of
 from recurl.objectives.common import entry
 from recurl.objectives.policy import ActorCritic
 from recurl.sequences.entries import Step
+from recurl.sequences.mode import set_recurrent_mode
 
 __all__ = ["ImitationLoss"]
 
@@ -72,7 +73,8 @@ class ImitationLoss(nn.Module):
             real-valued actions 1 minus the mean absolute distance.
         """
         label = entry(batch, self.label_key, "The teacher writes it during collection.")
-        dist, _ = self._plan.run(inputs_of(batch, self._plan.keys, self._plan.networks))
+        with set_recurrent_mode(True):
+            dist, _ = self._plan.run(inputs_of(batch, self._plan.keys, self._plan.networks))
         greedy = cast(Tensor, getattr(dist, "deterministic_sample", dist.mode))
         if self.is_real:
             distance = (greedy - label.to(greedy.dtype)) / self.half_range

@@ -28,6 +28,7 @@ _OF_PACKAGES = (*_ENVS, "wrapper")
 _CHECKED = (*_ENVS, "wrapper", "cell", "algorithm")  # only a registered environment, a wrapper class ... is called
 _WITH_ARGUMENTS = ("cell", "wrapper")  # in parentheses, which never name code
 _CLUSTER, _OWN_CLUSTER = "ray_address", "auto"
+_DATA, _DATA_PACKAGE = "episodes", "minari"  # minari:ID reads data; any other value is a folder
 _NEVER = frozenset({"device", "collectors", "env_kwargs", "eval_env_kwargs", "init_from"})
 """Options in which a colon has another meaning. In all others, including those of custom algorithms, it names a
 module."""
@@ -85,6 +86,9 @@ def _texts(value: Any) -> Iterator[str]:
 def _is_harmless(option: str, text: str, imported: Container[str]) -> bool:
     if option == _CLUSTER:
         return text == _OWN_CLUSTER
+    if option == _DATA:
+        named = text.startswith(f"{_DATA_PACKAGE}:") and _origin(_DATA_PACKAGE) is not None
+        return not named or _DATA_PACKAGE in imported or _is_installed(_DATA_PACKAGE)
     name = text.partition("(")[0] if option in _WITH_ARGUMENTS else text
     module, colon, rest = name.partition(":")
     if (rest if colon else name).startswith(_ADAPTERS if option in _ENVS else _RECORDERS):

@@ -8,6 +8,8 @@ import torch
 import recurl
 from recurl.cli import main
 from recurl.core.errors import ArgumentError
+from recurl.data import SequenceMinibatches
+from recurl.sequences.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 from recurl.trainers import ALGORITHMS, DQNConfig, PPOConfig, RunFolder, SACConfig, TD3Config, evaluate_run
 from recurl.trainers.algorithms.configs import DistillConfig
 from tests.trainers.run.test_trainer import differing, final_state, metrics, train
@@ -66,6 +68,29 @@ def test_the_student_never_reads_what_is_the_teachers(tmp_path):
     assert len(changed) == len(own)
 
 
+@pytest.mark.parametrize("as_entries", [True, False])
+def test_gradients_reach_the_first_step_of_an_episode(tmp_path, as_entries):
+    """The loss of a step depends on all observations of its episode within the sequence, and on no others."""
+    teach(tmp_path / "teacher")
+    learner = learner_of(student(tmp_path / "teacher", sequence_length=16))
+    data = learner.collect().select(*learner.loss.in_keys, strict=False)
+    minibatches = SequenceMinibatches(data, 1, 16)
+    minibatch = next(iter(minibatches.entries() if as_entries else minibatches))
+    seen = minibatch["seen"].clone().requires_grad_()
+    minibatch.set("seen", seen)
+    label = minibatch["teacher_action"]
+    other = label.clone()
+    other[8] += 1  # the difference is the part of this step
+    minibatch.set("teacher_action", other)
+    changed = learner.loss(minibatch)["loss"]
+    minibatch.set("teacher_action", label)
+    (gradient,) = torch.autograd.grad(changed - learner.loss(minibatch)["loss"], seen)
+    begins = minibatch["is_init"][:9].reshape(-1).nonzero()[-1].item()
+    reached = gradient.reshape(len(gradient), -1).abs().sum(-1).nonzero().reshape(-1).tolist()
+    assert reached == list(range(begins, 9))
+    assert len(reached) > 1
+
+
 @pytest.mark.parametrize(("share", "fraction"), [(1.0, 0.5), (0.0, 0.5), (0.5, 1.0), (1.0, 0.0)])
 def test_the_share_of_the_teacher(tmp_path, share, fraction):
     teach(tmp_path / "teacher")
@@ -79,6 +104,20 @@ def test_the_share_of_the_teacher(tmp_path, share, fraction):
         expected = share * max(1 - update / 8 / fraction, 0) if fraction else 0.0
         assert taken == pytest.approx(expected, abs=0.06)
         assert learner.learn(batch)["teacher_share"] == pytest.approx(expected)
+
+
+def test_real_valued_actions_of_the_student_are_greedy(tmp_path):
+    """The loss trains no spread, so sampled actions would be those of an untrained one."""
+    teach(tmp_path / "teacher")
+    learner = learner_of(student(tmp_path / "teacher", teacher_share=0.0))
+    learner.learn(learner.collect())
+    actor = learner.agent.actor
+    before = {name: value.clone() for name, value in learner.agent.state_dict().items()}
+    batch = learner.collect()
+    assert all(torch.equal(value, before[name]) for name, value in learner.agent.state_dict().items())
+    with torch.no_grad(), set_recurrent_mode(True), set_exploration_type(ExplorationType.DETERMINISTIC):
+        acted = actor(batch.select(*actor.in_keys))["action"]
+    torch.testing.assert_close(batch["action"], acted)
 
 
 @pytest.mark.usefixtures("shared_interpreter")

@@ -744,10 +744,11 @@ class TD3Config(CriticsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(RunConfig):
-    """Options of distillation: a recurrent student learns the actions of a trained teacher (DAgger).
+    """Options of distillation: a recurrent student learns the actions of a trained teacher (DAgger) or of episodes.
 
     Raises:
-        ArgumentError: see :class:`RunConfig`; or if no teacher is named, or there are more minibatches than sequences.
+        ArgumentError: see :class:`RunConfig`; or if not one of teacher and episodes is named, an option needs the
+            other, or there are more minibatches than sequences.
 
     Example:
         >>> config = DistillConfig(env="recurl/MaskedPendulum-v1", teacher="runs/teacher", cell="gru")
@@ -758,11 +759,14 @@ class DistillConfig(RunConfig):
     algorithm: ClassVar[str] = "distill"
     actor_kind: ClassVar[str | None] = "distribution"
     private_option: ClassVar[str | None] = "teacher_observations"
-    fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "teacher", "teacher_observations")
+    fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "teacher", "episodes", "teacher_observations")
     usual_envs: ClassVar[int] = 16
 
     teacher: str | None = None
     """Run folder of the teacher, whose newest checkpoint is used."""
+    episodes: str | None = None
+    """Recorded episodes to learn from in place of a teacher (behavioral cloning): a folder, as recurl evaluate
+    --save-episodes writes it, or minari:ID. Steps and returns of training are theirs."""
     teacher_observations: tuple[str, ...] = ()
     """Observations that only the teacher sees, such as velocities that a simulator knows and a robot doesn't measure;
     join the parts of a nested key with dots."""
@@ -791,10 +795,13 @@ class DistillConfig(RunConfig):
     def check(self) -> None:
         """Check that the options are consistent."""
         super().check()
-        if self.teacher is None:
+        if (self.teacher is None) == (self.episodes is None):
             raise ArgumentError(
-                "Distillation needs a teacher: name its run folder, recurl distill RUN (--teacher RUN)."
+                "Distillation needs a teacher or recorded episodes: name a run folder, recurl distill RUN (--teacher "
+                "RUN), or else --episodes DIR."
             )
+        if self.episodes is not None:
+            self._check_recorded()
         sequences = self.num_envs * -(-self.rollout_steps // self.sequence_length)
         if self.minibatches > sequences:
             raise ArgumentError(
@@ -803,6 +810,20 @@ class DistillConfig(RunConfig):
             )
         if self.actors:
             raise ArgumentError("Distillation collects in this process, beside its teacher: leave out --collectors.")
+
+    def _check_recorded(self) -> None:
+        needing = ("teacher_observations", "teacher_share", "teacher_fraction")
+        given = [name for name in needing if getattr(self, name) != getattr(type(self), name)]
+        if given:
+            raise ArgumentError(
+                f"Recorded episodes have no teacher, which {', '.join(map(flag, given))} need: leave them out. To "
+                "keep observations from the student, use --drop-observations."
+            )
+        if self.stop_return is not None:
+            raise ArgumentError(
+                "With --episodes, training returns are those of the recorded episodes: use --stop-eval-return with "
+                "--eval-every instead of --stop-return."
+            )
 
 
 CONFIGS: dict[str, type[RunConfig]] = {

@@ -23,24 +23,28 @@ from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.files.checkpoints import load_newest, restoring
 from recurl.trainers.networks.agent import collecting
-from recurl.trainers.networks.student import LABEL, Guidance, Student, check_teacher, teacher_of
+from recurl.trainers.networks.student import LABEL, Guidance, Student, check_teacher, greedy, teacher_of
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.trust import check_names
 
 
 class Distill(Learner[DistillConfig, Student]):
-    """DAgger with a recurrent teacher and a recurrent student, which may see less.
+    """DAgger with a recurrent teacher and a recurrent student, which may see less; or behavioral cloning.
 
     Both walk through the same episodes, each with its own memory, and the teacher labels every step with its greedy
     action. Whose action is taken is drawn per step; the teacher's share falls to zero. The student learns the labels of
     each batch over sequences that start from its stored states.
 
+    With ``--episodes``, the teacher is a recording: the environments play recorded episodes, whose actions are the
+    labels, and the student walks through them in the same way.
+
     Args:
         config: the options, including the random seed.
 
-    Source: Ross et al., "A reduction of imitation learning and structured prediction to no-regret online learning"
-    (2011), without aggregation: each batch is learned and discarded, as in Rudin et al., "RSL-RL" (2025).
+    Sources: Ross et al., "A reduction of imitation learning and structured prediction to no-regret online learning"
+    (2011), without aggregation: each batch is learned and discarded, as in Rudin et al., "RSL-RL" (2025). Pomerleau,
+    "ALVINN" (1989), behavioral cloning.
     """
 
     reported = ("loss", "agreement", "teacher_share", "grad_norm")
@@ -56,19 +60,37 @@ class Distill(Learner[DistillConfig, Student]):
     @classmethod
     def make_agent(cls, config: DistillConfig, observation_spec: Composite, action_spec: TensorSpec) -> Student:
         """Build the student; see :meth:`Learner.make_agent`."""
-        return Student(config, observation_spec, action_spec)
+        seen = Composite(shape=observation_spec.shape, device=observation_spec.device)
+        for key, spec in observation_spec.items():
+            if key != LABEL:  # shown by recorded episodes
+                seen.set(key, spec)
+        return Student(config, seen, action_spec)
+
+    def training_env(self) -> EnvBase:
+        """Create the training environments, which play recorded episodes if the options name any."""
+        if self.config.episodes is None:
+            return super().training_env()
+        from recurl.trainers.algorithms.recorded import recorded_env  # noqa: PLC0415 - imported where it is used
+
+        return recorded_env(self.config, self.config.episodes)
 
     def behavior(self, env: EnvBase) -> TensorDictModuleBase:
         """Return the policy that collects: teacher, student, and the draw between them."""
-        self.teacher = read_teacher(self.config, env).to(self.config.device)
+        recorded = self.config.episodes is not None
+        self.teacher = None if recorded else read_teacher(self.config, env).to(self.config.device)
+        teacher = [] if self.teacher is None else [self.teacher]
         self.guidance = Guidance(self.config.teacher_share).to(self.config.device)
         self.loss = ImitationLoss(self.agent.actor, env.action_spec_unbatched, LABEL).to(self.config.device)
-        return collecting(TensorDictSequential(self.teacher, self.agent.policy, self.guidance), also=(LABEL,))
+        # The loss trains no spread of real-valued actions: sampled ones would lead where the student never is.
+        student = greedy(self.agent.policy) if self.loss.is_real else self.agent.policy
+        return collecting(TensorDictSequential(*teacher, student, self.guidance), also=(LABEL,))
 
     @property
     def share(self) -> float:
-        """Current fraction of the steps in which the teacher acts."""
+        """Current fraction of the steps in which the teacher acts; recorded episodes can't be acted in."""
         config, done = self.config, self.env_steps / self.total_steps
+        if config.episodes is not None:
+            return 1.0
         return config.teacher_share * max(1 - done / config.teacher_fraction, 0.0) if config.teacher_fraction else 0.0
 
     def collect(self) -> TensorDictBase:

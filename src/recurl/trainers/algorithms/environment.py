@@ -52,19 +52,22 @@ def make_env(
     return env
 
 
-def training_env(config: RunConfig, num_envs: int | None = None) -> EnvBase:
+def training_env(
+    config: RunConfig, num_envs: int | None = None, *, create: Callable[[RunConfig, int], EnvBase] | None = None
+) -> EnvBase:
     """Create the training environments, ``[num_envs]``, in worker processes if ``env_workers`` is set.
 
     Args:
         config: the options.
         num_envs: number of environments, by default ``config.num_envs``; an actor creates its share only.
+        create: creates others in place of the environments that the options name.
 
     Raises:
         ArgumentError: see :func:`make_env`; or if the batch size differs.
     """
     check_device(config.device)
     count = config.num_envs if num_envs is None else num_envs
-    env = _with_options(config, _create_training_env(config, count))
+    env = _with_options(config, (create or _create_training_env)(config, count))
     if tuple(env.batch_size) != (count,):
         env.close()
         raise ArgumentError(

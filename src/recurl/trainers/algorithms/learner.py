@@ -96,7 +96,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             self.check_ranks()
         self.env_steps = 0
         self.fault: str | None = None
-        env = training_env(config)
+        env = self.training_env()
         check_machine(config, env.observation_spec)
         env.set_seed(self.env_seed)
         self.state_obstacle = env.state_obstacle
@@ -174,6 +174,10 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         Parts are restored in this order. A subclass adds its own: ``{**super().parts(), "optimizer": ...}``.
         """
         return {"agent": self.agent}
+
+    def training_env(self) -> EnvBase:
+        """Create the training environments."""
+        return training_env(self.config)
 
     def behavior(self, env: EnvBase) -> TensorDictModuleBase:
         """Return the policy that collects in ``env``, with the outputs that a batch needs."""

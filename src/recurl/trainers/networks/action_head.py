@@ -53,7 +53,9 @@ class ActionHead(NamedTuple):
     sampler: dict[str, Any]
 
 
-def make_action_head(config: RunConfig, memory: NestedKey, spec: specs.TensorSpec, *, masked: bool) -> ActionHead:
+def make_action_head(
+    config: RunConfig, memory: NestedKey, spec: specs.TensorSpec, *, masked: bool, gain: float = 0.01
+) -> ActionHead:
     """Build the untrained head of an actor.
 
     Args:
@@ -61,6 +63,7 @@ def make_action_head(config: RunConfig, memory: NestedKey, spec: specs.TensorSpe
         memory: key of the input.
         spec: action spec of one environment.
         masked: whether there is an action mask.
+        gain: gain of the initialization; a small one makes all actions nearly equally likely at first.
 
     Raises:
         UnsupportedError: no distribution supports the action or a part of it.
@@ -70,18 +73,18 @@ def make_action_head(config: RunConfig, memory: NestedKey, spec: specs.TensorSpe
     except UnsupportedError as error:
         raise UnsupportedError(f"{config.algorithm.upper()} can't choose the action {error}") from error
     if isinstance(spec, specs.Categorical) and not spec.shape:
-        layer = TensorDictModule(make_head(config, spec.n, 0.01), in_keys=[memory], out_keys=["logits"])
+        layer = TensorDictModule(make_head(config, spec.n, gain), in_keys=[memory], out_keys=["logits"])
         keys = {"logits": "logits", "mask": ACTION_MASK} if masked else ["logits"]
         kind = MaskedNaNSafeCategorical if masked else NaNSafeCategorical
         return ActionHead(layer, {"in_keys": keys, "out_keys": [ACTION], "distribution_class": kind})
     if isinstance(spec, specs.Bounded) and len(spec.shape) == 1:
-        net = nn.Sequential(make_head(config, 2 * spec.shape[0], 0.01), NormalParamExtractor())
+        net = nn.Sequential(make_head(config, 2 * spec.shape[0], gain), NormalParamExtractor())
         layer = TensorDictModule(net, in_keys=[memory], out_keys=["loc", "scale"])
         bounds = {"low": spec.low, "high": spec.high}
         of_box = {"distribution_class": TanhNormal, "distribution_kwargs": bounds}
         return ActionHead(layer, {"in_keys": ["loc", "scale"], "out_keys": [ACTION], **of_box})
     outputs = sum(part.parameters for part in parts.values())
-    layer = TensorDictModule(make_head(config, outputs, 0.01), in_keys=[memory], out_keys=[_OUTPUTS])
+    layer = TensorDictModule(make_head(config, outputs, gain), in_keys=[memory], out_keys=[_OUTPUTS])
     keys = {"outputs": _OUTPUTS, **({"mask": ACTION_MASK} if masked else {})}
     of_parts = {"distribution_class": ActionDistribution, "distribution_kwargs": {"parts": tuple(parts.values())}}
     return ActionHead(layer, {"in_keys": keys, "out_keys": list(parts), **of_parts})

@@ -47,7 +47,8 @@ class Student(Agent):
         super().__init__(config, observation_spec)
         trunk = self.trunk(config)
         masked = specs.has_mask(observation_spec, action_spec)
-        head = make_action_head(config, trunk[-1].out_keys[0], action_spec, masked=masked)
+        # A small gain would hide from the memory which choice a cue told: the differences between actions start at 0.
+        head = make_action_head(config, trunk[-1].out_keys[0], action_spec, masked=masked, gain=1.0)
         self.actor = ProbabilisticActor(
             TensorDictSequential(*trunk, head.module),
             **head.sampler,
@@ -57,24 +58,26 @@ class Student(Agent):
         self.policy = self.actor
 
 
-class Labels(TensorDictModuleBase):
-    """Last module of a teacher, whose greedy action is written to :data:`LABEL`.
+class Greedy(TensorDictModuleBase):
+    """Last module of a policy, whose greedy action is written to a key, whatever the exploration type.
 
     Args:
         last: the sampler or greedy choice.
+        key: the key.
     """
 
-    def __init__(self, last: TensorDictModuleBase) -> None:
+    def __init__(self, last: TensorDictModuleBase, key: str) -> None:
         super().__init__()
         self.last = last
         self.in_keys = list(last.in_keys)
-        self.out_keys = [LABEL]
+        self.out_keys = [key]
+        self._key = key
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the label."""
+        """Write the action."""
         with set_exploration_type(ExplorationType.DETERMINISTIC):
-            return tensordict.set(LABEL, self.last(tensordict.copy())[ACTION])
+            return tensordict.set(self._key, self.last(tensordict.copy())[ACTION])
 
     def link_entries(self) -> Link:
         """Return the same as a function of ``Entries``; see :func:`recurl.execution.lowering.link`."""
@@ -85,7 +88,7 @@ class Labels(TensorDictModuleBase):
         def run(entries: Entries) -> None:
             inside = entries.copy()
             choose(inside)
-            entries.set(LABEL, inside[ACTION])
+            entries.set(self._key, inside[ACTION])
 
         return run
 
@@ -113,20 +116,25 @@ class Guidance(TensorDictModuleBase):
         return tensordict.set(ACTION, torch.where(rows.reshape(*rows.shape, *[1] * (own.ndim - rows.ndim)), label, own))
 
 
+def greedy(policy: TensorDictModuleBase, key: str = ACTION) -> TensorDictSequential:
+    """Return a policy that writes its greedy action to ``key``, with the same modules."""
+    *before, last = modules_in_order(policy)
+    return TensorDictSequential(*before, Greedy(last, key))
+
+
 def teacher_of(actor: TensorDictSequential) -> TensorDictSequential:
     """Return a trained actor as a frozen teacher, with states of its own and the output :data:`LABEL`.
 
     Args:
         actor: the actor; its recurrent modules get other keys.
     """
-    *before, last = modules_in_order(actor)
     for module in actor.modules():
         if isinstance(module, RecurrentModule):
             renamed: dict[NestedKey, str] = {key: f"teacher_{dotted(key)}" for key in module.state_keys}
             keys: Any = [renamed.get(key, key) for key in module.in_keys]
             outputs: Any = [*module.out_keys[:1], *(next_key(name) for name in renamed.values())]
             module.in_keys, module.out_keys = keys, outputs
-    return TensorDictSequential(*before, Labels(last)).eval().requires_grad_(False)
+    return greedy(actor, LABEL).eval().requires_grad_(False)
 
 
 def check_teacher(agent: Agent, observation_spec: specs.Composite, lead: int, source: str) -> None:

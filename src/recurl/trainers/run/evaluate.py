@@ -6,18 +6,22 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from tensordict import TensorDictBase
+import torch
+from tensordict import TensorDict, TensorDictBase, lazy_stack
 from tensordict.nn import TensorDictModuleBase
 
 from recurl.core.errors import ArgumentError, NonFiniteError
-from recurl.core.keys import DONE, NEXT, REWARD, TERMINATED, NestedKey
+from recurl.core.keys import ACTION, DONE, DONE_KEYS, IS_INIT, NEXT, REWARD, TERMINATED, NestedKey, next_key
 from recurl.core.seeding import derive_seed
+from recurl.data.replay_buffers.folders import fresh_folder, seal_folder
 from recurl.envs import EnvBase, StepCounter, TransformedEnv, interact
 from recurl.sequences.mode import ExplorationType, set_exploration_type
+from recurl.trainers.files.durable import writing
 from recurl.trainers.optim.finite import all_finite
 
 MOST_STEPS = 27_000
@@ -136,10 +140,16 @@ class _EpisodeRecorder:
         observations: keys of the observations.
         max_steps: step limit of an episode.
         progress: called after every step with the numbers of finished episodes and of steps.
+        kept: keys of the entries of every step to keep; none are kept when empty.
     """
 
     def __init__(
-        self, quota: list[int], observations: list[NestedKey], max_steps: int, progress: Callable[[int, int], None]
+        self,
+        quota: list[int],
+        observations: list[NestedKey],
+        max_steps: int,
+        progress: Callable[[int, int], None],
+        kept: Sequence[NestedKey] = (),
     ) -> None:
         self._left = quota
         self._return = [0.0] * len(quota)
@@ -147,6 +157,9 @@ class _EpisodeRecorder:
         self._observations = observations
         self._max_steps = max_steps
         self._progress = progress
+        self._kept = kept
+        self._steps: list[TensorDictBase] = []
+        self._counts: list[list[bool]] = []  # whether the episodes of the rows count, by step
         self.returns: list[float] = []
         self.lengths: list[int] = []
         self.cut = 0
@@ -159,6 +172,9 @@ class _EpisodeRecorder:
             self._refuse("a reward", step)
         if not all_finite([after[key] for key in self._observations]):
             self._refuse("an observation", step)
+        if self._kept:
+            self._steps.append(tensordict.select(*self._kept))
+            self._counts.append([left > 0 for left in self._left])
         for row, (reward, done, end) in enumerate(zip(rewards, dones, ends, strict=True)):
             self._return[row] += reward
             self._length[row] += 1
@@ -183,6 +199,11 @@ class _EpisodeRecorder:
     def complete(self, tensordict: TensorDictBase) -> bool:
         return not any(self._left)
 
+    def steps(self) -> TensorDict:
+        """Return the kept entries of the steps of all episodes that count, one episode after another, ``[N]``."""
+        batch = cast(TensorDict, lazy_stack(self._steps, 1).contiguous())
+        return batch.reshape(-1)[torch.tensor(self._counts, device=batch.device).T.reshape(-1)]
+
 
 def evaluate_policy(
     policy: TensorDictModuleBase,
@@ -192,6 +213,7 @@ def evaluate_policy(
     max_steps: int = MOST_STEPS,
     progress: Callable[[int, int], None] = lambda done, steps: None,
     deterministic: bool = True,
+    save_episodes: Path | None = None,
 ) -> Evaluation:
     """Evaluate a policy.
 
@@ -202,19 +224,29 @@ def evaluate_policy(
         max_steps: step limit of an episode; longer episodes are cut off and count with their return so far.
         progress: called after every step with the numbers of finished episodes and of steps.
         deterministic: take greedy actions; otherwise act as in training, with torch's global random generator.
+        save_episodes: new folder to save the episodes to, as a memory-mapped TensorDict ``[N]`` of their steps, one
+            episode after another: observations as the policy saw them, ``action``, and under ``"next"`` the reward and
+            the done flags. They are kept in memory until all have ended.
 
     Raises:
-        ArgumentError: if ``episodes`` or ``max_steps`` is not positive.
+        ArgumentError: if ``episodes`` or ``max_steps`` is not positive, or ``save_episodes`` isn't new.
         NonFiniteError: if a reward or an observation isn't finite.
+        StorageError: if the episodes can't be written.
     """
     check_bounds(episodes, max_steps)
+    check_new_folder(save_episodes)
     rows = env.batch_size.numel()
     observations = list(env.observation_spec.keys(True, True))
     quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
-    scores = _EpisodeRecorder(quota, observations, max_steps, progress)
+    kept = _kept(env) if save_episodes is not None else ()
+    scores = _EpisodeRecorder(quota, observations, max_steps, progress, kept)
     bounded = TransformedEnv(env, StepCounter(max_steps, step_count_key="evaluation_step"))
     with set_exploration_type(ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM):
         interact(bounded, policy, bounded.reset(), sys.maxsize, write=scores.write, stop=scores.complete)
+    if save_episodes is not None:
+        with writing(save_episodes), fresh_folder(save_episodes) as folder:
+            scores.steps().memmap(folder)
+            seal_folder(folder, {"episodes": len(scores.returns)})
     return Evaluation(scores.returns, scores.lengths, scores.cut, max_steps, deterministic)
 
 
@@ -228,3 +260,19 @@ def check_bounds(episodes: int, max_steps: int) -> None:
         raise ArgumentError(f"--episodes must be positive, got {episodes}.")
     if max_steps <= 0:
         raise ArgumentError(f"--max-steps must be positive, got {max_steps}.")
+
+
+def check_new_folder(path: Path | None) -> None:
+    """Check that the folder for saved episodes, if any, is new or empty.
+
+    Raises:
+        ArgumentError: if it isn't.
+    """
+    if path is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ArgumentError(f"--save-episodes needs a new or an empty folder, and {path} isn't: name another.")
+
+
+def _kept(env: EnvBase) -> list[NestedKey]:
+    """Return the keys of the entries of recorded steps, without the states of a policy."""
+    seen = [key for key in env.observation_spec.keys(True, True) if key != IS_INIT and key not in env.state_spec]
+    return [*seen, ACTION, *(next_key(key) for key in (REWARD, *DONE_KEYS))]

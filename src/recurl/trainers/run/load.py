@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ from recurl.trainers.files.checkpoints import restoring
 from recurl.trainers.networks.agent import Agent
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.evaluation_display import EvaluationDisplay
-from recurl.trainers.run.evaluate import Evaluation, check_bounds, evaluate_policy
+from recurl.trainers.run.evaluate import Evaluation, check_bounds, check_new_folder, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.periodic import SIDE_BY_SIDE
 
@@ -60,6 +61,7 @@ def evaluate_run(
     console: Console | None = None,
     checkpoint: str = "newest",
     deterministic: bool = True,
+    save_episodes: Path | None = None,
 ) -> Evaluation:
     """Evaluate the policy of a run.
 
@@ -72,12 +74,16 @@ def evaluate_run(
         console: console for progress, shown if the evaluation takes seconds.
         checkpoint: ``"newest"``, or ``"best"`` for the one saved by ``recurl train --keep-best``.
         deterministic: take greedy actions; otherwise act as in training, by sampling or exploring.
+        save_episodes: new folder to save the episodes to; see :func:`~recurl.trainers.evaluate_policy`.
 
     Raises:
-        ArgumentError: if the run has no such checkpoint, it can't be read or doesn't fit, or a number is not positive.
+        ArgumentError: if the run has no such checkpoint, it can't be read or doesn't fit, a number is not positive, or
+            ``save_episodes`` isn't new.
         NonFiniteError: if a parameter of the policy, a reward or an observation isn't finite.
+        StorageError: if the episodes can't be written.
     """
     check_bounds(episodes, 1 if max_steps is None else max_steps)
+    check_new_folder(save_episodes)
     config, agent = load_agent(folder, env=env, checkpoint=checkpoint)
     torch.set_num_threads(config.threads)
     seed = env_seed(config.seed, "fresh") if seed is None else seed
@@ -96,4 +102,5 @@ def evaluate_run(
             max_steps=config.eval_max_steps if max_steps is None else max_steps,
             progress=display.update,
             deterministic=deterministic,
+            save_episodes=save_episodes,
         )

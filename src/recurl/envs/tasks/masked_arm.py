@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode
 
 from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.symmetry import SignedPermutation, Symmetry
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import BLACK, GREEN, GREY, RED, Canvas, Frame
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count
@@ -114,6 +115,15 @@ class MaskedArm(Dynamics):
 
 
 _SPREADS = np.array(_SPREAD)
+
+ARM_MIRROR = Symmetry(
+    {
+        "observation": SignedPermutation([-1, 1, 1, -1, -1, 1]),
+        "privileged": SignedPermutation([-1, -1, 1, 1, 1, 1]),
+    },
+    action=SignedPermutation([-1, -1]),
+)
+"""Symmetry of `recurl/MaskedArm-v0`, with and without gravity: left and right."""
 
 
 class MaskedArmVectorEnv(TaskVectorEnv):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,12 +39,15 @@ class MaskedArm(Dynamics):
 
     Args:
         gravity: whether the arm moves in a vertical plane instead of a horizontal one.
-        randomization: scale of the random physical parameters, from 0, the nominal arm, to 1.
+        randomization: scale of the random physical parameters, from 0, the nominal arm, to 1; may be changed during
+            training (`set_parameters`).
         max_episode_steps: number of steps after which an episode is truncated; at least 1.
 
     Raises:
         ArgumentError: an argument is out of range.
     """
+
+    parameters: Mapping[str, tuple[float, float]] = MappingProxyType({"randomization": (0.0, 1.0)})
 
     def __init__(self, gravity: bool = False, randomization: float = 1.0, max_episode_steps: int = 200) -> None:
         if not isinstance(randomization, int | float) or not 0 <= randomization <= 1:  # type: ignore[reportUnnecessaryIsInstance] # users

@@ -17,7 +17,7 @@ from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import TRAJ_STEPS, WEIGHTS_LAG
 from recurl.core.seeding import EnvPurpose, env_seed, seed_everything
-from recurl.core.specs import Composite, TensorSpec
+from recurl.core.specs import Composite, TensorSpec, has_real_part
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
 from recurl.envs.parameters import Parameter, checked_parameters
@@ -72,6 +72,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         state_obstacle: reason why running episodes can't be saved and restored; None if they can.
         restored_episodes: whether the last :meth:`load_state_dict` restored running episodes.
         collection: metrics of the actors by column name; empty without actors.
+        real_actions: whether the actions, or parts of them, are real-valued.
         parameters: parameters of the environments that were changed, by name; see :meth:`set_parameters`.
         fault: the first non-finite metric of the latest update, or None; set by :meth:`report`.
 
@@ -108,6 +109,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         check_names(self.agent)
         broadcast_parameters(self.agent)
         seed_everything(config.seed, "training", rank())
+        self.real_actions = has_real_part(env.action_spec_unbatched)
         self.collection: dict[str, float] = {}
         self.parameters: dict[str, Parameter] = {}
         if config.actors:

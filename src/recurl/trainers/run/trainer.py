@@ -30,8 +30,9 @@ from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.initial import read_networks
+from recurl.trainers.run.motion import MOTION
 from recurl.trainers.run.outcome import Clock, Outcome
-from recurl.trainers.run.periodic import EVALUATION_COLUMNS, PeriodicEvaluation
+from recurl.trainers.run.periodic import EVALUATED_MOTION, EVALUATION_COLUMNS, PeriodicEvaluation
 from recurl.trainers.run.provenance import provenance
 from recurl.trainers.run.ranks import check_same_options, for_this_rank, ranks_of, with_other_ranks
 from recurl.trainers.run.updates import COLUMNS, Updates
@@ -308,7 +309,8 @@ class Trainer:
             self._callbacks.add(callback)
 
     def _metrics_file(self) -> MetricsFile:
-        columns = (*COLUMNS, *self.config.scheduled, *self.algorithm.collection, *self.algorithm.reported)
+        motion = MOTION if self.algorithm.real_actions else ()
+        columns = (*COLUMNS, *motion, *self.config.scheduled, *self.algorithm.collection, *self.algorithm.reported)
         return MetricsFile(self.folder.metrics, columns, updates=self._updates, notify=self._notify)
 
     def _evaluations_file(self) -> MetricsFile | None:
@@ -316,7 +318,7 @@ class Trainer:
             return None
         return MetricsFile(
             self.folder.evaluations,
-            EVALUATION_COLUMNS,
+            (*EVALUATION_COLUMNS, *(EVALUATED_MOTION if self.algorithm.real_actions else ())),
             updates=self._updates,
             expected=self._evaluation.count,
             score=EVALUATION,

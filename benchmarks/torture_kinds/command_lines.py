@@ -76,6 +76,7 @@ _NAMED: dict[str, list[str]] = {
         "vulkan",
     ],
     "backend": ["fastest", "auto", "loop", "pad", "cpu", "triton", "scan", "magic"],
+    "symmetry": ["recurl.envs.tasks:ARM_MIRROR", "recurl.envs.tasks:CARTPOLE_MIRROR", "os:path", "a:b:c", ":"],
     "preset": ["masked-cartpole", "tmaze", "no-such"],
     "backends": ["loop", "pad", "magic", "fastest"],
     "policy": ["os:getcwd", "no.such:thing", ":", "os", "os:", ":f", "a:b:c", "..:f", "sys:argv"],

@@ -43,6 +43,7 @@ LEFT = {
     "reset_memory_at",
     "trial_episodes",
     "critic_observations",
+    "symmetry",
     "stop_eval_return",
     "keep_best",
 }

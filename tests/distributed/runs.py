@@ -106,7 +106,17 @@ def learn_as_graphs(algorithm, options):
         return learn(algorithm, options)
 
 
-def train(path, stop_after=None, resume=False, kind=PPOConfig, **options):
+class Harder:
+    """Raises the randomization with every update."""
+
+    def on_start(self, trainer):
+        self.trainer = trainer
+
+    def on_update(self, row):
+        self.trainer.set_parameters(randomization=row["update"] / 100)
+
+
+def train(path, stop_after=None, resume=False, kind=PPOConfig, curriculum=False, **options):
     """Run in a folder shared by the ranks; with ``stop_after``, only the last rank stops after that many updates."""
     folder = RunFolder(path, print, trust=True)  # its Ray cluster belongs to the tests
     values = {
@@ -125,7 +135,8 @@ def train(path, stop_after=None, resume=False, kind=PPOConfig, **options):
     values = {name: value for name, value in values.items() if value is not None}
     config = folder.read_config() if resume else kind(**values)
     out, updates = io.StringIO(), itertools.count(1)
-    trainer = Trainer(config, folder, console=Console(file=out, quiet=rank() > 0))
+    callbacks = [Harder()] if curriculum else []
+    trainer = Trainer(config, folder, console=Console(file=out, quiet=rank() > 0), callbacks=callbacks)
     try:
         if resume:
             trainer.resume()
@@ -138,7 +149,8 @@ def train(path, stop_after=None, resume=False, kind=PPOConfig, **options):
     finally:
         trainer.close()
     state = {name: value.clone() for name, value in trainer.algorithm.agent.state_dict().items()}
-    return outcome.status, outcome.env_steps, outcome.return_mean, state, out.getvalue()
+    found = trainer.parameters if curriculum else out.getvalue()
+    return outcome.status, outcome.env_steps, outcome.return_mean, state, found
 
 
 def refusal(kind, **options):

@@ -139,3 +139,29 @@ def test_unsupported_options_are_refused(ranks):
     ]
     for text, words in zip(texts, wanted, strict=True):
         assert words in text
+
+
+def test_a_curriculum_changes_the_environments_of_all_ranks_and_resumes_bit_for_bit(ranks, tmp_path):
+    options = {
+        "env": "recurl/MaskedArm-v0",
+        "env_kwargs": ("max_episode_steps=6", "randomization=0"),
+        "curriculum": True,
+    }
+    results = ranks.run(2, runs.train, tmp_path / "whole", **options)
+    assert [result[-1] for result in results] == [{"randomization": 0.12}, {"randomization": 0.11}]
+    assert same_bits(results[0][3], results[1][3])
+    ranks.run(2, runs.train, tmp_path / "cut", stop_after=5, **options)
+    resumed = ranks.run(2, runs.train, tmp_path / "cut", resume=True, curriculum=True)
+    assert all(same_bits(result[3], results[0][3]) for result in resumed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_a_symmetry_loss_resumes_bit_for_bit(ranks, tmp_path):
+    options = {"env": "recurl/MaskedCartPole-v1", "env_kwargs": ("max_episode_steps=6",)}
+    options |= {"symmetry": ("recurl.envs.tasks:CARTPOLE_MIRROR",)}
+    results = ranks.run(2, runs.train, tmp_path / "whole", **options)
+    assert same_bits(results[0][3], results[1][3])
+    ranks.run(2, runs.train, tmp_path / "cut", stop_after=5, **options)
+    resumed = ranks.run(2, runs.train, tmp_path / "cut", resume=True)
+    assert all(same_bits(result[3], results[0][3]) for result in resumed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")

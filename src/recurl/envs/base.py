@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
@@ -18,6 +18,7 @@ from recurl.envs.actions import check_choice, random_action
 from recurl.envs.env_specs import EnvSpecs
 from recurl.envs.in_place import InPlace
 from recurl.envs.mdp import check_not_stale, check_reset, complete_done_flags, keep_policy_entries
+from recurl.envs.parameters import Parameter, checked_parameters
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.wiring import policy_transforms
 from recurl.execution.explain import Explanation, NotCompiled, reason_of
@@ -354,6 +355,26 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         from recurl.envs.transformed import TransformedEnv  # noqa: PLC0415 - its base class is this one
 
         return TransformedEnv(self, transform)
+
+    def set_parameters(self, values: Mapping[str, Parameter]) -> None:
+        """Change parameters of the environment, such as its difficulty or the ranges of its randomization.
+
+        Parameters of a Gymnasium environment or a simulator are the attributes of these names, or what its own method
+        ``set_parameters(values)`` takes; those of a task are its dynamics' (:class:`~recurl.envs.tasks.Dynamics`).
+        Running episodes go on; a parameter that is read when an episode begins counts from the next one. Parameters
+        aren't part of :meth:`get_state`.
+
+        Args:
+            values: finite numbers, or lists or tuples of them, by name.
+
+        Raises:
+            ArgumentError: there is no such parameter, or a value isn't accepted.
+            UnsupportedError: the environment has no parameters.
+        """
+        self._set_parameters(checked_parameters(values))
+
+    def _set_parameters(self, values: dict[str, Parameter]) -> None:
+        raise UnsupportedError(f"{self!r} has no parameters that can be set.")
 
     def set_seed(self, seed: int) -> None:
         """Seed the environment (row ``i`` of a batch with ``seed + i``); the seed takes effect at the next full reset.

@@ -15,6 +15,7 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.core.keys import NestedKey
 from recurl.core.specs import Composite
 from recurl.envs.base import EnvBase
+from recurl.envs.parameters import Parameter
 from recurl.envs.workers_env import EnvInfo, creators, first_indices, make_env, written_keys
 from recurl.transforms.base import makes_memory, reset_mask
 
@@ -170,6 +171,10 @@ class SerialEnv(BatchedEnv):
     def _stack(self, tds: Sequence[TensorDictBase], keys: list[NestedKey]) -> TensorDict:
         entries = {key: torch.stack([td.get(key) for td in tds]) for key in keys}
         return TensorDict(entries, self.batch_size, device=self.device)
+
+    def _set_parameters(self, values: dict[str, Parameter]) -> None:
+        for env in self.envs:
+            env.set_parameters(values)
 
     def _set_seed(self, seed: int) -> None:
         for index, env in enumerate(self.envs):

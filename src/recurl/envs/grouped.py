@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from recurl.core.errors import ArgumentError
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import BatchedEnv
+from recurl.envs.parameters import Parameter
 from recurl.envs.workers_env import EnvInfo
 
 __all__ = ["GroupedEnv"]
@@ -68,6 +69,10 @@ class GroupedEnv(BatchedEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         return self._next(tensordict)
+
+    def _set_parameters(self, values: dict[str, Parameter]) -> None:
+        for group in self._members:
+            group.set_parameters(values)
 
     def _set_seed(self, seed: int) -> None:
         for index, group in enumerate(self._members):

@@ -32,6 +32,7 @@ from recurl.envs.gym_spaces import (
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
 from recurl.envs.in_place import InPlace
+from recurl.envs.parameters import Parameter, set_parameters
 from recurl.execution.explain import NotCompiled
 from recurl.sequences.entries import Entries, Step, like, takes_entries
 from recurl.transforms import makes_memory
@@ -314,6 +315,9 @@ class GymWrapper(EnvBase):
         """Store the flags of done rows; ``rows`` may be overwritten afterwards."""
         self._any_done = bool(np.count_nonzero(rows))
         self._done_rows = rows.copy().reshape(self._no_rows.shape) if self._any_done else self._no_rows
+
+    def _set_parameters(self, values: dict[str, Parameter]) -> None:
+        set_parameters(self._env, values)
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed

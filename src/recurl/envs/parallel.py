@@ -17,6 +17,7 @@ from recurl.core.torch_compat import edits_of
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import BatchedEnv, CreateEnv
 from recurl.envs.grouped import GroupedEnv
+from recurl.envs.parameters import Parameter
 from recurl.envs.transfers import Download, Upload
 from recurl.envs.workers import Reply, WorkerGroup, WorkerTask
 from recurl.envs.workers_env import Announcement, EnvInfo, Plan, creators, first_indices, layout, serve_envs
@@ -281,6 +282,9 @@ class _WorkerRows(BatchedEnv):
         for index, (name, *arguments) in enumerate(requests):
             self._workers.ask(self._place, index, pickle.dumps((name, self._place, *arguments)))
         return self._workers.answers(self._place, range(self.num_workers))
+
+    def _set_parameters(self, values: dict[str, Parameter]) -> None:
+        _raise_errors(self._ask_all(*[("set_parameters", values)] * self.num_workers))
 
     def _set_seed(self, seed: int) -> None:
         self._ask_all(*[("set_seed", seed + index * self._rows) for index in range(self.num_workers)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,13 +16,16 @@ from recurl.envs.base import EnvBase
 from recurl.envs.device_actions import read_on_device
 from recurl.envs.gym_spaces import ActionReader, ObservationReader
 from recurl.envs.gym_vector import native_row
+from recurl.envs.parameters import Parameter
 from recurl.envs.tasks.checks import TRIAL_SEED, check_step
-from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_parameters, check_state
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
 from recurl.sequences.entries import Step, like, takes_entries
 from recurl.transforms import makes_memory
 
 __all__ = ["TensorEnv", "dynamics_of"]
+
+_PARAMETER = "parameter:"
 
 
 class TensorEnv(EnvBase):
@@ -90,11 +93,15 @@ class TensorEnv(EnvBase):
             batch_size=[num_envs],
             device=device,
         )
-        self.dynamics = dynamics
+        self._parameters = {  # tensors, so that captured and compiled steps read their present values
+            name: torch.full((num_envs,), float(value), dtype=torch.float64, device=device)
+            for name, value in dynamics.get_parameters().items()
+        }
+        self.dynamics = dynamics.with_parameters(self._parameters) if self._parameters else dynamics
         self._xp = tensors_on(device)
         self.generator = torch.Generator(device)
         self._draw = TensorDraw(self.generator, num_envs)
-        initial = check_step(dynamics, self._xp, self._trial_draw, num_envs)
+        initial = check_step(self.dynamics, self._xp, self._trial_draw, num_envs)
         self._shapes = {name: tuple(value.shape) for name, value in initial.items()} | {"steps": (num_envs,)}
         self.generator.seed()
         self._seed: int | None = None
@@ -149,7 +156,7 @@ class TensorEnv(EnvBase):
 
     @property
     def running(self) -> State:
-        """Tensors of the running episodes by name, including the step number (``"steps"``), not copied.
+        """Tensors of the running episodes by name, including the step number and the parameters, not copied.
 
         Every step replaces them with new ones. Assign to this property to continue from other tensors of the same
         shapes.
@@ -157,13 +164,25 @@ class TensorEnv(EnvBase):
         Raises:
             UsageError: read before the first reset.
         """
-        return {**self._running_state(), "steps": self._steps}
+        parameters = {_PARAMETER + name: value for name, value in self._parameters.items()}
+        return {**self._running_state(), **parameters, "steps": self._steps}
 
     @running.setter
     def running(self, tensors: State) -> None:
         tensors = dict(tensors)
         self._steps = tensors.pop("steps")
+        self._use({name: tensors.pop(_PARAMETER + name) for name in self._parameters})
         self._tensors = tensors
+
+    def _use(self, parameters: dict[str, Tensor]) -> None:
+        if parameters:
+            self._parameters = parameters
+            self.dynamics = self.dynamics.with_parameters(parameters)
+
+    def _set_parameters(self, values: dict[str, Parameter]) -> None:
+        check_parameters(self.dynamics, values)
+        fresh = {name: torch.full_like(self._parameters[name], cast(float, values[name])) for name in values}
+        self._use({**self._parameters, **fresh})
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed

@@ -11,6 +11,7 @@ from recurl.core.keys import NEXT, RESET, REWARD, normalize_key
 from recurl.core.specs import Composite
 from recurl.envs.base import EnvBase
 from recurl.envs.in_place import InPlace
+from recurl.envs.parameters import Parameter
 from recurl.execution.explain import NotCompiled
 from recurl.sequences.entries import Step, leaves, like, takes_entries, unmarked
 from recurl.transforms import Compose, Transform
@@ -168,6 +169,9 @@ class TransformedEnv(EnvBase):
         for transform in self.transform:
             found.add(transform)
         return found
+
+    def _set_parameters(self, values: dict[str, Parameter]) -> None:
+        self.base_env.set_parameters(values)
 
     def _set_seed(self, seed: int) -> None:
         self.base_env.set_seed(seed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
@@ -128,6 +129,17 @@ class TrialDynamics(Dynamics):
             step_limit=episodes * dynamics.step_limit,
         )
         self.dynamics = dynamics
+        self.parameters = dynamics.parameters
+
+    def get_parameters(self) -> dict[str, Any]:
+        """Return the present values of the task's parameters, by name."""
+        return self.dynamics.get_parameters()
+
+    def with_parameters(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy whose task has other values of parameters."""
+        found = copy.copy(self)
+        found.dynamics = self.dynamics.with_parameters(values)
+        return found
 
     def begin(self, xp: Namespace, draw: Draw) -> State:
         """Return the state at the beginning of a trial, with the initial states of its other episodes."""

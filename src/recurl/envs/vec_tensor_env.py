@@ -29,6 +29,7 @@ from recurl.core.keys import (
 from recurl.core.messages import warn_once
 from recurl.core.specs import Binary, Bounded, Composite, TensorSpec, Unbounded
 from recurl.envs.base import EnvBase
+from recurl.envs.parameters import Parameter, set_parameters
 from recurl.envs.tasks.dynamics import check_count
 from recurl.sequences.entries import Step, like, takes_entries
 from recurl.transforms import makes_memory
@@ -296,6 +297,9 @@ class VecTensorEnv(EnvBase):
         if tuple(tensor.shape) not in ((rows,), (rows, 1)):
             raise ArgumentError(f"{name} of {self._name} must have shape [{rows}], got {list(tensor.shape)}.")
         return tensor.reshape(rows, 1).to(self.device)
+
+    def _set_parameters(self, values: dict[str, Parameter]) -> None:
+        set_parameters(self.simulator, values)
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed

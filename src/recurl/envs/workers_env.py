@@ -325,8 +325,9 @@ def _call(envs: list[EnvBase], name: str, place: int = 0, argument: Any = None) 
     elif name == "state_obstacle":
         return env.state_obstacle
     else:
+        functions = {"set_state": env.set_state, "set_parameters": env.set_parameters}
         try:
-            return env.get_state() if name == "get_state" else env.set_state(argument)
-        except (UnsupportedError, UnfitStateError) as error:  # sent as a reply, the worker continues
+            return env.get_state() if name == "get_state" else functions[name](argument)
+        except (ArgumentError, UnsupportedError, UnfitStateError) as error:  # sent as a reply, the worker continues
             return error
     return None

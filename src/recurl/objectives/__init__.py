@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from recurl.objectives.ppo import ClipPPOLoss
     from recurl.objectives.reinforce import ReinforceLoss
     from recurl.objectives.sac import SACLoss
+    from recurl.objectives.symmetry import MirroredStates, SignedPermutation, Symmetry, SymmetryLoss
     from recurl.objectives.targets import HardUpdate, SoftUpdate, target_of
     from recurl.objectives.td3 import TD3Loss
 
@@ -27,6 +28,7 @@ lazy_names(
         ".ppo": "ClipPPOLoss",
         ".reinforce": "ReinforceLoss",
         ".sac": "SACLoss",
+        ".symmetry": "MirroredStates SignedPermutation Symmetry SymmetryLoss",
         ".targets": "HardUpdate SoftUpdate target_of",
         ".td3": "TD3Loss",
     },
@@ -39,9 +41,13 @@ __all__ = [
     "DiscreteSACLoss",
     "HardUpdate",
     "LossModule",
+    "MirroredStates",
     "ReinforceLoss",
     "SACLoss",
+    "SignedPermutation",
     "SoftUpdate",
+    "Symmetry",
+    "SymmetryLoss",
     "TD3Loss",
     "ValueEstimators",
     "target_of",

@@ -25,7 +25,13 @@ _PACKAGES = frozenset({"ale_py", "memory_maze", "minigrid", "popgym"})
 _JAX_PACKAGES = {"brax": "brax", "craftax": "craftax", "gymnax": "gymnax", "playground": "mujoco_playground"}
 _ENVS = ("env", "eval_env")
 _OF_PACKAGES = (*_ENVS, "wrapper")
-_CHECKED = (*_ENVS, "wrapper", "cell", "algorithm")  # only a registered environment, a wrapper class ... is called
+_CHECKED = (
+    *_ENVS,
+    "wrapper",
+    "cell",
+    "algorithm",
+    "symmetry",
+)  # only a registered environment, a wrapper class ... is called
 _WITH_ARGUMENTS = ("cell", "wrapper")  # in parentheses, which never name code
 _CLUSTER, _OWN_CLUSTER = "ray_address", "auto"
 _DATA, _DATA_PACKAGE = "episodes", "minari"  # minari:ID reads data; any other value is a folder

@@ -4,7 +4,7 @@ Names and semantics follow TorchRL. A :class:`Composite` is a tree of specs whos
 """
 
 from recurl.core.specs.base import TensorSpec
-from recurl.core.specs.composite import Composite, declare
+from recurl.core.specs.composite import Composite, declare, has_real_part
 from recurl.core.specs.leaves import Binary, Bounded, Categorical, MultiCategorical, OneHot, Unbounded
 from recurl.core.specs.masks import choice_counts, has_mask, masked_rand, rows_without_choice, split_choices
 
@@ -20,6 +20,7 @@ __all__ = [
     "choice_counts",
     "declare",
     "has_mask",
+    "has_real_part",
     "masked_rand",
     "rows_without_choice",
     "split_choices",

@@ -202,3 +202,15 @@ def declare(target: Composite, key: NestedKey, spec: TensorSpec) -> None:
 
 def _path(key: NestedKey) -> tuple[str, ...]:
     return path_of(normalize_key(key))
+
+
+def has_real_part(spec: TensorSpec) -> bool:
+    """Return whether a spec, or a leaf of it, is of floating-point numbers.
+
+    Example:
+        >>> from recurl.core.specs.leaves import Categorical, Unbounded
+        >>> has_real_part(Composite(move=Unbounded(2), grip=Categorical(2))), has_real_part(Categorical(2))
+        (True, False)
+    """
+    leaves: list[Any] = list(spec.values(True, True)) if isinstance(spec, Composite) else [spec]
+    return any(leaf.dtype is not None and leaf.dtype.is_floating_point for leaf in leaves)

@@ -11,8 +11,13 @@ if TYPE_CHECKING:
     from recurl.envs.tasks.bandit import Bandit, BanditEnv, BanditVectorEnv
     from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
     from recurl.envs.tasks.dynamics import Dynamics
-    from recurl.envs.tasks.masked_arm import MaskedArm, MaskedArmEnv, MaskedArmVectorEnv
-    from recurl.envs.tasks.masked_cartpole import MaskedCartPole, MaskedCartPoleEnv, MaskedCartPoleVectorEnv
+    from recurl.envs.tasks.masked_arm import ARM_MIRROR, MaskedArm, MaskedArmEnv, MaskedArmVectorEnv
+    from recurl.envs.tasks.masked_cartpole import (
+        CARTPOLE_MIRROR,
+        MaskedCartPole,
+        MaskedCartPoleEnv,
+        MaskedCartPoleVectorEnv,
+    )
     from recurl.envs.tasks.masked_pendulum import MaskedPendulum, MaskedPendulumEnv, MaskedPendulumVectorEnv
     from recurl.envs.tasks.repeat_previous import RepeatPrevious, RepeatPreviousEnv, RepeatPreviousVectorEnv
     from recurl.envs.tasks.tmaze import TMaze, TMazeEnv, TMazeVectorEnv
@@ -24,8 +29,8 @@ lazy_names(
         ".bandit": "Bandit BanditEnv BanditVectorEnv",
         ".base": "TaskEnv TaskVectorEnv",
         ".dynamics": "Dynamics",
-        ".masked_arm": "MaskedArm MaskedArmEnv MaskedArmVectorEnv",
-        ".masked_cartpole": "MaskedCartPole MaskedCartPoleEnv MaskedCartPoleVectorEnv",
+        ".masked_arm": "ARM_MIRROR MaskedArm MaskedArmEnv MaskedArmVectorEnv",
+        ".masked_cartpole": "CARTPOLE_MIRROR MaskedCartPole MaskedCartPoleEnv MaskedCartPoleVectorEnv",
         ".masked_pendulum": "MaskedPendulum MaskedPendulumEnv MaskedPendulumVectorEnv",
         ".repeat_previous": "RepeatPrevious RepeatPreviousEnv RepeatPreviousVectorEnv",
         ".tmaze": "TMaze TMazeEnv TMazeVectorEnv",
@@ -33,6 +38,8 @@ lazy_names(
 )
 
 __all__ = [
+    "ARM_MIRROR",
+    "CARTPOLE_MIRROR",
     "TASKS",
     "Bandit",
     "BanditEnv",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from recurl.core.errors import ArgumentError, UnsupportedError, UsageError
 from recurl.envs.tasks.checks import TRIAL_SEED, check_memory, check_step
 from recurl.envs.tasks.drawing import Frame
-from recurl.envs.tasks.dynamics import Dynamics, check_count, check_state, parts
+from recurl.envs.tasks.dynamics import Dynamics, check_count, check_parameters, check_state, parts
 from recurl.envs.tasks.namespaces import HOST, RowDraw
 
 Observations: TypeAlias = Any
@@ -287,6 +287,15 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {"steps": self._steps, "done": self._done, **self.state}
 
+    def set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Change parameters of the task, which count from the next step, or where an episode begins.
+
+        Raises:
+            ArgumentError: the task has no such parameter, or a value is out of bounds.
+        """
+        check_parameters(self.dynamics, values)
+        self.dynamics = self.dynamics.with_parameters(values)
+
     def _restart(self, rows: NDArray[np.intp]) -> None:
         self._steps[rows] = 0
         self._done[rows] = False
@@ -372,6 +381,10 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
     def get_state(self) -> dict[str, Any]:
         """Return the complete state; see `TaskVectorEnv.get_state`."""
         return self._rows.get_state()
+
+    def set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Change parameters of the task; see `TaskVectorEnv.set_parameters`."""
+        self._rows.set_parameters(values)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state returned by `get_state`; see `TaskVectorEnv.set_state`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from types import MappingProxyType
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
@@ -13,7 +15,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.keys import ACTION_MASK
 from recurl.envs.tasks.namespaces import Draw, Namespace
 
-__all__ = ["Dynamics", "State", "check_count", "check_state", "parts"]
+__all__ = ["Dynamics", "State", "check_count", "check_parameters", "check_state", "parts"]
 
 State: TypeAlias = dict[str, Any]
 """Arrays by name, with rows along the last axis."""
@@ -51,6 +53,9 @@ class Dynamics(ABC):
         step_limit: number of steps after which an episode is truncated, at least 1.
 
     Attributes:
+        parameters: the bounds, low and high, of each number that may be changed between steps, an attribute of this
+            name (:meth:`~recurl.envs.EnvBase.set_parameters`). The functions see a number on the host, and a tensor
+            `[rows]` on a device, so that a captured or compiled step reads its present value.
         observation_space: space of one row's observation.
         action_space: space of one row's action.
         step_limit: number of steps after which an episode is truncated.
@@ -59,6 +64,8 @@ class Dynamics(ABC):
         ArgumentError: an argument is invalid.
     """
 
+    parameters: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
     def __init__(
         self, *, observation_space: Box | MultiBinary | Dict, actions: int | Sequence[int] | Box, step_limit: int
     ) -> None:
@@ -66,6 +73,17 @@ class Dynamics(ABC):
         self.observation_space = observation_space
         self.action_space = _action_space(actions)
         self.step_limit = check_count("step_limit", step_limit, minimum=1)
+
+    def get_parameters(self) -> dict[str, Any]:
+        """Return the present values of the parameters, by name."""
+        return {name: getattr(self, name) for name in self.parameters}
+
+    def with_parameters(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with other values of parameters, unchecked; see :func:`check_parameters`."""
+        found = copy.copy(self)
+        for name, value in values.items():
+            setattr(found, name, value)
+        return found
 
     @abstractmethod
     def begin(self, xp: Namespace, draw: Draw) -> State:
@@ -115,6 +133,21 @@ class Dynamics(ABC):
             state: the state.
             steps: number of steps in each row's episode, int64 `[rows]`.
         """
+
+
+def check_parameters(dynamics: Dynamics, values: Mapping[str, Any]) -> None:
+    """Check new values of parameters.
+
+    Raises:
+        ArgumentError: the task has no such parameter, or a value is out of bounds.
+    """
+    for name, value in values.items():
+        if name not in dynamics.parameters:
+            has = ", ".join(dynamics.parameters) or "none"
+            raise ArgumentError(f"{type(dynamics).__name__} has no parameter {name}: it has {has}.")
+        low, high = dynamics.parameters[name]
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise ArgumentError(f"{name} must be a number from {low:g} to {high:g}; got {value!r}")
 
 
 def parts(observation: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode
 
 from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.symmetry import SignedPermutation, Symmetry
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import BLACK, GREEN, GREY, RED, Canvas, Frame
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count
@@ -36,12 +39,15 @@ class MaskedArm(Dynamics):
 
     Args:
         gravity: whether the arm moves in a vertical plane instead of a horizontal one.
-        randomization: scale of the random physical parameters, from 0, the nominal arm, to 1.
+        randomization: scale of the random physical parameters, from 0, the nominal arm, to 1; may be changed during
+            training (`set_parameters`).
         max_episode_steps: number of steps after which an episode is truncated; at least 1.
 
     Raises:
         ArgumentError: an argument is out of range.
     """
+
+    parameters: Mapping[str, tuple[float, float]] = MappingProxyType({"randomization": (0.0, 1.0)})
 
     def __init__(self, gravity: bool = False, randomization: float = 1.0, max_episode_steps: int = 200) -> None:
         if not isinstance(randomization, int | float) or not 0 <= randomization <= 1:  # type: ignore[reportUnnecessaryIsInstance] # users
@@ -114,6 +120,15 @@ class MaskedArm(Dynamics):
 
 
 _SPREADS = np.array(_SPREAD)
+
+ARM_MIRROR = Symmetry(
+    {
+        "observation": SignedPermutation([-1, 1, 1, -1, -1, 1]),
+        "privileged": SignedPermutation([-1, -1, 1, 1, 1, 1]),
+    },
+    action=SignedPermutation([-1, -1]),
+)
+"""Symmetry of `recurl/MaskedArm-v0`, with and without gravity: left and right."""
 
 
 class MaskedArmVectorEnv(TaskVectorEnv):

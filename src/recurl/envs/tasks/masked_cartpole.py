@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from recurl.core.errors import UsageError
+from recurl.core.symmetry import SignedPermutation, Symmetry
 from recurl.envs.tasks.base import Observations, TaskVectorEnv, check_actions
 from recurl.envs.tasks.drawing import BLACK, BLUE, BROWN, Canvas, Frame
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state
@@ -78,6 +79,10 @@ class MaskedCartPole(Dynamics):
     def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
         """Return the two positions."""
         return xp.astype(state["physical"][0::2].T, xp.float32)
+
+
+CARTPOLE_MIRROR = Symmetry({"observation": SignedPermutation([-1, -1])}, action=SignedPermutation([1, 1], order=[1, 0]))
+"""Symmetry of `recurl/MaskedCartPole-v1`: left and right."""
 
 
 class MaskedCartPoleVectorEnv(TaskVectorEnv):

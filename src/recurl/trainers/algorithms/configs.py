@@ -139,8 +139,10 @@ class OnPolicyConfig(CriticConfig):
     """Options of an actor-critic that learns from each batch and then discards it.
 
     Raises:
-        ArgumentError: see :class:`CriticConfig`; or if ``store_states="starts"`` is not possible.
+        ArgumentError: see :class:`CriticConfig`; or if ``store_states="starts"`` or ``symmetry`` is not possible.
     """
+
+    fixed: ClassVar[tuple[str, ...]] = (*CriticConfig.fixed, "symmetry")
 
     learning_rate_schedule: Schedule = "linear"
     """Decay of the learning rate to zero over --total-steps."""
@@ -159,6 +161,12 @@ class OnPolicyConfig(CriticConfig):
     """Coefficient of the value loss."""
     adam_eps: Positive = 1e-5
     """Epsilon of Adam, the term in the denominator for numerical stability."""
+    symmetry: tuple[str, ...] = ()
+    """Symmetries of the environment, each as module:object, a Symmetry or a list of them. A loss is added to the
+    others: the distance of what the policy does in mirrored episodes from the mirror image of what it does in the
+    originals."""
+    symmetry_coeff: NonNegative = 0.5
+    """Coefficient of the symmetry loss; 0 only measures it."""
     store_states: Literal["auto", "all", "starts"] = "auto"
     """Recurrent states stored in a batch: those of all steps, or only those at the starts of training sequences, which
     saves memory. auto uses starts on a GPU if rows divide into whole sequences."""
@@ -211,6 +219,12 @@ class OnPolicyConfig(CriticConfig):
         super().check()
         if self.store_states == "starts" and self._starts_obstacle is not None:
             raise ArgumentError(f"--store-states starts needs {self._starts_obstacle}.")
+        if self.symmetry and (self.actors or getattr(self, "overlap", False)):
+            other = "--collectors" if self.actors else "--overlap"
+            raise ArgumentError(
+                "--symmetry carries the memory of mirrored episodes from batch to batch, so it needs batches that the "
+                f"current policy has collected in this process: leave out {other}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -17,9 +17,10 @@ from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.keys import TRAJ_STEPS, WEIGHTS_LAG
 from recurl.core.seeding import EnvPurpose, env_seed, seed_everything
-from recurl.core.specs import Composite, TensorSpec
+from recurl.core.specs import Composite, TensorSpec, has_real_part
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
+from recurl.envs.parameters import Parameter, checked_parameters
 from recurl.execution.background import compiled_later
 from recurl.modules import RewardScaler
 from recurl.trainers.algorithms.environment import training_env
@@ -71,6 +72,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         state_obstacle: reason why running episodes can't be saved and restored; None if they can.
         restored_episodes: whether the last :meth:`load_state_dict` restored running episodes.
         collection: metrics of the actors by column name; empty without actors.
+        real_actions: whether the actions, or parts of them, are real-valued.
+        parameters: parameters of the environments that were changed, by name; see :meth:`set_parameters`.
         fault: the first non-finite metric of the latest update, or None; set by :meth:`report`.
 
     Raises:
@@ -106,7 +109,9 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         check_names(self.agent)
         broadcast_parameters(self.agent)
         seed_everything(config.seed, "training", rank())
+        self.real_actions = has_real_part(env.action_spec_unbatched)
         self.collection: dict[str, float] = {}
+        self.parameters: dict[str, Parameter] = {}
         if config.actors:
             from recurl.trainers.report.metrics import COLLECTION  # noqa: PLC0415 - imported where it is used
 
@@ -349,6 +354,25 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             if isinstance(part, RewardScaler):
                 part.returns.masked_fill_(begins, 0.0)
 
+    def set_parameters(self, values: Mapping[str, Parameter]) -> None:
+        """Change parameters of the training environments, from the next batch on; they are saved in checkpoints.
+
+        Args:
+            values: values by name; see :meth:`recurl.envs.EnvBase.set_parameters`.
+
+        Raises:
+            ArgumentError: there is no such parameter, or a value isn't accepted.
+            UnsupportedError: the environments have no parameters, or collect in other processes.
+        """
+        if self._overlap or self.config.actors:
+            raise UnsupportedError(
+                "Parameters can't be changed in environments that collect beside this process: leave out "
+                f"{'--overlap' if self._overlap else '--collectors'}."
+            )
+        checked = checked_parameters(values)
+        cast(Collector, self.collector).env.set_parameters(checked)
+        self.parameters = {**self.parameters, **checked}
+
     def restart(self, rows: Tensor) -> bool:
         """Reset some environments.
 
@@ -373,7 +397,12 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     def state_dict(self) -> dict[str, Any]:
         """Return the full state: parts, environments, and carried hidden states."""
         parts = {name: None if part is None else part.state_dict() for name, part in self.parts().items()}
-        return {"env_steps": self.env_steps, **parts, "collector": self.collector.state_dict()}
+        return {
+            "env_steps": self.env_steps,
+            **parts,
+            "parameters": dict(self.parameters),
+            "collector": self.collector.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
         """Load a state returned by :meth:`state_dict`.
@@ -388,6 +417,9 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             if part is not None:
                 part.load_state_dict(state[name])
         self.env_steps = state["env_steps"]
+        parameters = state.get("parameters", {})  # absent from runs of earlier versions
+        if parameters:
+            self.set_parameters(parameters)
         if begin_anew:
             seed_everything(self.config.seed, "restart", self.env_steps, rank())
             scaler = self.parts().get("scaler")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from recurl import execution
 from recurl.core.errors import ArgumentError
@@ -17,21 +17,25 @@ from recurl.core.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.core.seeding import GeneratorState, derive_seed
 from recurl.core.spans import ADVANTAGES, GRADIENT_GRAPH, span
 from recurl.core.specs import Composite, TensorSpec
+from recurl.core.symmetry import Symmetry
 from recurl.data import SequenceMinibatches
 from recurl.distributed import average_, global_statistics, rank, world_size
 from recurl.execution.background import compiled_later
 from recurl.modules import RewardScaler
 from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_variance
 from recurl.objectives.sequences import bootstraps_at_ends_only
+from recurl.objectives.symmetry import MirroredStates, SymmetryLoss
 from recurl.objectives.value.estimator import ValueEstimator
 from recurl.sequences.entries import Entries, Step
 from recurl.trainers.algorithms.configs import OnPolicyConfig
 from recurl.trainers.algorithms.learner import Learner, Stateful
+from recurl.trainers.algorithms.symmetries import load_symmetries
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.optim.reading import Reading
 
 if TYPE_CHECKING:
+    from recurl.collectors import Collector
     from recurl.collectors.captured import CaptureOptions
     from recurl.trainers.optim.cuda_graph import CudaGraphStep
 
@@ -68,11 +72,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         estimator: estimator that writes advantages and value targets into each batch.
         loss: the loss.
         scaler: reward scaler, or None.
+        symmetry: symmetry loss, whose gradients are added to those of ``loss``, or None.
     """
 
     reported = CHECKED
     live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
-    diagnostics: ClassVar[tuple[str, ...]] = ("entropy",)
+    diagnostics: tuple[str, ...] = ("entropy",)
     """Metrics of the loss to report. In ``reported`` they precede ``"explained_variance"``, the last one."""
     data_parallel = True
     scheduled_in_loss: ClassVar[tuple[str, ...]] = ("entropy_coeff",)
@@ -84,6 +89,10 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self._shuffle = torch.Generator().manual_seed(derive_seed(config.seed, "minibatches"))  # the same on all ranks
         self.estimator = self.make_estimator()
         self.loss = self.make_loss()
+        self.symmetry: SymmetryLoss | None = None
+        self._mirrored: MirroredStates | None = None
+        if config.symmetry:
+            self._begin_symmetry()
         self._normalizes_over_ranks = world_size() > 1 and getattr(self.loss, "normalize_advantage", False)
         if self._normalizes_over_ranks:  # done before the gradient steps, which then exchange gradients only
             cast(Any, self.loss).normalize_advantage = False
@@ -101,7 +110,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         ends = bootstraps_at_ends_only(torch.device(config.device))
         apart = config.compile and not ends and not (world_size() > 1 and self.estimator.average)
         self._results = execution.compile(self.estimator.results, backend="inductor" if apart else "eager")
-        self._compiled = execution.compile(self.loss.gradients, backend="inductor") if config.compile else None
+        self._compiled = self._gradients("inductor") if config.compile else None
         if config.cuda_graph:
             from recurl.trainers.optim.cuda_graph import CudaGraphStep  # noqa: PLC0415 - imported where it is used
 
@@ -143,6 +152,23 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
                 f"{config.rollout_steps}, and {passes.minibatches}."
             )
 
+    def _begin_symmetry(self) -> None:
+        """Build the symmetry loss and the memory of mirrored episodes."""
+        config, env, actor = self.config, cast("Collector", self.collector).env, self.agent.actor
+        symmetries = [symmetry.without(config.drop_observations) for symmetry in load_symmetries(config.symmetry)]
+        action_spec = env.action_spec_unbatched
+        for symmetry in symmetries:
+            symmetry.check(env.observation_spec, action_spec)
+        self.symmetry = SymmetryLoss(actor, symmetries, action_spec, coeff=config.symmetry_coeff).to(config.device)
+        self._mirrored = MirroredStates(actor, symmetries, sequence_length=config.sequence_steps)
+        self.diagnostics = (*self.diagnostics, "asymmetry")
+        self.reported = (*self.reported[:-1], "asymmetry", self.reported[-1])
+
+    def collect(self) -> TensorDictBase:
+        """Collect a batch; see :meth:`Learner.collect`. With symmetries, it has the states of the mirrored episodes."""
+        batch = super().collect()
+        return batch if self._mirrored is None else self._mirrored(batch)
+
     def measured(self, batch: TensorDictBase) -> Sequence[Tensor]:
         """Return additional metrics of a batch. In ``reported`` they follow the losses and precede ``diagnostics``.
 
@@ -159,7 +185,13 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             "optimizer": self.optimizer,
             "scaler": self.scaler,
             "shuffle": GeneratorState(self._shuffle),
+            "mirrored": self._mirrored,
         }
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Parts of a checkpoint that differ between ranks."""
+        return (*super().own, "mirrored")
 
     def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
         """Load a state; see :meth:`Learner.load_state_dict`."""
@@ -201,9 +233,18 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
                 values = self._run(batch)
         with global_statistics():
             self.agent.observe(batch)
+            for symmetry in [] if self.symmetry is None else self.symmetry.symmetries:
+                self.agent.observe(self._image(batch, symmetry))  # so that the normalization is symmetric, too
         average_([values])
         reading = Reading([values])
         return lambda: self.report(dict(zip(self.reported, reading()[0].tolist(), strict=True)), CHECKED)
+
+    def _image(self, batch: TensorDictBase, symmetry: Symmetry) -> TensorDictBase:
+        """Return the observations of a batch under a symmetry."""
+        image = batch.select(*self.agent.all_observations.keys)
+        for key in self.agent.all_observations.keys:
+            image.set(key, symmetry.transform(key, batch.get(key)))
+        return image
 
     def update(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
         """Make one gradient step over whole rows, and return the metrics of :meth:`summary`.
@@ -228,11 +269,19 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     def gradients(self) -> Callable[[Step], Mapping[Any, Tensor]]:
         """Return the losses' gradients for an update in their fastest form; see :func:`recurl.execution.compile`."""
-        return self._compiled or execution.compile(self.loss.gradients)
+        return self._compiled or self._gradients("auto")
+
+    def _gradients(self, backend: execution.Backend) -> Callable[[Step], Mapping[Any, Tensor]]:
+        gradients = execution.compile(self.loss.gradients, backend=backend)
+        if self.symmetry is None:
+            return gradients
+        mirrored = execution.compile(self.symmetry.gradients, backend=backend)
+        return partial(_sum_gradients, gradients, mirrored, list(self.symmetry.parameters()))
 
     def total(self, losses: Mapping[Any, Tensor]) -> Tensor:
         """Return the sum of the losses."""
-        return cast(Tensor, sum(losses[name] for name in LOSSES))
+        more = () if self.symmetry is None else ("loss_symmetry",)
+        return cast(Tensor, sum(losses[name] for name in (*LOSSES, *more)))
 
     def summary(
         self, batch: TensorDictBase, explained: Tensor, epochs: Sequence[Sequence[tuple[Mapping[Any, Tensor], Tensor]]]
@@ -252,7 +301,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     def epochs(self, batch: TensorDictBase, orders: Tensor | None = None) -> Iterator[Iterable[Entries]]:
         """Yield the minibatches of each epoch: rows of sequences of equal length if their orders are given."""
-        minibatches = self._minibatches(batch.select(*self.loss.in_keys, strict=False))
+        minibatches = self._minibatches(batch.select(*self._loss_keys, strict=False))
         deal = cast(Callable[[Any], Iterable[Entries]], minibatches.entries if orders is None else minibatches.rows)
         if not self._normalizes_over_ranks:
             yield from (deal(None if orders is None else orders[epoch]) for epoch in range(self.passes.epochs))
@@ -277,7 +326,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     @property
     def _update_keys(self) -> list[NestedKey]:
         """Keys of the batch entries that an update reads."""
-        return list(dict.fromkeys([*self.estimator.in_keys, *self.loss.in_keys]))
+        return list(dict.fromkeys([*self.estimator.in_keys, *self._loss_keys]))
+
+    @property
+    def _loss_keys(self) -> list[NestedKey]:
+        """Keys of the batch entries that the losses read."""
+        return [*self.loss.in_keys, *([] if self.symmetry is None else self.symmetry.in_keys)]
 
     def _orders(self, batch: TensorDictBase) -> Tensor:
         """Draw the order of the sequences in each epoch, ``[epochs, S]``, on the device of the batch."""
@@ -314,6 +368,29 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         super().close()
         if self.config.cuda_graph:
             cast("CudaGraphStep", self._run).reset()
+
+
+def _sum_gradients(
+    first: Callable[[Step], Mapping[Any, Tensor]],
+    second: Callable[[Step], Mapping[Any, Tensor]],
+    parameters: list[nn.Parameter],
+    batch: Step,
+) -> dict[Any, Tensor]:
+    """Return the losses of two functions that set gradients, and set the sums of their gradients.
+
+    Args:
+        first: function of a batch.
+        second: function of a batch.
+        parameters: the parameters that ``second`` sets gradients of.
+        batch: the batch.
+    """
+    losses = second(batch)
+    added = [parameter.grad for parameter in parameters]
+    losses = {**first(batch), **losses}
+    for parameter, gradient in zip(parameters, added, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    return losses
 
 
 def _means(rows: list[Any]) -> Tensor:

@@ -24,7 +24,12 @@ class Callback(Protocol):
     """
 
     def on_start(self, trainer: Trainer) -> None:
-        """Called when a run starts or resumes; ``trainer`` has the options, folder, networks, and ``stop()``."""
+        """Called when a run starts or resumes.
+
+        ``trainer`` has the options, folder, networks, ``stop()``, and for a curriculum ``set_parameters(name=value)``,
+        which changes the training environments, and ``parameters``, the values that were set, also before the run was
+        resumed.
+        """
 
     def on_batch(self, batch: TensorDictBase) -> None:
         """Called with each new batch ``[B, T]``, before the update.

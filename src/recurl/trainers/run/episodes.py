@@ -23,6 +23,9 @@ class EpisodeStats:
     Args:
         num_envs: number of rows of a batch, B.
 
+    Attributes:
+        motion: how much the actions of the last batch change, :data:`~recurl.trainers.run.motion.MOTION`.
+
     Example:
         >>> stats = EpisodeStats(1)
         >>> done = torch.tensor([[False, True, False]])
@@ -34,6 +37,7 @@ class EpisodeStats:
     def __init__(self, num_envs: int) -> None:
         self._running = RunningEpisodes(num_envs)
         self.episodes = 0
+        self.motion: tuple[float, ...] = ()
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
 

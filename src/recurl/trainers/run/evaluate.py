@@ -19,10 +19,12 @@ from recurl.core.errors import ArgumentError, NonFiniteError
 from recurl.core.keys import ACTION, DONE, DONE_KEYS, IS_INIT, NEXT, REWARD, TERMINATED, NestedKey, next_key
 from recurl.core.seeding import derive_seed
 from recurl.data.replay_buffers.folders import fresh_folder, seal_folder
+from recurl.core.specs import has_real_part
 from recurl.envs import EnvBase, StepCounter, TransformedEnv, interact
 from recurl.sequences.mode import ExplorationType, set_exploration_type
 from recurl.trainers.files.durable import writing
 from recurl.trainers.optim.finite import all_finite
+from recurl.trainers.run.motion import MOTION, real_action
 
 MOST_STEPS = 27_000
 """Default step limit of evaluation episodes, the one commonly used on Atari."""
@@ -52,6 +54,8 @@ class Evaluation:
     """Step limit of an episode."""
     deterministic: bool = True
     """Whether the policy took greedy actions rather than acting as in training."""
+    motion: tuple[float, ...] | None = None
+    """Mean absolute first and second differences of real-valued actions within these episodes; None for others."""
 
     @property
     def mean_return(self) -> float:
@@ -82,6 +86,7 @@ class Evaluation:
                 "method": "percentile bootstrap of the mean",
                 "resamples": RESAMPLES,
             },
+            **({} if self.motion is None else dict(zip(MOTION, self.motion, strict=True))),
             "cut": self.cut,
             "max_steps": self.max_steps,
             "returns": self.returns,
@@ -95,6 +100,8 @@ class Evaluation:
         )
         interval = f"{CONFIDENCE:.0%} interval {low:.4g} to {high:.4g}"
         text = f"{self.title}: return {self.mean_return:.4g} ({interval}, {spread}), length {fmean(self.lengths):.4g}"
+        if self.motion is not None:
+            text = f"{text}, action rate {self.motion[0]:.4g}"
         return f"{text}; {self.remark}" if self.cut else text
 
 
@@ -141,6 +148,7 @@ class _EpisodeRecorder:
         max_steps: step limit of an episode.
         progress: called after every step with the numbers of finished episodes and of steps.
         kept: keys of the entries of every step to keep; none are kept when empty.
+        moves: whether actions are real-valued.
     """
 
     def __init__(
@@ -150,6 +158,8 @@ class _EpisodeRecorder:
         max_steps: int,
         progress: Callable[[int, int], None],
         kept: Sequence[NestedKey] = (),
+        *,
+        moves: bool,
     ) -> None:
         self._left = quota
         self._return = [0.0] * len(quota)
@@ -163,6 +173,11 @@ class _EpisodeRecorder:
         self.returns: list[float] = []
         self.lengths: list[int] = []
         self.cut = 0
+        self._motion = _Motion(len(quota)) if moves else None
+
+    @property
+    def motion(self) -> tuple[float, ...] | None:
+        return None if self._motion is None else self._motion.means
 
     def write(self, step: int, tensordict: TensorDictBase) -> None:
         after = tensordict[NEXT]
@@ -175,6 +190,9 @@ class _EpisodeRecorder:
         if self._kept:
             self._steps.append(tensordict.select(*self._kept))
             self._counts.append([left > 0 for left in self._left])
+        if self._motion is not None:
+            counts = np.array(self._left) > 0
+            self._motion.add(real_action(tensordict.reshape(-1)).double().cpu().numpy(), np.array(self._length), counts)
         for row, (reward, done, end) in enumerate(zip(rewards, dones, ends, strict=True)):
             self._return[row] += reward
             self._length[row] += 1
@@ -203,6 +221,34 @@ class _EpisodeRecorder:
         """Return the kept entries of the steps of all episodes that count, one episode after another, ``[N]``."""
         batch = cast(TensorDict, lazy_stack(self._steps, 1).contiguous())
         return batch.reshape(-1)[torch.tensor(self._counts, device=batch.device).T.reshape(-1)]
+
+
+class _Motion:
+    """Mean absolute first and second differences of actions within episodes.
+
+    Args:
+        rows: number of environments.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._before: np.ndarray[Any, Any] = np.zeros((2, rows, 1))  # the last action and the difference before it
+        self._sums, self._counts = [0.0] * len(MOTION), [0] * len(MOTION)
+
+    def add(self, actions: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> None:
+        """Add a step: actions ``[rows, n]``, steps of the episodes before it ``[rows]``, and which rows count."""
+        last, change = self._before
+        now = actions - last
+        for order, difference in enumerate((now, now - change)):
+            at = counts & (lengths > order)
+            self._sums[order] += float(np.abs(difference[at]).mean(-1).sum()) if at.any() else 0.0
+            self._counts[order] += int(at.sum())
+        self._before = np.stack((actions, now))
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        """The means; NaN without steps to compare."""
+        found = zip(self._sums, self._counts, strict=True)
+        return tuple(total / count if count else math.nan for total, count in found)
 
 
 def evaluate_policy(
@@ -238,8 +284,9 @@ def evaluate_policy(
     rows = env.batch_size.numel()
     observations = list(env.observation_spec.keys(True, True))
     quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
+    moves = has_real_part(env.action_spec_unbatched)
     kept = _kept(env) if save_episodes is not None else ()
-    scores = _EpisodeRecorder(quota, observations, max_steps, progress, kept)
+    scores = _EpisodeRecorder(quota, observations, max_steps, progress, kept, moves=moves)
     bounded = TransformedEnv(env, StepCounter(max_steps, step_count_key="evaluation_step"))
     with set_exploration_type(ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM):
         interact(bounded, policy, bounded.reset(), sys.maxsize, write=scores.write, stop=scores.complete)
@@ -247,7 +294,7 @@ def evaluate_policy(
         with writing(save_episodes), fresh_folder(save_episodes) as folder:
             scores.steps().memmap(folder)
             seal_folder(folder, {"episodes": len(scores.returns)})
-    return Evaluation(scores.returns, scores.lengths, scores.cut, max_steps, deterministic)
+    return Evaluation(scores.returns, scores.lengths, scores.cut, max_steps, deterministic, scores.motion)
 
 
 def check_bounds(episodes: int, max_steps: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from recurl.modules import recurrent_modules
 from recurl.trainers.optim.finite import BatchCheck
 from recurl.trainers.optim.reading import Reading
 from recurl.trainers.run.episodes import EpisodeStats
+from recurl.trainers.run.motion import MOTION, motion_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -58,11 +60,15 @@ class FaultWatch:
         check = self._check.begin(batch, self._learner.env_steps)
         tensors = [check.finite, batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0]]
         numbers = batch.get(TRAJ_STEPS, None)  # absent from batches of old checkpoints
-        reading = Reading(tensors if numbers is None else [*tensors, numbers[..., 0] == 0])
+        if numbers is not None:
+            motion = [motion_of(batch)] if self._learner.real_actions else []
+            tensors += [numbers[..., 0] == 0, *motion]
+        reading = Reading(tensors)
 
         def wait() -> bool:
-            finite, *episodes = reading()
-            return self._admits(None if finite else check.culprit(), *episodes)
+            finite, reward, done, *more = reading()
+            self._stats.motion = tuple(more[1].tolist()) if len(more) > 1 else (math.nan,) * len(MOTION)
+            return self._admits(None if finite else check.culprit(), reward, done, *more[:1])
 
         return wait
 

@@ -21,6 +21,7 @@ from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.metrics import EVALUATION, Row
 from recurl.trainers.run.evaluate import evaluate_policy
 from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.motion import MOTION
 
 SIDE_BY_SIDE = 50
 """Maximum number of parallel environments of an evaluation."""
@@ -36,6 +37,8 @@ EVALUATION_COLUMNS = (
     "eval_cut",
     "eval_s",
 )
+EVALUATED_MOTION = tuple(f"eval_{name}" for name in MOTION)
+"""Further columns if actions are real-valued."""
 
 
 class PeriodicEvaluation:
@@ -115,7 +118,8 @@ class PeriodicEvaluation:
             found.cut,
             round(time.perf_counter() - start, 3),
         )
-        return dict(zip(EVALUATION_COLUMNS, numbers, strict=True))
+        motion = {} if found.motion is None else dict(zip(EVALUATED_MOTION, found.motion, strict=True))
+        return {**dict(zip(EVALUATION_COLUMNS, numbers, strict=True)), **motion}
 
     def _keep(self, env_steps: int) -> None:
         agent = self._agent.state_dict()

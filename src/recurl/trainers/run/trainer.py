@@ -12,6 +12,7 @@ from recurl.core.errors import ArgumentError, ExitError
 from recurl.core.precision import torch_matmul_precision
 from recurl.core.seeding import rng_state, set_rng_state
 from recurl.distributed import Watch, broadcast, on_any_rank, rank, world_size
+from recurl.envs.parameters import Parameter
 from recurl.execution.capture import WARM_UP
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
@@ -29,8 +30,9 @@ from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.initial import read_networks
+from recurl.trainers.run.motion import MOTION
 from recurl.trainers.run.outcome import Clock, Outcome
-from recurl.trainers.run.periodic import EVALUATION_COLUMNS, PeriodicEvaluation
+from recurl.trainers.run.periodic import EVALUATED_MOTION, EVALUATION_COLUMNS, PeriodicEvaluation
 from recurl.trainers.run.provenance import provenance
 from recurl.trainers.run.ranks import check_same_options, for_this_rank, ranks_of, with_other_ranks
 from recurl.trainers.run.updates import COLUMNS, Updates
@@ -83,6 +85,7 @@ class Trainer:
         self._updates = 0
         self._has_begun = False
         self._stop_requested = False
+        self._changed: dict[str, Parameter] = {}
         self._previous_times = (0.0, 0.0)
         self._rng: dict[str, Any] | None = None
         self._lock_stack = ExitStack()
@@ -203,6 +206,33 @@ class Trainer:
         """End the run with a checkpoint after the current update; to be called by callbacks."""
         self._stop_requested = True
 
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """Parameters of the training environments that were changed, by name, also those of a resumed run."""
+        return dict(self.algorithm.parameters)
+
+    def set_parameters(self, **values: Parameter) -> None:
+        """Change parameters of the training environments from the next batch on; to be called by callbacks.
+
+        They are saved in checkpoints. Evaluations keep the environment of the options.
+
+        Args:
+            **values: finite numbers, or lists or tuples of them, by name, such as ``randomization=0.5``; see
+                :meth:`recurl.envs.EnvBase.set_parameters`.
+
+        Raises:
+            ArgumentError: there is no such parameter, or a value isn't accepted.
+            UnsupportedError: the environments have no parameters, or collect in other processes.
+        """
+        self.algorithm.set_parameters(values)
+        self._changed |= values
+
+    def _share_parameters(self) -> None:
+        """Change on all ranks the parameters that callbacks, which only rank 0 calls, have changed."""
+        changed, self._changed = broadcast(self._changed), dict[str, Parameter]()
+        if changed and not self._is_leader:
+            self.algorithm.set_parameters(changed)
+
     def _loop(self, clock: Clock, should_stop: Callable[[], bool]) -> None:
         self._callbacks.call("on_start", self)
         if self._rng is not None:
@@ -211,6 +241,7 @@ class Trainer:
         done = 0
         while not (self._interrupted() or self._ended()):
             before = self.algorithm.env_steps
+            self._share_parameters()
             updates.make(clock, self._updates + 1)
             self._updates, done = self._updates + 1, done + 1
             if self._evaluation.due(before, self.algorithm.env_steps, last=self._ended()):
@@ -278,7 +309,8 @@ class Trainer:
             self._callbacks.add(callback)
 
     def _metrics_file(self) -> MetricsFile:
-        columns = (*COLUMNS, *self.config.scheduled, *self.algorithm.collection, *self.algorithm.reported)
+        motion = MOTION if self.algorithm.real_actions else ()
+        columns = (*COLUMNS, *motion, *self.config.scheduled, *self.algorithm.collection, *self.algorithm.reported)
         return MetricsFile(self.folder.metrics, columns, updates=self._updates, notify=self._notify)
 
     def _evaluations_file(self) -> MetricsFile | None:
@@ -286,7 +318,7 @@ class Trainer:
             return None
         return MetricsFile(
             self.folder.evaluations,
-            EVALUATION_COLUMNS,
+            (*EVALUATION_COLUMNS, *(EVALUATED_MOTION if self.algorithm.real_actions else ())),
             updates=self._updates,
             expected=self._evaluation.count,
             score=EVALUATION,

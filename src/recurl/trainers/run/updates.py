@@ -16,6 +16,7 @@ from recurl.trainers.report.metrics import RETURN, SPREAD, Row
 from recurl.trainers.run.callbacks import Callbacks
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
+from recurl.trainers.run.motion import MOTION
 from recurl.trainers.run.outcome import Clock
 
 __all__ = ["COLUMNS", "Updates"]
@@ -125,4 +126,5 @@ class Updates:
             stats.mean_length,
             self._watch.skipped,
         )
-        return {**dict(zip(COLUMNS, numbers, strict=True)), **learner.scheduled, **learner.collection}
+        motion = dict(zip(MOTION, stats.motion, strict=True)) if learner.real_actions else {}
+        return {**dict(zip(COLUMNS, numbers, strict=True)), **motion, **learner.scheduled, **learner.collection}

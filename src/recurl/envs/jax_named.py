@@ -19,7 +19,10 @@ __all__ = ["named_jax_env"]
 _PREFIX = "jax:"
 _EPISODE = 1000  # steps of an episode of Brax, as of its own create()
 _LIMITED = ("navix", "xland")  # rewards depend on the limit
-_POBAX_WRAPPERS = ("VecEnv", "GeneralObservationWrapper", "BattleShipObservationWrapper", "LogWrapper")
+_POBAX_WRAPPERS = (
+    *("VecEnv", "NormalizeVecReward", "GeneralObservationWrapper", "BattleShipObservationWrapper", "LogWrapper"),
+)
+"""Wrappers of pobax.envs.get_env() that serve its own trainer, or that take the action mask out of observations."""
 _CRAFTAX = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 
 

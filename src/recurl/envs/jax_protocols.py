@@ -144,15 +144,15 @@ def _gymnax(env: Any, params: Any) -> Protocol:
 
     def advance(key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         observation, state, reward, done, info = env.step_env(key, state, action, params)
-        if "truncated" in info:  # popgym-arcade
-            over = jnp.asarray(info["truncated"], bool)
+        if "truncated" in info:  # popgym-arcade, whose info["terminated"] may include the time limit
+            over = done & jnp.asarray(info["truncated"], bool)
         elif is_natural is not None:
-            over = ~is_natural(state)
-        elif hasattr(env, "is_truncated") and hasattr(state, "time"):  # gymnax 1.0: done has no time limit
-            return state, observation, reward, done, env.is_truncated(state, params)
+            over = done & ~is_natural(state)
+        elif _defines(env, "is_truncated") or (hasattr(env, "is_truncated") and hasattr(state, "time")):
+            return state, observation, reward, done, env.is_truncated(state, params)  # gymnax 1.0
         else:
-            over = jnp.asarray(False)
-        return state, observation, reward, done & ~over, done & over
+            over = done & False
+        return state, observation, reward, done & ~over, over
 
     observations = _space(env.observation_space(params), f"the observation space of {name}")
     return Protocol(begin, advance, observations, _space(env.action_space(params), f"the action space of {name}"), name)
@@ -164,7 +164,7 @@ def _natural_end(env: Any, params: Any) -> Callable[[Any], Any] | None:
     Before gymnax 1.0, and in Craftax, ``done`` includes the time limit, as ``is_terminal`` does; environments of gymnax
     1.0 only inherit this method.
     """
-    if not any("is_terminal" in vars(base) for base in type(env).__mro__ if base.__module__ != _GYMNAX):
+    if _defines(env, "is_truncated") or not _defines(env, "is_terminal"):
         return None
     names = {field.name for field in dataclasses.fields(params)} if dataclasses.is_dataclass(params) else set[str]()
     limits = [name for name in _LIMITS if name in names]
@@ -172,6 +172,11 @@ def _natural_end(env: Any, params: Any) -> Callable[[Any], Any] | None:
         return None
     unlimited = dataclasses.replace(params, **dict.fromkeys(limits, _UNLIMITED))  # type: ignore[type-var] # checked
     return lambda state: import_jax().numpy.asarray(env.is_terminal(state, unlimited), bool)
+
+
+def _defines(env: Any, name: str) -> bool:
+    """Return whether an environment has a method that is not just inherited from gymnax's base class."""
+    return any(name in vars(base) for base in type(env).__mro__ if base.__module__ != _GYMNAX)
 
 
 def _xland(env: Any, params: Any) -> Protocol:

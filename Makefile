@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(shell find src/recurl/native
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile torch -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps torchrl gymnax rsl-rl-lib -c constraints.txt  # pin tensordict 0.14, gymnasium 1.3; GitPython is for loggers
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps torchrl gymnax xminigrid chex toolz rsl-rl-lib -c constraints.txt  # the first two pin tensordict 0.14, gymnasium 1.3; xminigrid wants 30 MB of ffmpeg, rsl_rl loggers
 	touch $(STAMP)
 
 train: setup  ## train a memory policy on masked CartPole and show the result
@@ -58,7 +58,9 @@ instructions: setup  ## numerical tests as on older processors, with SSE4, AVX a
 
 practice: setup  ## tests with environments of other packages, after installing these
 	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt
-	$(BIN)/pytest -n 2 tests/practice
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps xminigrid brax mujoco-mjx ml-collections jaxopt trimesh chex toolz -c constraints.txt
+	$(BIN)/pytest -n 2 -m "not jax" tests/practice
+	$(BIN)/pytest -m jax tests/practice
 
 # Python leaks by design. libasan finds C++ exceptions only if libstdc++ is loaded when it starts, and doesn't throw when
 # memory is exhausted.

@@ -110,6 +110,142 @@ class Robot:
         return BraxState(obs, position[0], done.astype(float), info)
 
 
+@dataclasses.dataclass(frozen=True)
+class Replaceable:
+    """What flax's dataclasses add."""
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NavixTimestep(Replaceable):
+    t: Any
+    observation: Any
+    action: Any
+    reward: Any
+    step_type: Any  # 0, 1 at the time limit, 2 at a natural end
+    state: Any
+    info: Any
+
+    def is_termination(self):
+        return self.step_type == 2
+
+    def is_truncation(self):
+        return self.step_type == 1
+
+
+class Maze:
+    """A corridor in the protocol of navix 0.7.4: one time step is state and observation, and ended ones are reset."""
+
+    observation_space = SimpleNamespace(shape=(2,), dtype=jnp.uint8, minimum=0, maximum=8, n=9)
+    action_space = SimpleNamespace(shape=(), dtype=jnp.int32, minimum=0, maximum=1, n=jnp.asarray(2))
+    reward_space = SimpleNamespace(shape=(), dtype=jnp.float32, minimum=-1.0, maximum=1.0)
+    max_steps = 4
+
+    def timestep(self, place, **entries):
+        seen = jnp.stack([place, jnp.asarray(10)]).astype(jnp.uint8)  # more than the space says, as in navix
+        return NavixTimestep(observation=seen, state={"place": place, "key": jax.random.PRNGKey(0)}, **entries)
+
+    def reset(self, key):
+        place = jax.random.randint(key, (), 0, 2)
+        info = {"return": jnp.asarray(0.0)}
+        return self.timestep(place, t=jnp.asarray(0), action=-1, reward=0.0, step_type=jnp.asarray(0), info=info)
+
+    def step(self, timestep, action):
+        def move(timestep):
+            place, t = timestep.state["place"] + action, timestep.t + 1
+            step_type = jnp.where(place >= 3, 2, jnp.where(t >= self.max_steps, 1, 0))
+            reward = jnp.asarray(place >= 3, jnp.float32)
+            info = {"return": timestep.info["return"] + reward}
+            return self.timestep(place, t=t, action=action, reward=reward, step_type=step_type, info=info)
+
+        def again(timestep):
+            fresh = self.reset(timestep.state["key"])
+            return fresh.replace(action=action, reward=jnp.asarray(0.0))
+
+        return jax.lax.cond(timestep.step_type > 0, again, move, timestep)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TimeStep(Replaceable):
+    """That of xland-minigrid, with the state, and of Jumanji, without."""
+
+    step_type: Any
+    reward: Any
+    discount: Any
+    observation: Any
+    state: Any = None
+
+    def last(self):
+        return self.step_type == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class XLandParams:
+    max_steps: int = 4
+
+
+class XLand:
+    """The corridor in the protocol of xland-minigrid 0.9.3."""
+
+    def default_params(self, **kwargs):
+        return XLandParams(**kwargs)
+
+    def num_actions(self, params):
+        return 2
+
+    def observation_shape(self, params):
+        return {"img": (2,), "direction": 4}
+
+    def timestep(self, place, steps, params):
+        seen = {"img": jnp.stack([place, place]).astype(jnp.uint8), "direction": jax.nn.one_hot(0, 4)}
+        last = (place >= 3) | (steps == params.max_steps)
+        kind = jnp.where(last, 2, jnp.where(steps == 0, 0, 1)).astype(jnp.uint8)
+        reward = jnp.where(place >= 3, 1 - 0.9 * steps / params.max_steps, 0.0)
+        return TimeStep(kind, reward, jnp.where(place >= 3, 0.0, 1.0), seen, (place, steps))
+
+    def reset(self, params, key):
+        return self.timestep(jax.random.randint(key, (), 0, 2), jnp.asarray(0), params)
+
+    def step(self, params, timestep, action):
+        place, steps = timestep.state
+        return self.timestep(place + action, steps + 1, params)
+
+
+class Place(NamedTuple):
+    col: Any
+
+
+class JumanjiObservation(NamedTuple):
+    where: Place
+    action_mask: Any
+
+
+class Jumanji:
+    """The corridor in Jumanji 1.1.2's protocol, whose actions have parts, and observations are named tuples."""
+
+    observation_spec = None
+    action_spec = SimpleNamespace(
+        shape=(2,), dtype=jnp.int32, minimum=jnp.zeros(2), maximum=jnp.ones(2), num_values=jnp.asarray([2, 3])
+    )
+    reward_spec = SimpleNamespace(shape=(), dtype=float)
+
+    def reset(self, key):
+        timestep = XLand().reset(XLandParams(), key)
+        return timestep.state, self.timestep(timestep)
+
+    def step(self, state, action):
+        timestep = XLand().step(XLandParams(), TimeStep(0, 0.0, 1.0, None, state), action[0])
+        return timestep.state, self.timestep(timestep)
+
+    def timestep(self, timestep):
+        where = Place(timestep.state[0].astype(jnp.int32))
+        return timestep.replace(observation=JumanjiObservation(where, jnp.ones(2, bool)), state=None)
+
+
 def cartpole(rows=ROWS, **options):
     return JaxEnv(*gymnax.make("CartPole-v1"), rows, **options)
 
@@ -148,9 +284,54 @@ def test_episodes_are_those_of_gymnax():
     assert ended > ROWS
 
 
-@pytest.mark.parametrize("make", [cartpole, counting, lambda: JaxEnv(Robot(), num_envs=ROWS)])
+OTHERS = {
+    "brax": lambda: JaxEnv(Robot(), num_envs=ROWS),
+    "navix": lambda: JaxEnv(Maze(), num_envs=ROWS),
+    "xland": lambda: JaxEnv(XLand(), num_envs=ROWS),
+    "jumanji": lambda: JaxEnv(Jumanji(), num_envs=ROWS),
+}
+
+
+@pytest.mark.parametrize("make", [cartpole, counting, *OTHERS.values()])
 def test_specs(make):
     check_env_specs(make())
+
+
+@pytest.mark.parametrize("name", ["navix", "xland", "jumanji"])
+def test_ends_of_time_steps_are_told_apart(name):
+    """Rows that stay are truncated after four steps, those that walk reach place 3, and the last step is seen."""
+    env = OTHERS[name]()
+    root = env.reset(seed=0)
+    walks = torch.arange(ROWS) % 2 == 1
+    action = torch.stack([walks, walks], -1).long() if name == "jumanji" else walks.long()
+
+    def places(entries):
+        key = {"navix": "observation", "xland": "img", "jumanji": ("where", "col")}[name]
+        return entries[key].reshape(ROWS, -1)[:, 0].long()
+
+    start, ended = places(root), torch.zeros(ROWS, dtype=torch.bool)
+    for step in range(1, 5):
+        after = env.step(root.set("action", action))["next"]
+        terminated, truncated = after["terminated"].squeeze(-1), after["truncated"].squeeze(-1)
+        first = ~ended  # the first episode of a row
+        torch.testing.assert_close(places(after)[first], (start + step * walks)[first])
+        torch.testing.assert_close(terminated, places(after) >= 3)
+        torch.testing.assert_close(truncated[first], (~walks & (step == 4))[first])
+        assert (after["reward"].squeeze(-1) > 0).equal(terminated)
+        ended |= terminated | truncated
+        root = env.maybe_reset(env.carry(root.set("next", after)))
+        assert (places(root)[terminated | truncated] < 2).all()
+    assert ended.all()
+
+
+def test_the_own_autoreset_of_navix_is_not_compiled():
+    env = OTHERS["navix"]()
+    row = jax.eval_shape(Maze().reset, jax.random.PRNGKey(0))
+    rows = jax.tree.map(lambda leaf: jnp.zeros((ROWS, *leaf.shape), leaf.dtype), row)
+    advance = jax.vmap(jax_protocols.protocol_of(Maze()).advance)
+    traced = jax.make_jaxpr(advance)(jax.random.split(jax.random.PRNGKey(0), ROWS), rows, jnp.zeros(ROWS, int))
+    assert "cond" in str(traced)  # batched, a condition would become a selection, which computes both
+    assert env.reset().batch_size == (ROWS,)
 
 
 def test_ends_before_gymnax_1_are_told_apart():
@@ -198,6 +379,81 @@ def test_brax_ends_and_privileged_observations():
     assert after["privileged_state"][1].tolist() == [4, 4, 4]
     assert root["privileged_state"][1].tolist() == [0, 0, 0]
     assert list(JaxEnv(Robot(), drop_observations=["privileged_state"]).observation_spec.keys()) == ["state"]
+
+
+def test_arrays_that_rows_share_are_not_state():
+    """As with MuJoCo Warp's contacts, which have no dimension of rows in the state of several."""
+
+    class Data:
+        def __init__(self, position, contacts):
+            self.position, self.contacts = position, contacts
+
+    jax.tree_util.register_pytree_node(Data, lambda d: ((d.position, d.contacts), None), lambda _, c: Data(*c))
+    jax.interpreters.batching.register_vmappable(
+        Data,
+        int,
+        int,
+        lambda cont, _, data, axis: Data(cont(data.position, axis), data.contacts),
+        lambda cont, size, data, axis: Data(cont(size, data.position, axis), data.contacts),
+        None,
+    )
+
+    class State(NamedTuple):
+        data: Any
+        obs: Any
+        reward: Any
+        done: Any
+        info: Any
+
+    class Warp:
+        action_size = 1
+
+        def state(self, position):
+            contacts = jnp.zeros(7)  # of all rows
+            zero = jnp.zeros(())
+            return State(Data(position, contacts), position, position[0], (position[0] > 2).astype(float), {"t": zero})
+
+        def reset(self, key):
+            return self.state(jax.random.uniform(key, (2,)))
+
+        def step(self, state, action):
+            return self.state(state.data.position + action + state.data.contacts[0])
+
+    shapes = jax.eval_shape(jax.vmap(Warp().reset), jax.random.split(jax.random.PRNGKey(0), 3))
+    assert shapes.data.contacts.shape == (7,)
+    env = JaxEnv(Warp(), num_envs=ROWS, reset_ratio=2)
+    _, found = steps(env, env.reset(seed=0), torch.ones(4, ROWS, 1))
+    assert found["terminated"].any()
+    assert "contacts" not in str(sorted(env.get_state()["tensors"]))
+    check_env_specs(JaxEnv(Warp(), num_envs=ROWS))
+
+
+def test_ends_in_the_information_of_a_step():
+    """POPGym Arcade's environments, for gymnax before 1.0, inherit ``is_truncated`` from gymnax 1.0 if it's there."""
+
+    class Arcade(gymnax.environments.environment.Environment):
+        default_params = Limit()
+
+        def observation_space(self, params):
+            return Box(0, 9, (1,), jnp.float32)
+
+        def action_space(self, params):
+            return Discrete(2)
+
+        def reset_env(self, key, params):
+            return jnp.zeros(1), {"position": jnp.zeros(()), "steps": jnp.zeros((), int)}
+
+        def step_env(self, key, state, action, params):
+            position, steps = state["position"] + action, state["steps"] + 1
+            over = steps >= 4
+            done = over | (position >= 3)  # "terminated" of CartPoleEasy, too
+            state = {"position": position, "steps": steps}
+            return position[None], state, 0.0, done, {"terminated": done, "truncated": over}
+
+    env = JaxEnv(Arcade(), num_envs=2)
+    _, found = steps(env, env.reset(seed=0), torch.tensor([[0, 1]] * 4))
+    assert found["terminated"].squeeze(-1).tolist() == [[False, False], [False, False], [False, True], [False, False]]
+    assert found["truncated"].squeeze(-1).tolist() == [[False, False]] * 3 + [[True, False]]
 
 
 def test_observations_are_not_the_memory_of_the_environment():
@@ -399,6 +655,30 @@ def test_an_environment_that_violates_its_protocol_is_refused():
         JaxEnv(Other())
     with pytest.raises(ArgumentError, match="auto_reset=False"):
         JaxEnv(Resets())
+
+
+def test_wrappers_that_would_be_bypassed_are_refused():
+    class Wrapper:
+        def __init__(self, env):
+            self._env = env
+
+        def __getattr__(self, name):
+            return getattr(self._env, name)
+
+    class GymAutoResetWrapper(Wrapper):
+        pass
+
+    class Team(Jumanji):
+        reward_spec = SimpleNamespace(shape=(2,), dtype=float)
+
+    with pytest.raises(ArgumentError, match=r"Wrapper is a wrapper without a step_env of its own"):
+        JaxEnv(Wrapper(Counting()))
+    with pytest.raises(ArgumentError, match=r"GymAutoResetWrapper resets itself.* pass the environment inside"):
+        JaxEnv(GymAutoResetWrapper(XLand()))
+    with pytest.raises(UnsupportedError, match=r"Team has rewards of shape \(2,\)"):
+        JaxEnv(Team())
+    with pytest.raises(ArgumentError, match="no params"):
+        JaxEnv(Maze(), Limit())
 
 
 def test_a_state_that_torch_lacks_is_named():

@@ -21,13 +21,18 @@ _PACKAGES = {
     "gymnasium_robotics": "gymnasium-robotics",
     "gymnax": "gymnax",
     "highway_env": "highway-env",
+    "jumanji": "jumanji",
     "memory_maze": "memory-maze",
     "minigrid": "minigrid",
     "mujoco": "'gymnasium[mujoco]'",
     "mujoco_playground": "playground",
+    "navix": "navix",
+    "pobax": "pobax",
     "popgym": "popgym",
+    "popgym_arcade": "popgym-arcade",
     "pygame": "'gymnasium[classic-control]'",
     "vizdoom": "vizdoom",
+    "xminigrid": "xminigrid",
 }
 """Package names, by top-level module. Others aren't guessed: an unrelated package may have the module's name."""
 _LONGEST = 10_000  # characters of a name with its arguments

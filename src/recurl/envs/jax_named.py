@@ -1,4 +1,4 @@
-"""Environments written in JAX, by name: those of gymnax, Craftax, Brax and MuJoCo Playground, and a user's function."""
+"""Environments written in JAX, by name: those of known packages, and a user's function."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ __all__ = ["named_jax_env"]
 
 _PREFIX = "jax:"
 _EPISODE = 1000  # steps of an episode of Brax, as of its own create()
+_LIMITED = ("navix", "xland")  # rewards depend on the limit
+_POBAX_WRAPPERS = (
+    *("VecEnv", "NormalizeVecReward", "GeneralObservationWrapper", "BattleShipObservationWrapper", "LogWrapper"),
+)
+"""Wrappers of pobax.envs.get_env() that serve its own trainer, or that take the action mask out of observations."""
 _CRAFTAX = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 
 
@@ -34,12 +39,14 @@ def named_jax_env(
     """Return a batch of an environment by name: ``jax:PACKAGE/NAME`` or ``jax:module:function``.
 
     Args:
-        name: the name; the package is ``gymnax``, ``craftax``, ``brax`` or ``playground``. A function returns the
-            environment, or the environment and its parameters.
+        name: the name; the package is ``gymnax``, ``craftax``, ``popgym-arcade``, ``pobax``, ``navix``, ``xland``,
+            ``jumanji``, ``brax`` or ``playground``. A function returns the environment, or the environment and its
+            parameters.
         num_envs: number of rows.
         device: see :class:`JaxEnv`, as for the next arguments.
         drop_observations: likewise.
-        max_steps: likewise; by default 1,000 for Brax, and what its configuration says for Playground.
+        max_steps: likewise; by default 1,000 for Brax, and what its configuration says for Playground. For navix and
+            xland, it is the environment's own ``max_steps``.
         reset_ratio: likewise.
         **arguments: parameters of the environment, or arguments of what creates it.
 
@@ -56,6 +63,8 @@ def named_jax_env(
         found: Any = load_object("--env", text, "function")(**arguments)
         env, params = found if isinstance(found, tuple) else (found, None)
     elif package in _MAKERS and slash and given:
+        if package in _LIMITED and max_steps is not None:
+            arguments["max_steps"] = max_steps
         env, params, limit = _MAKERS[package](given, arguments)
     else:
         raise ArgumentError(
@@ -132,9 +141,55 @@ def _playground(name: str, arguments: Mapping[str, Any]) -> _Made:
     return registry.load(name, config_overrides=dict(arguments)), None, config.episode_length
 
 
+def _popgym_arcade(name: str, arguments: Mapping[str, Any]) -> _Made:
+    registration = _module("popgym_arcade.registration")
+    _check_name("POPGym Arcade", name, registration.REGISTERED_ENVIRONMENTS)
+    return *registration.make(name, **arguments), None
+
+
+def _pobax(name: str, arguments: Mapping[str, Any]) -> _Made:
+    pobax, jax = _module("pobax.envs"), import_jax()
+    try:
+        env, params = pobax.get_env(name, jax.random.PRNGKey(0), 1, **arguments)
+    except ValueError as error:
+        raise ArgumentError(
+            f"pobax has no environment {name!r}.{nearest(name, pobax.masked_gymnax_env_map)}"
+        ) from error
+    while type(env).__name__ in _POBAX_WRAPPERS:
+        env = vars(env)["_env"]
+    return env, params, None
+
+
+def _navix(name: str, arguments: Mapping[str, Any]) -> _Made:
+    navix = _module("navix")
+    _check_name("navix", name, navix.registry())
+    observe = arguments.get("observation_fn")
+    if isinstance(observe, str):
+        _check_name("navix.observations", observe, vars(navix.observations))
+        arguments = {**arguments, "observation_fn": getattr(navix.observations, observe)}
+    return navix.make(name, **arguments), None, None
+
+
+def _xland(name: str, arguments: Mapping[str, Any]) -> _Made:
+    xminigrid = _module("xminigrid")
+    _check_name("xland-minigrid", name, xminigrid.registered_environments())
+    return *xminigrid.make(name, **arguments), None
+
+
+def _jumanji(name: str, arguments: Mapping[str, Any]) -> _Made:
+    jumanji = _module("jumanji")
+    _check_name("Jumanji", name, jumanji.registered_environments())
+    return jumanji.make(name, **arguments), None, None
+
+
 _MAKERS: dict[str, Callable[[str, Mapping[str, Any]], _Made]] = {
     "gymnax": _gymnax,
     "craftax": _craftax,
+    "popgym-arcade": _popgym_arcade,
+    "pobax": _pobax,
+    "navix": _navix,
+    "xland": _xland,
+    "jumanji": _jumanji,
     "brax": _brax,
     "playground": _playground,
 }

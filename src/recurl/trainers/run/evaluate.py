@@ -18,8 +18,8 @@ from tensordict.nn import TensorDictModuleBase
 from recurl.core.errors import ArgumentError, NonFiniteError
 from recurl.core.keys import ACTION, DONE, DONE_KEYS, IS_INIT, NEXT, REWARD, TERMINATED, NestedKey, next_key
 from recurl.core.seeding import derive_seed
-from recurl.data.replay_buffers.folders import fresh_folder, seal_folder
 from recurl.core.specs import has_real_part
+from recurl.data.replay_buffers.folders import fresh_folder, seal_folder
 from recurl.envs import EnvBase, StepCounter, TransformedEnv, interact
 from recurl.sequences.mode import ExplorationType, set_exploration_type
 from recurl.trainers.files.durable import writing

@@ -1,7 +1,9 @@
 /* A control loop at a fixed rate around an exported policy: reads recorded observations, prints actions and times.
  *
- *     control_loop POLICY.onnx HZ < observations.txt > actions.csv
+ *     cc -O2 -o control_loop control_loop.c policy.c -I$ORT/include -L$ORT/lib -lonnxruntime -Wl,-rpath,$ORT/lib
+ *     ./control_loop POLICY.onnx HZ < observations.txt > actions.csv
  *
+ * ORT is the folder of a release of ONNX Runtime (https://github.com/microsoft/onnxruntime/releases).
  * A line of the input is a step: 1 if it starts an episode, else 0, and the numbers of its observation. All of them are
  * read before the loop starts. HZ 0 is as fast as possible. A line of the output is a step: how late it started and how
  * long it took, in microseconds, and the numbers of its action. On a robot, replace observations and actions by those of

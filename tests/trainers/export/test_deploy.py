@@ -11,13 +11,13 @@ from types import ModuleType, SimpleNamespace
 
 import gymnasium
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 import recurl
 import tests.envs.masked
 import tests.trainers.sights  # noqa: F401 - both register environments
+from bench_control_loop import build
 from recurl.envs import set_exploration_type
 from recurl.sequences.mode import ExplorationType
 from recurl.trainers import PPOConfig, export_run, load_agent, make_env
@@ -29,7 +29,6 @@ from tests.trainers.small_runs import trained
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_curves", "brief_verification")]
 
 DEPLOY = Path(__file__).parents[3] / "examples" / "deploy"
-HEADER = Path(__file__).parent / "onnxruntime"  # the wheel has the library, and no headers
 ARM = "recurl/MaskedArm-v0"
 compiled = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -37,16 +36,7 @@ compiled = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C 
 @pytest.fixture(scope="module")
 def control_loop(tmp_path_factory):
     """The compiled program, with the library of the Python wheel."""
-    folder = tmp_path_factory.mktemp("deploy")
-    (library,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
-    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
-        (folder / name).symlink_to(library)
-    program = folder / "control_loop"
-    words = ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"]
-    words += ["-o", program, DEPLOY / "control_loop.c", DEPLOY / "policy.c"]
-    words += ["-I", HEADER, "-L", folder, "-lonnxruntime", f"-Wl,-rpath,{folder}"]
-    subprocess.run(words, check=True)
-    return program
+    return build(tmp_path_factory.mktemp("deploy"), flags="-std=c11 -Wall -Wextra -Werror -pedantic")
 
 
 def run(program, path, lines="", hz=0):

@@ -54,7 +54,8 @@ class CompiledPolicy:
         """Choose the action of one step.
 
         Args:
-            observation: an array with the shape of the observation space, or of the only entry that it reads of a ``Dict``.
+            observation: an array with the shape of the observation space, or of the only entry that is read of a
+                ``Dict``.
             state: the state returned by the previous call; None at the start of an episode.
             episode_start: whether to reset the state.
 

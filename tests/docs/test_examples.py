@@ -59,3 +59,11 @@ def test_is_short_and_named(name: str) -> None:
     assert len(EXAMPLES[name].read_text().splitlines()) < 60
     assert f"examples/{name}.py" in (ROOT / "README.md").read_text()
     assert any(f"examples/{name}.py" in page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+
+
+def test_the_deployment_is_named() -> None:
+    assert "`examples/deploy`" in (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "guides" / "deployment.md").read_text()
+    assert all(file.name in page for file in (ROOT / "examples" / "deploy").iterdir() if file.is_file())
+    (command,) = re.findall(r"^ \*     (cc .*)$", (ROOT / "examples/deploy/control_loop.c").read_text(), re.MULTILINE)
+    assert f"\n{command}\n" in page

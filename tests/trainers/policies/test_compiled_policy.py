@@ -21,6 +21,7 @@ RUNS = {
     "box": (A2CConfig, "recurl/MaskedPendulum-v1", {"cell": "gru", "normalize_observations": True}),
     "none": (PPOConfig, "recurl/MaskedCartPole-v1", {"cell": "none"}),
     "sac": (SACConfig, "recurl/MaskedPendulum-v1", {"cell": "lstm"}),
+    "entry": (PPOConfig, "recurl/MaskedArm-v0", {"cell": "gru", "critic_observations": ("privileged",)}),
     "r2d2": (R2D2Config, "recurl/MaskedCartPole-v1", {}),
 }
 
@@ -49,8 +50,9 @@ def test_it_acts_as_predict_does(name, runs):
     for step in range(60):
         start = step % 20 == 19
         expected, state = policy.predict(observation, state, start)
-        action, ours = compiled(observation, ours, start)
-        again, theirs = of_file(observation, theirs, start)
+        array = observation["observation"] if name == "entry" else observation
+        action, ours = compiled(array, ours, start)
+        again, theirs = of_file(array, theirs, start)
         assert np.array_equal(action, again)
         assert type(action) is type(expected)
         assert env.action_space.contains(action)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.keys import IS_INIT, NestedKey, dotted
+from recurl.core.keys import IS_INIT, NestedKey, dotted, path_of
 from recurl.trainers.policies.converter import Converter
 from recurl.trainers.policies.steps import PolicyStep
 
@@ -54,7 +54,8 @@ class CompiledPolicy:
         """Choose the action of one step.
 
         Args:
-            observation: an array with the shape of the observation space, or of the only entry of a ``Dict``.
+            observation: an array with the shape of the observation space, or of the only entry that is read of a
+                ``Dict``.
             state: the state returned by the previous call; None at the start of an episode.
             episode_start: whether to reset the state.
 
@@ -83,8 +84,8 @@ def _checked_shape(converter: Converter, keys: list[NestedKey], states: list[Nes
     """Return the observation shape; raise if the policy reads anything but one Box."""
     observed = [key for key in keys if key != IS_INIT and key not in states]
     space = converter.observation_space
-    while isinstance(space, gym.spaces.Dict) and len(space) == 1:
-        (space,) = space.values()
+    for name in path_of(observed[0]) if len(observed) == 1 else ():
+        space = space[name] if isinstance(space, gym.spaces.Dict) else space
     if len(observed) != 1 or not isinstance(space, gym.spaces.Box):
         raise UnsupportedError(
             f"A compiled policy must read a single Box, but this one reads {observed} of {space}: use predict."

@@ -34,7 +34,7 @@ _Tree = Any  # nested containers of JAX arrays
 
 
 class JaxEnv(EnvBase):
-    """Batched environment around one written in JAX, with the protocol of gymnax or of Brax.
+    """Batched environment around one written in JAX: of gymnax, Craftax, navix, xland-minigrid, Jumanji, Brax, ...
 
     Steps and resets are compiled for all rows at once. Tensors and JAX's arrays share memory (DLPack); on a GPU, the
     streams of torch and JAX wait for each other through events, and the host waits for neither.
@@ -44,11 +44,13 @@ class JaxEnv(EnvBase):
 
     ``terminated`` and ``truncated`` are told apart as well as the environment tells them: by gymnax 1.0's
     ``is_truncated``; in earlier versions and in Craftax, by ``is_terminal`` without the time limit of the parameters;
-    in Brax, by ``info["truncation"]``. Any other end counts as terminated.
+    in Brax, by ``info["truncation"]``; in navix, xland-minigrid and Jumanji, by the step's type or discount. Any other
+    end counts as terminated.
 
     All rows derive their keys from one, which the seed determines: a full reset splits it in two and each step in
     three, of which the first is kept; the others, split into one key per row, go to the step and to the reset. With a
-    ``reset_ratio`` above 1, each step and each preparation of new episodes splits it in two.
+    ``reset_ratio`` above 1, each step and each preparation of new episodes splits it in two. navix, xland-minigrid and
+    Jumanji draw a step from keys in their state.
 
     On a GPU, the programs are compiled such that XLA launches each as few CUDA graphs (see ``compiler_options``): a
     step of a large environment consists of thousands of small kernels, whose launches would take longer than they do.

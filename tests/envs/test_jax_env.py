@@ -668,6 +668,9 @@ def test_wrappers_that_would_be_bypassed_are_refused():
     class GymAutoResetWrapper(Wrapper):
         pass
 
+    class SymbolicNoAutoReset(Counting):  # as Craftax names what doesn't
+        pass
+
     class Team(Jumanji):
         reward_spec = SimpleNamespace(shape=(2,), dtype=float)
 
@@ -675,6 +678,7 @@ def test_wrappers_that_would_be_bypassed_are_refused():
         JaxEnv(Wrapper(Counting()))
     with pytest.raises(ArgumentError, match=r"GymAutoResetWrapper resets itself.* pass the environment inside"):
         JaxEnv(GymAutoResetWrapper(XLand()))
+    assert JaxEnv(SymbolicNoAutoReset()).batch_size == torch.Size([1])
     with pytest.raises(UnsupportedError, match=r"Team has rewards of shape \(2,\)"):
         JaxEnv(Team())
     with pytest.raises(ArgumentError, match="no params"):

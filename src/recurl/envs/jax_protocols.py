@@ -119,7 +119,7 @@ def protocol_of(env: Any, params: Any = None) -> Protocol:
             that its protocol doesn't have.
         UnsupportedError: a space has no tensor equivalent, or the reward is not a number.
     """
-    wrappers = _wrappers(env)
+    *wrappers, _ = _wrappers(env)
     if any("AutoReset" in name for name in wrappers):
         raise _resets_itself(wrappers[0], "pass the environment inside the wrapper")
     if hasattr(env, "step_env") and hasattr(env, "reset_env"):

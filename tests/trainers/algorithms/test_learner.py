@@ -35,7 +35,7 @@ def test_the_remaining_fraction_falls_from_one(learner):
 def test_a_checkpoint_holds_the_parts(learner):
     learner.collect()
     state = learner.state_dict()
-    assert list(state) == ["env_steps", *learner.parts(), "collector"]
+    assert list(state) == ["env_steps", *learner.parts(), "parameters", "collector"]
     assert set(learner.collected) <= set(state)
     assert state["env_steps"] == 64
 

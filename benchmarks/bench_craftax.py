@@ -147,7 +147,7 @@ def peer_program(folder: Path, epochs: int, updates: int) -> Callable[[], float]
     import jax  # noqa: PLC0415 - after recurl has set its memory
 
     sys.path.insert(0, str(folder))
-    if find_spec("wandb") is None:
+    if "wandb" not in sys.modules and find_spec("wandb") is None:
         sys.modules["wandb"] = types.ModuleType("wandb")  # imported by the file, unused with these options
     import ppo_rnn  # noqa: PLC0415 # type: ignore[import-not-found]
 

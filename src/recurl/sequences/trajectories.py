@@ -150,7 +150,8 @@ class Trajectories:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a :meth:`state_dict`; one without step numbers (from version 0.1.0) starts new trajectories."""
         if "traj_steps" in state:
-            self.ids, self._steps = state["traj_ids"].clone(), state["traj_steps"].clone()
+            saved = (state["traj_ids"], state["traj_steps"])
+            self.ids, self._steps = (value.to(device=self._device, copy=True) for value in saved)
         else:
             self.start_new()
 

@@ -205,13 +205,15 @@ def check(options: argparse.Namespace, cell: str) -> None:
     """Compare rollouts, returns and losses of both, in float32 and by turns with learning.
 
     What differs is left out: the order of minibatches, the norm that gradients are clipped to (rsl_rl's is of actor and
-    critic apart), and the divisor of the advantages' variance.
+    critic apart), and the divisor of the advantages' variance. Adam's epsilon is large, as otherwise gradients that are
+    zero but for rounding move weights by a whole learning rate.
     """
     options = argparse.Namespace(**{**vars(options), "envs": 64})
     unclipped = float("inf")
     theirs = Theirs(options, cell, max_grad_norm=unclipped, schedule="fixed")
-    changes = {"learning_rate_schedule": "constant", "max_grad_norm": unclipped, "cuda_graph": False}
+    changes = {"learning_rate_schedule": "constant", "max_grad_norm": unclipped, "cuda_graph": False, "adam_eps": 1e-3}
     mine = ours(options, theirs.checkpoint(), cell, **changes)
+    theirs.ppo.optimizer.param_groups[0]["eps"] = changes["adam_eps"]
     mine.loss.normalize_advantage = False
     worst: dict[str, float] = {}
 
@@ -220,9 +222,9 @@ def check(options: argparse.Namespace, cell: str) -> None:
         error = ((found - wanted).abs() / (1 + wanted.abs())).max().item()
         worst[what] = max(error, worst.get(what, 0.0))
         if not error <= tolerance:
-            sys.exit(f"{cell}: {what} differ by {error:.1e}, more than {tolerance:.0e}.")
+            sys.exit(f"{cell}, update {turn}: {what} differ by {error:.1e}, more than {tolerance:.0e}; before: {worst}")
 
-    for _ in range(3):
+    for turn in range(3):
         batch = mine.collect()
         if not batch["next", "done"].any():
             sys.exit("The rollout has no episode ends.")

@@ -7,10 +7,12 @@ github.com/MichaelTMatthews/Craftax_Baselines; it needs craftax, distrax and orb
 
     python benchmarks/bench_craftax.py speed --peer Craftax_Baselines
 
-``train`` trains one seed with the published settings of PPO on Craftax, and continues a run that was stopped.
+``train`` trains one seed with the published settings of PPO on Craftax, or with the options of ``recurl train`` that
+follow, and continues a run that was stopped; under torchrun, each rank has as many environments.
 ``curves`` appends the returns of such runs, also as a percentage of 226, to results/craftax_curves.csv::
 
     python benchmarks/bench_craftax.py train runs/craftax_0 --seed 0
+    torchrun --nproc-per-node 4 benchmarks/bench_craftax.py train runs/craftax --total-steps 1e9 --minibatches 16
     python benchmarks/bench_craftax.py curves runs/craftax_*
 """
 
@@ -19,15 +21,17 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import statistics
-import subprocess
 import sys
 import time
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +97,9 @@ def main() -> None:
     for each in commands.choices.values():
         each.add_argument("--csv", type=Path)
         each.add_argument("--commit", default=commit(), help="what to write into the column 'commit'")
-    args = parser.parse_args()
+    args, args.options = parser.parse_known_args()
+    if args.options and args.command != "train":
+        parser.error(f"unknown options: {' '.join(args.options)}")
     {"speed": speed, "train": train, "curves": curves}[args.command](args)
 
 
@@ -116,7 +122,11 @@ def speed(args: argparse.Namespace) -> None:
     peer: dict[int, list[float]] = {EPOCHS: [], 0: []}
     with torch_matmul_precision(config.torch_precision), closing(make_algorithm(config)) as learner:
         time_updates(learner, 5, 1)
-        programs = {epochs: peer_program(args.peer, epochs, args.updates) for epochs in peer}
+        with ThreadPoolExecutor() as pool:
+            compiled = pool.map(lambda epochs: peer_program(args.peer, epochs, args.updates), peer)
+            programs = dict(zip(peer, compiled, strict=True))
+        for program in programs.values():  # warm up
+            program()
         for _ in range(args.rounds):
             found = time_updates(learner, 1, args.updates)
             collecting = sum(found.parts.get(part, 0.0) for part in (ACTING, ENVIRONMENT, COLLECTION))
@@ -159,7 +169,6 @@ def peer_program(folder: Path, epochs: int, updates: int) -> Callable[[], float]
         jax.block_until_ready(program(jax.random.PRNGKey(0)))
         return time.perf_counter() - begin
 
-    run()
     return run
 
 
@@ -168,9 +177,16 @@ def train(args: argparse.Namespace) -> None:
     if any(RunFolder(args.folder).checkpoints.glob("*")):
         words = ["--resume", str(args.folder)]
     else:
-        words = f"ppo {OPTIONS} --total-steps {args.total_steps:.0f} --seed {args.seed} --checkpoint-every 250".split()
-        words += ["--eval-episodes", "1", "--eval-max-steps", "100", "--overwrite", "--run-dir", str(args.folder)]
-    sys.exit(subprocess.run([sys.executable, "-m", "recurl", "train", *words], check=False).returncode)
+        own = f"{OPTIONS} --total-steps {args.total_steps:.0f} --seed {args.seed} --checkpoint-every 250 --overwrite "
+        own += f"--eval-episodes 1 --eval-max-steps 100 --run-dir {args.folder}"
+        options: dict[str, list[str]] = {}
+        for word in [*own.split(), *args.options]:
+            if word.startswith("--"):
+                name, options[word] = word, []
+            else:
+                options[name].append(word)
+        words = ["ppo", *chain.from_iterable([name, *values] for name, values in options.items())]
+    os.execv(sys.executable, [sys.executable, "-m", "recurl", "train", *words])
 
 
 def curves(args: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -191,8 +192,8 @@ def gather(value: _T) -> list[_T]:
         return [value]
     found: list[Any] = [None] * world_size()
     with _rank_errors():
-        distributed.all_gather_object(found, value)
-    return found
+        distributed.all_gather_object(found, _packed(value))
+    return list(map(_unpacked, found))
 
 
 def gather_on_first(value: _T) -> list[_T]:
@@ -205,8 +206,8 @@ def gather_on_first(value: _T) -> list[_T]:
         return [value]
     found: list[Any] = [None] * world_size()
     with _rank_errors():
-        distributed.gather_object(value, found if rank() == 0 else None)
-    return found if rank() == 0 else []
+        distributed.gather_object(_packed(value), found if rank() == 0 else None)
+    return list(map(_unpacked, found)) if rank() == 0 else []
 
 
 def on_any_rank(flag: bool) -> bool:
@@ -234,7 +235,18 @@ def broadcast(value: _T) -> _T:
     """
     if world_size() == 1:
         return value
-    found: list[Any] = [value]
+    found: list[Any] = [_packed(value)]
     with _rank_errors():
         distributed.broadcast_object_list(found, 0, device=torch.device("cpu"))
-    return found[0]
+    return _unpacked(found[0])
+
+
+def _packed(value: Any) -> bytes:
+    """Return an object as bytes; not by pickle, which can't load tensors of dtype uint16, uint32, or uint64."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)

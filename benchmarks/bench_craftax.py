@@ -42,6 +42,7 @@ from recurl.cli.sources import read_sources
 from recurl.cli.train import read_run
 from recurl.core.precision import torch_matmul_precision
 from recurl.core.spans import ACTING, COLLECTION, ENVIRONMENT
+from recurl.envs.jax_protocols import import_jax
 from recurl.trainers import RunFolder
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.run.update_times import time_updates
@@ -120,11 +121,15 @@ def speed(args: argparse.Namespace) -> None:
     config = read_run(words, read_sources(words), prog="bench_craftax.py").options
     ours: list[tuple[float, float]] = []
     peer: dict[int, list[float]] = {EPOCHS: [], 0: []}
-    with torch_matmul_precision(config.torch_precision), closing(make_algorithm(config)) as learner:
+    import_jax()
+    with (
+        ThreadPoolExecutor() as pool,
+        torch_matmul_precision(config.torch_precision),
+        closing(make_algorithm(config)) as learner,
+    ):
+        compiled = pool.map(lambda epochs: peer_program(args.peer, epochs, args.updates), peer)
         time_updates(learner, 5, 1)
-        with ThreadPoolExecutor() as pool:
-            compiled = pool.map(lambda epochs: peer_program(args.peer, epochs, args.updates), peer)
-            programs = dict(zip(peer, compiled, strict=True))
+        programs = dict(zip(peer, compiled, strict=True))
         for program in programs.values():  # warm up
             program()
         for _ in range(args.rounds):
@@ -179,13 +184,13 @@ def train(args: argparse.Namespace) -> None:
     else:
         own = f"{OPTIONS} --total-steps {args.total_steps:.0f} --seed {args.seed} --checkpoint-every 250 --overwrite "
         own += f"--eval-episodes 1 --eval-max-steps 100 --run-dir {args.folder}"
-        options: dict[str, list[str]] = {}
+        name, options = "ppo", {"ppo": list[str]()}
         for word in [*own.split(), *args.options]:
             if word.startswith("--"):
                 name, options[word] = word, []
             else:
                 options[name].append(word)
-        words = ["ppo", *chain.from_iterable([name, *values] for name, values in options.items())]
+        words = list(chain.from_iterable([name, *values] for name, values in options.items()))
     os.execv(sys.executable, [sys.executable, "-m", "recurl", "train", *words])
 
 

@@ -222,9 +222,9 @@ def check(options: argparse.Namespace, cell: str) -> None:
         error = ((found - wanted).abs() / (1 + wanted.abs())).max().item()
         worst[what] = max(error, worst.get(what, 0.0))
         if not error <= tolerance:
-            sys.exit(f"{cell}, update {turn}: {what} differ by {error:.1e}, more than {tolerance:.0e}; before: {worst}")
+            sys.exit(f"{cell}: {what} differ by {error:.1e}, more than {tolerance:.0e}; so far: {worst}")
 
-    for turn in range(3):
+    for _ in range(3):
         batch = mine.collect()
         if not batch["next", "done"].any():
             sys.exit("The rollout has no episode ends.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from recurl.core.specs import Categorical, OneHot, TensorSpec
 from recurl.envs.base import EnvBase
 from recurl.envs.device_actions import read_on_device
 from recurl.envs.gym_spaces import ActionReader, ObservationReader, brief, kept_leaves
-from recurl.envs.jax_protocols import graph_options, import_jax, jax_device, protocol_of, value_in
+from recurl.envs.jax_protocols import graph_options, import_jax, jax_device, on_gpu, protocol_of, value_in
 from recurl.envs.tasks.dynamics import check_count, check_state
 from recurl.sequences.entries import Step, like, takes_entries
 from recurl.transforms import makes_memory
@@ -31,6 +31,18 @@ _DTYPES = (
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 )
 _Tree = Any  # nested containers of JAX arrays
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on_its_gpu(method: _Method) -> _Method:
+    """Decorate a method that calls JAX; see :func:`~recurl.envs.jax_protocols.on_gpu`."""
+
+    @wraps(method)
+    def run(self: JaxEnv, *args: Any) -> Any:
+        with on_gpu(self.device):
+            return method(self, *args)
+
+    return cast(_Method, run)
 
 
 class JaxEnv(EnvBase):
@@ -117,7 +129,7 @@ class JaxEnv(EnvBase):
         self._jax_device = jax_device(device)
         self.env = env
         self.params = params
-        with self._jax.default_device(self._jax_device):
+        with on_gpu(device), self._jax.default_device(self._jax_device):
             self._protocol = protocol_of(env, params)
         name = self._protocol.name
         self.readers = (
@@ -140,9 +152,9 @@ class JaxEnv(EnvBase):
         self._prepared: _Tree = None  # new episodes, taken in turn by the rows that finish
         self._age = 0  # steps since they were prepared
         self._ready: tuple[Tensor, list[Any]] | None = None  # the last step's done rows, and its roots
-        with self._jax.default_device(self._jax_device):
+        with on_gpu(device), self._jax.default_device(self._jax_device):
             self._shapes: _Tree = self._check_protocol()
-        options = graph_options(self._jax_device) if compiler_options is None else dict(compiler_options)
+            options = graph_options(self._jax_device) if compiler_options is None else dict(compiler_options)
         jit = partial(self._jax.jit, compiler_options=options)
         self._begin = jit(self._begin_rows, keep_unused=True)  # the second argument is waited for
         self._prepare = jit(self._prepare_rows, keep_unused=True)  # likewise
@@ -312,6 +324,7 @@ class JaxEnv(EnvBase):
 
     @takes_entries
     @makes_memory
+    @_on_its_gpu
     def _reset(self, tensordict: Step | None) -> Step:
         mask = None if tensordict is None else tensordict.get(RESET, None)
         if mask is None:
@@ -328,6 +341,7 @@ class JaxEnv(EnvBase):
 
     @takes_entries
     @makes_memory
+    @_on_its_gpu
     def _step(self, tensordict: Step) -> Step:
         running = self._episodes()
         action = read_on_device(self._protocol.action_space, self.batch_size, tensordict[ACTION])
@@ -390,6 +404,7 @@ class JaxEnv(EnvBase):
         unknown = [(path, leaf.dtype) for path, leaf in leaves if not self._is_key(leaf) and _dtype(leaf) is None]
         return "".join(f"{path} is {dtype}, which torch lacks" for path, dtype in unknown[:1]) or None
 
+    @_on_its_gpu
     def get_state(self) -> dict[str, Any]:
         """Return the state of the running episodes, including the random key, as tensors by their path.
 
@@ -405,6 +420,7 @@ class JaxEnv(EnvBase):
         saved = {"environment": self._protocol.name, "tensors": tensors, "keys": keys}
         return {**saved, "seed": self._seed, "age": self._age}
 
+    @_on_its_gpu
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way.
 

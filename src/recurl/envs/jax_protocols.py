@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -16,7 +17,7 @@ from gymnasium import spaces
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 
-__all__ = ["Protocol", "graph_options", "import_jax", "jax_device", "protocol_of", "value_in"]
+__all__ = ["Protocol", "graph_options", "import_jax", "jax_device", "on_gpu", "protocol_of", "value_in"]
 
 _LIMITS = ("max_steps_in_episode", "max_timesteps")  # names of the time limit in the parameters of gymnax and Craftax
 _BOUNDS = (("low", "high"), ("minimum", "maximum"))  # names of the bounds of a space of numbers
@@ -71,6 +72,16 @@ def import_jax() -> Any:
         ) from error
 
 
+def on_gpu(device: torch.device | None) -> AbstractContextManager[Any]:
+    """Return a context for calls of JAX: JAX leaves its GPU as the thread's current one, which is torch's, too.
+
+    Args:
+        device: JAX's device.
+    """
+    gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.device(device) if gpu else nullcontext()
+
+
 def jax_device(device: torch.device) -> Any:
     """Return JAX's object for a device of torch.
 
@@ -82,7 +93,8 @@ def jax_device(device: torch.device) -> Any:
     if device.type == "cpu":
         return jax.devices("cpu")[0]
     try:
-        found = [one for one in jax.devices("gpu") if one.local_hardware_id == (device.index or 0)]
+        with on_gpu(device):
+            found = [one for one in jax.devices("gpu") if one.local_hardware_id == (device.index or 0)]
     except RuntimeError:  # JAX has no backend for GPUs
         found = []
     if device.type != "cuda" or not found:
@@ -99,7 +111,8 @@ def graph_options(device: Any) -> Mapping[str, Any]:
     jax, known = import_jax(), dict[str, Any]()
     for name, value in _GRAPHS.items() if device.platform == "gpu" else ():
         try:
-            jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(1.0).compile()
+            with jax.default_device(device):
+                jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(1.0).compile()
         except jax.errors.JaxRuntimeError:
             continue
         known[name] = value

@@ -13,7 +13,7 @@ import torch
 
 from recurl.core.errors import ArgumentError
 
-__all__ = ["check_device", "check_memory", "core_count", "cpu_name", "numbered", "total_memory"]
+__all__ = ["check_device", "check_memory", "checked_device", "core_count", "cpu_name", "numbered", "total_memory"]
 
 
 @overload
@@ -44,6 +44,18 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 _CPU_MODEL = Path("/proc/cpuinfo")
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def checked_device(device: torch.device | str | None) -> torch.device:
+    """Return a device of this machine with an explicit index, torch's default device if None; see :func:`check_device`.
+
+    Example:
+        >>> checked_device(None)
+        device(type='cpu')
+    """
+    found = torch.get_default_device() if device is None else device
+    check_device(str(found))
+    return numbered(found)
 
 
 def check_device(device: str) -> None:

@@ -12,14 +12,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from recurl.core.devices import check_device, numbered
+from recurl.core.devices import checked_device
 from recurl.core.errors import ArgumentError, UnsupportedError, UsageError
 from recurl.core.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
 from recurl.core.specs import Categorical, OneHot, TensorSpec
 from recurl.envs.base import EnvBase
 from recurl.envs.device_actions import read_on_device
 from recurl.envs.gym_spaces import ActionReader, ObservationReader, brief, kept_leaves
-from recurl.envs.jax_protocols import graph_options, import_jax, jax_device, on_gpu, protocol_of, value_in
+from recurl.envs.jax_protocols import graph_options, import_jax, jax_default, on_gpu, protocol_of, value_in
 from recurl.envs.tasks.dynamics import check_count, check_state
 from recurl.sequences.entries import Step, like, takes_entries
 from recurl.transforms import makes_memory
@@ -123,13 +123,11 @@ class JaxEnv(EnvBase):
         check_count("reset_ratio", reset_ratio, minimum=1)
         if max_steps is not None:
             check_count("max_steps", max_steps, minimum=1)
-        check_device(str(torch.get_default_device() if device is None else device))
-        device = numbered(torch.get_default_device() if device is None else device)
+        device = checked_device(device)
         self._jax = import_jax()
-        self._jax_device = jax_device(device)
         self.env = env
         self.params = params
-        with on_gpu(device), self._jax.default_device(self._jax_device):
+        with jax_default(device):
             self._protocol = protocol_of(env, params)
         name = self._protocol.name
         self.readers = (
@@ -152,7 +150,7 @@ class JaxEnv(EnvBase):
         self._prepared: _Tree = None  # new episodes, taken in turn by the rows that finish
         self._age = 0  # steps since they were prepared
         self._ready: tuple[Tensor, list[Any]] | None = None  # the last step's done rows, and its roots
-        with on_gpu(device), self._jax.default_device(self._jax_device):
+        with jax_default(device) as self._jax_device:
             self._shapes: _Tree = self._check_protocol()
             options = graph_options(self._jax_device) if compiler_options is None else dict(compiler_options)
         jit = partial(self._jax.jit, compiler_options=options)

@@ -8,11 +8,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from recurl.core.devices import checked_device
 from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.core.importing import how_to_install, load_object
 from recurl.core.messages import nearest
 from recurl.envs.jax_env import JaxEnv
-from recurl.envs.jax_protocols import import_jax
+from recurl.envs.jax_protocols import import_jax, jax_default
 
 __all__ = ["named_jax_env"]
 
@@ -55,22 +56,23 @@ def named_jax_env(
         MissingDependencyError: a package is not installed.
         TypeError: the environment doesn't take the arguments.
     """
-    import_jax()
     text = name.removeprefix(_PREFIX)
     package, slash, given = text.partition("/")
     limit = None
-    if ":" in text:
-        found: Any = load_object("--env", text, "function")(**arguments)
-        env, params = found if isinstance(found, tuple) else (found, None)
-    elif package in _MAKERS and slash and given:
-        if package in _LIMITED and max_steps is not None:
-            arguments["max_steps"] = max_steps
-        env, params, limit = _MAKERS[package](given, arguments)
-    else:
-        raise ArgumentError(
-            f"An environment written in JAX is named jax:PACKAGE/NAME or jax:module:function, got {name!r}."
-            f"{nearest(package, _MAKERS)} Packages are {', '.join(_MAKERS)}."
-        )
+    device = checked_device(device)
+    with jax_default(device):  # packages compute at their import
+        if ":" in text:
+            found: Any = load_object("--env", text, "function")(**arguments)
+            env, params = found if isinstance(found, tuple) else (found, None)
+        elif package in _MAKERS and slash and given:
+            if package in _LIMITED and max_steps is not None:
+                arguments["max_steps"] = max_steps
+            env, params, limit = _MAKERS[package](given, arguments)
+        else:
+            raise ArgumentError(
+                f"An environment written in JAX is named jax:PACKAGE/NAME or jax:module:function, got {name!r}."
+                f"{nearest(package, _MAKERS)} Packages are {', '.join(_MAKERS)}."
+            )
     return JaxEnv(
         env,
         params,

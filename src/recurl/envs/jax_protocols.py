@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 
-__all__ = ["Protocol", "graph_options", "import_jax", "jax_device", "on_gpu", "protocol_of", "value_in"]
+__all__ = ["Protocol", "graph_options", "import_jax", "jax_default", "jax_device", "on_gpu", "protocol_of", "value_in"]
 
 _LIMITS = ("max_steps_in_episode", "max_timesteps")  # names of the time limit in the parameters of gymnax and Craftax
 _BOUNDS = (("low", "high"), ("minimum", "maximum"))  # names of the bounds of a space of numbers
@@ -82,6 +82,15 @@ def on_gpu(device: torch.device | None) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if gpu else nullcontext()
 
 
+@contextmanager
+def jax_default(device: torch.device) -> Generator[Any]:
+    """Make a device JAX's default one and return JAX's object for it; see :func:`jax_device` and :func:`on_gpu`."""
+    with on_gpu(device):
+        found = jax_device(device)
+        with import_jax().default_device(found):
+            yield found
+
+
 def jax_device(device: torch.device) -> Any:
     """Return JAX's object for a device of torch.
 
@@ -107,12 +116,15 @@ def jax_device(device: torch.device) -> Any:
 
 @functools.cache
 def graph_options(device: Any) -> Mapping[str, Any]:
-    """Return the options for compiling into CUDA graphs that this version of XLA knows; none unless on a GPU."""
+    """Return the options for compiling into CUDA graphs that this version of XLA knows; none unless on a GPU.
+
+    Args:
+        device: JAX's default device.
+    """
     jax, known = import_jax(), dict[str, Any]()
     for name, value in _GRAPHS.items() if device.platform == "gpu" else ():
         try:
-            with jax.default_device(device):
-                jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(1.0).compile()
+            jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(1.0).compile()
         except jax.errors.JaxRuntimeError:
             continue
         known[name] = value

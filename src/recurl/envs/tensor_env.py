@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recurl.core.devices import check_device, numbered
+from recurl.core.devices import checked_device
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.core.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
 from recurl.core.seeding import derive_seed
@@ -81,8 +81,7 @@ class TensorEnv(EnvBase):
         if not isinstance(dynamics, Dynamics):  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentTypeError(f"A TensorEnv steps the Dynamics of a task, got {type(dynamics).__name__}.")
         check_count("num_envs", num_envs, minimum=1)
-        check_device(str(torch.get_default_device() if device is None else device))
-        device = numbered(torch.get_default_device() if device is None else device)
+        device = checked_device(device)
         self.readers = (
             ObservationReader(dynamics.observation_space, [num_envs], type(dynamics).__name__, drop_observations),
             ActionReader(dynamics.action_space, [num_envs], categorical_action_encoding),

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.core.arrays import as_tensor
-from recurl.core.devices import check_device, numbered
+from recurl.core.devices import checked_device
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.core.keys import (
     ACTION,
@@ -120,7 +120,7 @@ class VecTensorEnv(EnvBase):
             )
         rows = check_count("num_envs", simulator.num_envs, minimum=1)
         actions = check_count("num_actions", simulator.num_actions, minimum=1)
-        check_device(str(simulator.device))
+        device = checked_device(simulator.device)
         self.simulator = simulator
         self.extras: Mapping[str, Any] = {}
         self._fresh: _Observed | None = None
@@ -139,7 +139,7 @@ class VecTensorEnv(EnvBase):
             observation_spec=spec,
             action_spec=self._action_bounds(actions, action_low, action_high),
             batch_size=[rows],
-            device=numbered(simulator.device),
+            device=device,
         )
         self._read(found)
 

@@ -35,11 +35,11 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _on_its_gpu(method: _Method) -> _Method:
-    """Decorate a method that calls JAX; see :func:`~recurl.envs.jax_protocols.on_gpu`."""
+    """Decorate a method that calls JAX; see :func:`~recurl.envs.jax_protocols.jax_default`."""
 
     @wraps(method)
     def run(self: JaxEnv, *args: Any) -> Any:
-        with on_gpu(self.device):
+        with on_gpu(self.device), self._jax.default_device(self._jax_device):
             return method(self, *args)
 
     return cast(_Method, run)

@@ -56,9 +56,9 @@ POINTS = 50  # rows per curve
 OPTIONS = (
     f"--env jax:craftax/{ENV} --env-kwargs reset_ratio={RATIO} --num-envs {ENVS} --rollout-steps {STEPS} --cell gru "
     f"--hidden-size {WIDTH} --head-width {WIDTH} --head-layers 2 --shared-trunk --no-normalize-observations "
-    f"--no-scale-rewards --gamma 0.999 --gae-lambda 0.8 --entropy-coeff 0.002 --learning-rate 2e-4 --epochs {EPOCHS} "
-    f"--minibatches {MINIBATCHES} --max-grad-norm 1.0 --clip-epsilon 0.2 --clip-value 0.2 --adam-eps 1e-5 "
-    "--device cuda --logger none"
+    "--no-scale-rewards --gamma 0.999 --gae-lambda 0.8 --entropy-coeff 0.002 --entropy-coeff-schedule constant "
+    f"--learning-rate 2e-4 --epochs {EPOCHS} --minibatches {MINIBATCHES} --max-grad-norm 1.0 --clip-epsilon 0.2 "
+    "--clip-value 0.2 --adam-eps 1e-5 --device cuda --logger none"
 )
 PEER = {
     "ENV_NAME": ENV,
@@ -207,10 +207,13 @@ def curves(args: argparse.Namespace) -> None:
             if not found:
                 continue
             mean = statistics.fmean(found)
+            last, steps = updates[end - 1], options["rollout_steps"]
             row = {
                 **about(args),
+                "num_envs": int(last["env_steps"]) // int(last["update"]) // steps,  # of all ranks
+                "rollout_steps": steps,
                 "seed": options["seed"],
-                "env_steps": updates[end - 1]["env_steps"],
+                "env_steps": last["env_steps"],
                 "return": round(mean, 3),
                 "percent": round(mean / LARGEST * 100, 2),
             }

@@ -38,6 +38,7 @@ def collectives():
     parameter = nn.Parameter(torch.full((2,), float(me)))
     average_([parameter])
     whole = torch.tensor([me])
+    unsigned = [torch.tensor([me, 7], dtype=dtype) for dtype in (torch.uint16, torch.uint32, torch.uint64)]
     with pytest.raises(ArgumentError, match=r"got a tensor of torch\.int64"):
         average_([torch.zeros(1), whole])
     assert whole == me
@@ -47,6 +48,7 @@ def collectives():
         "weights": net[0].weight.detach().clone(),
         "gradient": net[0].weight.grad.clone(),
         "gathered": (gather(me), gather_on_first(me), broadcast(me)),
+        "unsigned": [gather(unsigned)[0], *gather_on_first(unsigned)[:1], broadcast(unsigned)],
         "any": (on_any_rank(me == all_of_them - 1), on_any_rank(False)),
     }
 
@@ -60,6 +62,11 @@ def test_collectives(ranks):
     assert torch.equal(second["gradient"], torch.ones(3, 2))
     assert first["gathered"] == ([0, 1, 2], [0, 1, 2], 0)
     assert third["gathered"] == ([0, 1, 2], [], 0)
+    for result, count in (first, 3), (third, 2):
+        assert len(result["unsigned"]) == count
+        for found in result["unsigned"]:
+            assert [value.dtype for value in found] == [torch.uint16, torch.uint32, torch.uint64]
+            assert [value.tolist() for value in found] == [[0, 7]] * 3
     assert [result["any"] for result in (first, second, third)] == [(True, False)] * 3
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,18 +32,6 @@ _DTYPES = (
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 )
 _Tree = Any  # nested containers of JAX arrays
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _on_its_gpu(method: _Method) -> _Method:
-    """Decorate a method that calls JAX; see :func:`~recurl.envs.jax_protocols.jax_default`."""
-
-    @wraps(method)
-    def run(self: JaxEnv, *args: Any) -> Any:
-        with on_gpu(self.device), self._jax.default_device(self._jax_device):
-            return method(self, *args)
-
-    return cast(_Method, run)
 
 
 class JaxEnv(EnvBase):
@@ -320,40 +309,46 @@ class JaxEnv(EnvBase):
 
     # -- steps
 
-    @takes_entries
-    @makes_memory
-    @_on_its_gpu
-    def _reset(self, tensordict: Step | None) -> Step:
-        mask = None if tensordict is None else tensordict.get(RESET, None)
-        if mask is None:
-            key = self._new_key()
-            self._running, observations = self._begin(key, self._to_jax(self._handed))
-            self._age = 0
-        elif self._ready is not None and _is_same(mask, self._ready[0]):
-            observations = self._ready[1]
-        else:
-            rows = self._to_jax(mask.reshape(self.batch_size))
-            self._running, observations = self._restart(self._episodes(), rows)
-        self._ready = None
-        return like(tensordict, self._entries(observations), self.batch_size, self.device)
+    @contextmanager
+    def _on_its_gpu(self) -> Generator[None]:
+        """Run JAX on its device; see :func:`~recurl.envs.jax_protocols.jax_default`."""
+        with on_gpu(self.device), self._jax.default_device(self._jax_device):
+            yield
 
     @takes_entries
     @makes_memory
-    @_on_its_gpu
+    def _reset(self, tensordict: Step | None) -> Step:
+        with self._on_its_gpu():
+            mask = None if tensordict is None else tensordict.get(RESET, None)
+            if mask is None:
+                key = self._new_key()
+                self._running, observations = self._begin(key, self._to_jax(self._handed))
+                self._age = 0
+            elif self._ready is not None and _is_same(mask, self._ready[0]):
+                observations = self._ready[1]
+            else:
+                rows = self._to_jax(mask.reshape(self.batch_size))
+                self._running, observations = self._restart(self._episodes(), rows)
+            self._ready = None
+            return like(tensordict, self._entries(observations), self.batch_size, self.device)
+
+    @takes_entries
+    @makes_memory
     def _step(self, tensordict: Step) -> Step:
-        running = self._episodes()
-        action = read_on_device(self._protocol.action_space, self.batch_size, tensordict[ACTION])
-        action = self._jax.tree.map(self._to_jax, action)
-        if self._reset_ratio > 1 and self._age % self._reset_ratio == 0:
-            changed, self._prepared = self._prepare(running["key"], self._to_jax(self._handed))
-            running = {**running, **changed}
-        self._age += 1
-        self._running, observations, reward, flags, ready = self._advance(running, action, self._prepared)
-        entries: dict[Any, Tensor] = self._entries(observations)
-        terminated, truncated, done = torch.from_dlpack(flags).unbind()
-        self._ready = done, ready
-        entries |= {REWARD: torch.from_dlpack(reward), TERMINATED: terminated, TRUNCATED: truncated, DONE: done}
-        return like(tensordict, entries, self.batch_size, self.device)
+        with self._on_its_gpu():
+            running = self._episodes()
+            action = read_on_device(self._protocol.action_space, self.batch_size, tensordict[ACTION])
+            action = self._jax.tree.map(self._to_jax, action)
+            if self._reset_ratio > 1 and self._age % self._reset_ratio == 0:
+                changed, self._prepared = self._prepare(running["key"], self._to_jax(self._handed))
+                running = {**running, **changed}
+            self._age += 1
+            self._running, observations, reward, flags, ready = self._advance(running, action, self._prepared)
+            entries: dict[Any, Tensor] = self._entries(observations)
+            terminated, truncated, done = torch.from_dlpack(flags).unbind()
+            self._ready = done, ready
+            entries |= {REWARD: torch.from_dlpack(reward), TERMINATED: terminated, TRUNCATED: truncated, DONE: done}
+            return like(tensordict, entries, self.batch_size, self.device)
 
     def _entries(self, observations: list[Any]) -> dict[Any, Tensor]:
         found = zip(self._keys, map(torch.from_dlpack, observations), strict=True)
@@ -402,7 +397,6 @@ class JaxEnv(EnvBase):
         unknown = [(path, leaf.dtype) for path, leaf in leaves if not self._is_key(leaf) and _dtype(leaf) is None]
         return "".join(f"{path} is {dtype}, which torch lacks" for path, dtype in unknown[:1]) or None
 
-    @_on_its_gpu
     def get_state(self) -> dict[str, Any]:
         """Return the state of the running episodes, including the random key, as tensors by their path.
 
@@ -412,13 +406,13 @@ class JaxEnv(EnvBase):
         """
         if self.state_obstacle is not None:
             raise UnsupportedError(f"{self!r} can't save its state: {self.state_obstacle}. Reset it when resuming.")
-        leaves, random = _named(self._jax, self._episodes()), self._jax.random
-        tensors = {path: torch.from_dlpack(self._plain(leaf)).clone() for path, leaf in leaves.items()}
-        keys = {path: str(random.key_impl(leaf)) for path, leaf in leaves.items() if self._is_key(leaf)}
-        saved = {"environment": self._protocol.name, "tensors": tensors, "keys": keys}
-        return {**saved, "seed": self._seed, "age": self._age}
+        with self._on_its_gpu():
+            leaves, random = _named(self._jax, self._episodes()), self._jax.random
+            tensors = {path: torch.from_dlpack(self._plain(leaf)).clone() for path, leaf in leaves.items()}
+            keys = {path: str(random.key_impl(leaf)) for path, leaf in leaves.items() if self._is_key(leaf)}
+            saved = {"environment": self._protocol.name, "tensors": tensors, "keys": keys}
+            return {**saved, "seed": self._seed, "age": self._age}
 
-    @_on_its_gpu
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way.
 
@@ -435,14 +429,17 @@ class JaxEnv(EnvBase):
         for path, leaf in plain.items():
             if state["tensors"][path].dtype != _dtype(leaf):
                 raise ArgumentError(f"{path} must be {_dtype(leaf)}, got {state['tensors'][path].dtype}.")
-        copies = {path: state["tensors"][path].to(self.device, copy=True).contiguous() for path in shapes}
-        arrays = {path: jax.numpy.array(jax.dlpack.from_dlpack(tensor), copy=True) for path, tensor in copies.items()}
-        keys = {path: jax.random.wrap_key_data(arrays[path], impl=impl) for path, impl in state["keys"].items()}
-        leaves = [({**arrays, **keys})[path] for path in shapes]
-        self._running = jax.tree.unflatten(jax.tree.structure(self._shapes), leaves)
-        self._seed, self._ready, self._age = state["seed"], None, state["age"]
-        if self._age % self._reset_ratio:
-            self._prepared = self._prepare(self._running["prepared"], self._to_jax(self._handed))[1]
+        with self._on_its_gpu():
+            copies = {path: state["tensors"][path].to(self.device, copy=True).contiguous() for path in shapes}
+            arrays = {
+                path: jax.numpy.array(jax.dlpack.from_dlpack(tensor), copy=True) for path, tensor in copies.items()
+            }
+            keys = {path: jax.random.wrap_key_data(arrays[path], impl=impl) for path, impl in state["keys"].items()}
+            leaves = [({**arrays, **keys})[path] for path in shapes]
+            self._running = jax.tree.unflatten(jax.tree.structure(self._shapes), leaves)
+            self._seed, self._ready, self._age = state["seed"], None, state["age"]
+            if self._age % self._reset_ratio:
+                self._prepared = self._prepare(self._running["prepared"], self._to_jax(self._handed))[1]
 
     def _plain(self, leaf: Any) -> Any:
         return self._jax.random.key_data(leaf) if self._is_key(leaf) else leaf

@@ -7,10 +7,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from recurl.core.torch_compat import is_functorch_active
-from recurl.recurrence.backend import LayerCall, Support, without_autocast
+from recurl.recurrence.backend import LayerCall, Support, record_run, without_autocast
 from recurl.recurrence.cells import States
+from recurl.recurrence.cells.attention import Keys, Scored, least, score, weighted
+from recurl.recurrence.cells.time import Projection, present_inputs
 from recurl.recurrence.linear import LINEAR, linear_recurrence
-from recurl.sequences.index import Boundaries
+from recurl.sequences.index import Boundaries, readable
 
 
 class Segments:
@@ -37,13 +39,95 @@ class Segments:
         """Return the last inputs at every token, including its own."""
         start, past = self.boundaries.start_index, before.shape[1]
         token = torch.arange(x.shape[0], device=x.device)
-        inputs = [x]
-        for lag in range(1, past + 1):
-            age = token - start  # number of earlier tokens in the segment
-            own = torch.cat([x[:lag], x[:-lag]])
-            stored = before[start, (past - lag + age).clamp(max=past - 1)]
-            inputs.insert(0, torch.where((age >= lag).unsqueeze(-1), own, stored))
-        return torch.stack(inputs, 1)
+        lag = torch.arange(past, -1, -1, device=x.device)
+        age = (token - start).unsqueeze(1)  # number of earlier tokens in the segment
+        own = x[(token.unsqueeze(1) - lag).clamp(min=0)]
+        stored = before[start.unsqueeze(1), (past - lag + age).clamp(max=past - 1)]
+        return torch.where((age >= lag).unsqueeze(-1), own, stored)
+
+    def attend(
+        self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to the last inputs at every token; return the results and the inputs to keep.
+
+        Keys lie in two places, whose scores share a softmax: in the stream, of which a block of M tokens sees itself
+        and the block before, and in the stored windows, which the first M tokens of a segment see.
+        """
+        record_run(self.backend)
+        tokens, past = inputs.shape[0], before.shape[1]
+        start = self.boundaries.start_index
+        in_stream = self._in_stream(query, position, project(inputs[:, :-1]), past)
+        totals = _unblocked(in_stream.scores.logsumexp(-1).transpose(1, 2), tokens)  # [N, heads]
+        first = self._first_of_windows(before)
+        at = first.unsqueeze(1) + torch.arange(past, device=first.device)  # the tokens that see a window, [S, M]
+        own = (at < tokens) & (start[at.clamp(max=tokens - 1)] == first.unsqueeze(1))
+        at = torch.where(own, at, tokens)
+        stored = _stored(_rows(query, at), _rows(position, at), before[first], own, project)
+        more = totals.new_full((tokens + 1, totals.shape[1]), least(totals))
+        more = more.index_copy(0, at.flatten(), stored.scores.logsumexp(-1).transpose(1, 2).flatten(0, 1))
+        totals = torch.logaddexp(totals, more[:-1])
+        result = _unblocked(weighted(in_stream, _blocks(totals, past).transpose(1, 2)), tokens)
+        from_windows = weighted(stored, _rows(totals, at).transpose(1, 2)).flatten(0, 1)
+        added = result.new_zeros(tokens + 1, *result.shape[1:]).index_copy(0, at.flatten(), from_windows)
+        return self._without_lost(result + added[:-1], before), self.window(inputs, before)[:, 1:]
+
+    def _in_stream(self, query: Tensor, position: Tensor, projected: tuple[Tensor, Tensor], past: int) -> Scored:
+        """Return the scores of the keys in the stream, in blocks of ``past`` tokens, ``[N / M, heads, M, 2 M]``."""
+        own = torch.arange(past, device=query.device)
+        distance = own.unsqueeze(1) + past - torch.arange(2 * past, device=query.device)
+        token = torch.arange(query.shape[0], device=query.device)
+        since = _blocks(token - self.boundaries.start_index, past).unsqueeze(-1)  # earlier tokens in the segment
+        allowed = (distance >= 0) & (distance <= past) & (distance <= since)
+        keys, values = (_with_previous(_blocks(value, past)) for value in projected)
+        return score(_blocks(query, past), _blocks(position, past), Keys(keys, values, distance, allowed))
+
+    def _first_of_windows(self, before: Tensor) -> Tensor:
+        """Return the first tokens of the segments whose stored window has inputs, ``[S]``.
+
+        Where tensors can't be read, as in a CUDA graph, these are the first tokens of all rows.
+        """
+        if readable(before):
+            return (self.boundaries.starts & (before[..., -1] > 0).any(1)).nonzero().squeeze(1)
+        return torch.arange(0, before.shape[0], self.boundaries.batch_shape[-1], device=before.device)
+
+    def _without_lost(self, result: Tensor, before: Tensor) -> Tensor:
+        """Make the tokens NaN whose stored window :meth:`_first_of_windows` leaves out."""
+        if readable(before):
+            return result
+        start, steps = self.boundaries.start_index, self.boundaries.batch_shape[-1]
+        token = torch.arange(before.shape[0], device=before.device)
+        lost = (before[..., -1] > 0).any(1)[start] & (start % steps != 0) & (token - start < before.shape[1])
+        return result.masked_fill(lost[:, None, None], torch.nan)
+
+
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """Return consecutive rows in blocks, ``[ceil(N / size), size, ...]``, the last one padded with zeros."""
+    missing = -x.shape[0] % size
+    padded = torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+    return padded.unflatten(0, (-1, size))
+
+
+def _unblocked(x: Tensor, count: int) -> Tensor:
+    return x.flatten(0, 1)[:count]
+
+
+def _with_previous(blocks: Tensor) -> Tensor:
+    """Return each block after the one before it, ``[G, 2 size, ...]``."""
+    return torch.cat([torch.cat([torch.zeros_like(blocks[:1]), blocks[:-1]]), blocks], 1)
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """Return rows by number, zeros for the number N."""
+    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])[at]
+
+
+def _stored(query: Tensor, position: Tensor, windows: Tensor, own: Tensor, project: Projection) -> Scored:
+    """Return the scores of stored windows ``[S, M, H + 1]`` for the M tokens after each, ``[S, heads, M, M]``."""
+    inputs, present = present_inputs(windows)
+    number = torch.arange(windows.shape[1], device=windows.device)
+    distance = number.unsqueeze(1) + windows.shape[1] - number
+    allowed = (distance <= windows.shape[1]) & present.unsqueeze(1) & own.unsqueeze(-1)
+    return score(query, position, Keys(*project(inputs), distance, allowed))
 
 
 def _complex(pairs: Tensor) -> Tensor:

@@ -62,14 +62,16 @@ class Segments:
         at = first.unsqueeze(1) + torch.arange(past, device=first.device)  # the tokens that see a window, [S, M]
         own = (at < tokens) & (start[at.clamp(max=tokens - 1)] == first.unsqueeze(1))
         at = torch.where(own, at, tokens)
-        stored = _stored(_rows(query, at), _rows(position, at), before[first], own, project)
+        windows, present = present_inputs(before[first])
+        allowed = present.unsqueeze(1) & own.unsqueeze(-1)
+        stored = _stored(_rows(query, at), _rows(position, at), project(windows[..., :-1]), allowed)
         more = totals.new_full((tokens + 1, totals.shape[1]), least(totals))
         more = more.index_copy(0, at.flatten(), stored.scores.logsumexp(-1).transpose(1, 2).flatten(0, 1))
         totals = torch.logaddexp(totals, more[:-1])
         result = _unblocked(weighted(in_stream, _blocks(totals, past).transpose(1, 2)), tokens)
         from_windows = weighted(stored, _rows(totals, at).transpose(1, 2)).flatten(0, 1)
         added = result.new_zeros(tokens + 1, *result.shape[1:]).index_copy(0, at.flatten(), from_windows)
-        return self._without_lost(result + added[:-1], before), self.window(inputs, before)[:, 1:]
+        return self._without_lost(result + added[:-1], before), self._kept(inputs, windows, at, own)
 
     def _in_stream(self, query: Tensor, position: Tensor, projected: tuple[Tensor, Tensor], past: int) -> Scored:
         """Return the scores of the keys in the stream, in blocks of ``past`` tokens, ``[N / M, heads, M, 2 M]``."""
@@ -80,6 +82,17 @@ class Segments:
         allowed = (distance >= 0) & (distance <= past) & (distance <= since)
         keys, values = (_with_previous(_blocks(value, past)) for value in projected)
         return score(_blocks(query, past), _blocks(position, past), Keys(keys, values, distance, allowed))
+
+    def _kept(self, inputs: Tensor, windows: Tensor, at: Tensor, own: Tensor) -> Tensor:
+        """Return the last M inputs after every token: those in the stream, a view, and those in stored windows."""
+        tokens, past = inputs.shape[0], windows.shape[1]
+        lag = torch.arange(past - 1, -1, -1, device=inputs.device)
+        since = torch.arange(tokens, device=inputs.device) - self.boundaries.start_index
+        stream = torch.cat([inputs.new_zeros(past - 1, inputs.shape[1]), inputs]).unfold(0, past, 1).transpose(1, 2)
+        kept = torch.where((since.unsqueeze(1) >= lag).unsqueeze(-1), stream, 0)
+        later = torch.cat([windows[:, 1:], torch.zeros_like(windows)], 1).unfold(1, past, 1).transpose(2, 3)
+        later = torch.where(own[..., None, None], later, 0).flatten(0, 1)  # after each token that sees a window
+        return kept.index_add(0, at.clamp(max=tokens - 1).flatten(), later)
 
     def _first_of_windows(self, before: Tensor) -> Tensor:
         """Return the first tokens of the segments whose stored window has inputs, ``[S]``.
@@ -121,13 +134,12 @@ def _rows(x: Tensor, at: Tensor) -> Tensor:
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])[at]
 
 
-def _stored(query: Tensor, position: Tensor, windows: Tensor, own: Tensor, project: Projection) -> Scored:
-    """Return the scores of stored windows ``[S, M, H + 1]`` for the M tokens after each, ``[S, heads, M, M]``."""
-    inputs, present = present_inputs(windows)
-    number = torch.arange(windows.shape[1], device=windows.device)
-    distance = number.unsqueeze(1) + windows.shape[1] - number
-    allowed = (distance <= windows.shape[1]) & present.unsqueeze(1) & own.unsqueeze(-1)
-    return score(query, position, Keys(*project(inputs), distance, allowed))
+def _stored(query: Tensor, position: Tensor, projected: tuple[Tensor, Tensor], allowed: Tensor) -> Scored:
+    """Return the scores of S stored windows for the M tokens after each, ``[S, heads, M, M]``."""
+    past = allowed.shape[1]
+    number = torch.arange(past, device=allowed.device)
+    distance = number.unsqueeze(1) + past - number
+    return score(query, position, Keys(*projected, distance, allowed & (distance <= past)))
 
 
 def _complex(pairs: Tensor) -> Tensor:

@@ -90,10 +90,10 @@ class OneStep:
         self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection
     ) -> tuple[Tensor, Tensor]:
         """Attend to the last inputs; return the result and the inputs to keep."""
-        window = self.window(inputs, before)
-        past, present = present_inputs(window)
+        window, present = present_inputs(self.window(inputs, before))
         distance = torch.arange(window.shape[1] - 1, -1, -1, device=window.device)
-        found = score(query.unsqueeze(1), position.unsqueeze(1), Keys(*project(past), distance, present.unsqueeze(1)))
+        keys = Keys(*project(window[..., :-1]), distance, present.unsqueeze(1))
+        found = score(query.unsqueeze(1), position.unsqueeze(1), keys)
         return weighted(found, found.scores.logsumexp(-1)).squeeze(1), window[:, 1:]
 
 
@@ -101,15 +101,15 @@ ONE_STEP = OneStep()
 
 
 def present_inputs(window: Tensor) -> tuple[Tensor, Tensor]:
-    """Split the inputs of :meth:`Time.attend` ``[*, H + 1]`` into those that are present, else 0, and which these are.
+    """Return inputs of :meth:`Time.attend` ``[*, H + 1]``, zeros where there is none, and where there is one.
 
     Example:
         >>> present_inputs(torch.tensor([[5.0, 0.0], [6.0, 1.0]]))
-        (tensor([[0.],
-                [6.]]), tensor([False,  True]))
+        (tensor([[0., 0.],
+                [6., 1.]]), tensor([False,  True]))
     """
     present = window[..., -1] > 0
-    return torch.where(present.unsqueeze(-1), window[..., :-1], 0), present
+    return torch.where(present.unsqueeze(-1), window, 0), present
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

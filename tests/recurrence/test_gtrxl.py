@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from recurl.core.errors import ArgumentError
 from recurl.modules import GTrXLModule, set_recurrent_mode
-from recurl.recurrence import GTrXLCell, Sizes, load_cell, segments
+from recurl.recurrence import GTrXLCell, load_cell, segments
 
 INPUTS, HIDDEN = 3, 4
 
@@ -82,19 +82,17 @@ def test_what_is_not_finite_reaches_only_those_that_attend_to_it(where: str) -> 
     torch.testing.assert_close(run(module, batch, "reference")[0].isfinite().all(-1)[0], broken)
 
 
-def test_where_tensors_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows are then read at the starts of rows; what would need another is NaN in each layer, not wrong."""
-    module = memory()
-    batch = batch_of(3, 9, 3, starts=0.3)
-    batch["recurrent_state"][:, 1:][batch["is_init"][:, 1:, 0]] = 0
-    wanted = run(module, batch, "loop")[0]
-    monkeypatch.setattr(segments, "readable", lambda value: False)
-    torch.testing.assert_close(run(module, batch, "loop")[0], wanted)
-    flat = batch.reshape(-1)
-    flat["is_init"][:] = False
-    flat = TensorDict({**flat, ("collector", "traj_ids"): torch.tensor([0, 1, 2]).repeat_interleave(9)}, [27])
-    lost = run(module, flat, "loop")[0].isnan().any(-1)
-    assert lost.tolist() == [False] * 9 + 2 * ([True] * 6 + [False] * 3)
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 5), st.integers(0, 99))
+def test_where_tensors_cannot_be_read(rows: int, steps: int, window: int, seed: int) -> None:
+    """The number of stored windows is then that of the tokens."""
+    module = memory(window)
+    torch.manual_seed(seed)
+    batch = batch_of(rows, steps, window, starts=0.3)
+    wanted = run(module, batch, "loop")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "readable", lambda value: False)
+        torch.testing.assert_close(run(module, batch, "loop"), wanted)
 
 
 def test_gradients() -> None:
@@ -112,7 +110,7 @@ def test_gradients() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GTrXLCell(heads=3).parameters(Sizes(4, 8)), "heads must divide hidden_size, got 3 heads for 8 units"),
+        (lambda: GTrXLCell(head_size=0), "head_size must be at least 1, got 0"),
         (lambda: load_cell("gtrxl(window=0)"), "window must be at least 1, got 0"),
         (lambda: GTrXLModule(3, 8, heads=0, in_key="x", out_key="y"), "heads must be at least 1, got 0"),
     ],

@@ -260,7 +260,8 @@ class GTrXLModule(CellModule):
         hidden_size: H, the width of the features.
         num_layers: L.
         window: M, number of past inputs that a layer attends to.
-        heads: number of heads; it must divide H.
+        heads: number of heads.
+        head_size: width of a head; None for H / heads, rounded up.
         feed_forward: hidden units of the feed-forward part, as a multiple of H.
         gate_bias: how far the gates are closed at first.
         **options: further arguments of :class:`CellModule`.
@@ -279,9 +280,10 @@ class GTrXLModule(CellModule):
         *,
         window: int = 64,
         heads: int = 4,
+        head_size: int | None = None,
         feed_forward: int = 4,
         gate_bias: float = 2.0,
         **options: Unpack[CellOptions],
     ) -> None:
-        cell = recurrence.GTrXLCell(window, heads, feed_forward, gate_bias)
+        cell = recurrence.GTrXLCell(window, heads, head_size, feed_forward, gate_bias)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)

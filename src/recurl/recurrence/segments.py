@@ -55,23 +55,21 @@ class Segments:
         """
         record_run(self.backend)
         tokens, past = inputs.shape[0], before.shape[1]
-        start = self.boundaries.start_index
         in_stream = self._in_stream(query, position, project(inputs[:, :-1]), past)
         totals = _unblocked(in_stream.scores.logsumexp(-1).transpose(1, 2), tokens)  # [N, heads]
-        first = self._first_of_windows(before)
-        at = first.unsqueeze(1) + torch.arange(past, device=first.device)  # the tokens that see a window, [S, M]
-        own = (at < tokens) & (start[at.clamp(max=tokens - 1)] == first.unsqueeze(1))
-        at = torch.where(own, at, tokens)
+        first, at, since = self._readers(before)
         windows, present = present_inputs(before[first])
-        allowed = present.unsqueeze(1) & own.unsqueeze(-1)
-        stored = _stored(_rows(query, at), _rows(position, at), project(windows[..., :-1]), allowed)
+        distance = since.unsqueeze(-1) + past - torch.arange(past, device=before.device)
+        allowed = (distance <= past) & present.unsqueeze(1) & (at < tokens).unsqueeze(-1)
+        keys = Keys(*project(windows[..., :-1]), distance, allowed)
+        stored = score(_rows(query, at), _rows(position, at), keys)
         more = totals.new_full((tokens + 1, totals.shape[1]), least(totals))
         more = more.index_copy(0, at.flatten(), stored.scores.logsumexp(-1).transpose(1, 2).flatten(0, 1))
         totals = torch.logaddexp(totals, more[:-1])
         result = _unblocked(weighted(in_stream, _blocks(totals, past).transpose(1, 2)), tokens)
         from_windows = weighted(stored, _rows(totals, at).transpose(1, 2)).flatten(0, 1)
         added = result.new_zeros(tokens + 1, *result.shape[1:]).index_copy(0, at.flatten(), from_windows)
-        return self._without_lost(result + added[:-1], before), self._kept(inputs, windows, at, own)
+        return result + added[:-1], self._kept(inputs, windows, at, since)
 
     def _in_stream(self, query: Tensor, position: Tensor, projected: tuple[Tensor, Tensor], past: int) -> Scored:
         """Return the scores of the keys in the stream, in blocks of ``past`` tokens, ``[N / M, heads, M, 2 M]``."""
@@ -83,34 +81,39 @@ class Segments:
         keys, values = (_with_previous(_blocks(value, past)) for value in projected)
         return score(_blocks(query, past), _blocks(position, past), Keys(keys, values, distance, allowed))
 
-    def _kept(self, inputs: Tensor, windows: Tensor, at: Tensor, own: Tensor) -> Tensor:
+    def _kept(self, inputs: Tensor, windows: Tensor, at: Tensor, since: Tensor) -> Tensor:
         """Return the last M inputs after every token: those in the stream, a view, and those in stored windows."""
         tokens, past = inputs.shape[0], windows.shape[1]
-        lag = torch.arange(past - 1, -1, -1, device=inputs.device)
-        since = torch.arange(tokens, device=inputs.device) - self.boundaries.start_index
+        number = torch.arange(past, device=inputs.device)
+        own = torch.arange(tokens, device=inputs.device) - self.boundaries.start_index >= past - 1 - number.unsqueeze(1)
         stream = torch.cat([inputs.new_zeros(past - 1, inputs.shape[1]), inputs]).unfold(0, past, 1).transpose(1, 2)
-        kept = torch.where((since.unsqueeze(1) >= lag).unsqueeze(-1), stream, 0)
-        later = torch.cat([windows[:, 1:], torch.zeros_like(windows)], 1).unfold(1, past, 1).transpose(2, 3)
-        later = torch.where(own[..., None, None], later, 0).flatten(0, 1)  # after each token that sees a window
-        return kept.index_add(0, at.clamp(max=tokens - 1).flatten(), later)
+        kept = torch.where(own.mT.unsqueeze(-1), stream, 0)
+        still = (since.unsqueeze(-1) + 1 + number).clamp(max=past)  # number in the window, or past it
+        later = torch.cat([windows, torch.zeros_like(windows[:, :1])], 1)
+        later = later[torch.arange(windows.shape[0], device=at.device)[:, None, None], still]
+        later = torch.where((at < tokens)[..., None, None], later, 0)
+        return kept.index_add(0, at.clamp(max=tokens - 1).flatten(), later.flatten(0, 1))
 
-    def _first_of_windows(self, before: Tensor) -> Tensor:
-        """Return the first tokens of the segments whose stored window has inputs, ``[S]``.
+    def _readers(self, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return which tokens see a stored window, in groups that see the same one.
 
-        Where tensors can't be read, as in a CUDA graph, these are the first tokens of all rows.
+        The groups are the first M tokens of each segment that is stored with inputs. Where tensors can't be read, as in
+        a CUDA graph, every token is a group, as their number must not depend on the data.
+
+        Returns:
+            The first token of each group's segment ``[S]``, the tokens of each group ``[S, Q]``, N in the place of
+            those that see nothing, and the number of earlier tokens in their segment.
         """
-        if readable(before):
-            return (self.boundaries.starts & (before[..., -1] > 0).any(1)).nonzero().squeeze(1)
-        return torch.arange(0, before.shape[0], self.boundaries.batch_shape[-1], device=before.device)
-
-    def _without_lost(self, result: Tensor, before: Tensor) -> Tensor:
-        """Make the tokens NaN whose stored window :meth:`_first_of_windows` leaves out."""
-        if readable(before):
-            return result
-        start, steps = self.boundaries.start_index, self.boundaries.batch_shape[-1]
+        start, past = self.boundaries.start_index, before.shape[1]
         token = torch.arange(before.shape[0], device=before.device)
-        lost = (before[..., -1] > 0).any(1)[start] & (start % steps != 0) & (token - start < before.shape[1])
-        return result.masked_fill(lost[:, None, None], torch.nan)
+        if not readable(before):
+            since = token - start
+            return start, torch.where(since < past, token, before.shape[0]).unsqueeze(1), since.unsqueeze(1)
+        first = (self.boundaries.starts & (before[..., -1] > 0).any(1)).nonzero()
+        since = torch.arange(past, device=before.device).expand(first.shape[0], past)
+        at = first + since
+        own = start[at.clamp(max=before.shape[0] - 1)] == first
+        return first.squeeze(1), torch.where(own & (at < before.shape[0]), at, before.shape[0]), since
 
 
 def _blocks(x: Tensor, size: int) -> Tensor:
@@ -132,14 +135,6 @@ def _with_previous(blocks: Tensor) -> Tensor:
 def _rows(x: Tensor, at: Tensor) -> Tensor:
     """Return rows by number, zeros for the number N."""
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])[at]
-
-
-def _stored(query: Tensor, position: Tensor, projected: tuple[Tensor, Tensor], allowed: Tensor) -> Scored:
-    """Return the scores of S stored windows for the M tokens after each, ``[S, heads, M, M]``."""
-    past = allowed.shape[1]
-    number = torch.arange(past, device=allowed.device)
-    distance = number.unsqueeze(1) + past - number
-    return score(query, position, Keys(*projected, distance, allowed & (distance <= past)))
 
 
 def _complex(pairs: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recurl.core.errors import ArgumentError
 from recurl.recurrence.cells.attention import sinusoids
 from recurl.recurrence.cells.blocks import Block, affine, check_numbers, check_sizes, encode, encoder
 from recurl.recurrence.cells.by_hand import States
@@ -37,20 +36,23 @@ class GTrXLCell(Block, name="gtrxl"):
 
     Args:
         window: M.
-        heads: number of heads; it must divide H.
+        heads: number of heads.
+        head_size: width of a head; None for H / heads, rounded up.
         feed_forward: hidden units of f, as a multiple of H.
         gate_bias: initial b.
     """
 
     window: int = 64
     heads: int = 4
+    head_size: int | None = None
     feed_forward: int = 4
     gate_bias: float = 2.0
     decays: ClassVar[bool] = False
     child_name: ClassVar[str] = "gtrxl"
 
     def __post_init__(self) -> None:
-        check_sizes(window=(self.window, 1), heads=(self.heads, 1), feed_forward=(self.feed_forward, 1))
+        check_sizes(window=(self.window, 1), heads=(self.heads, 1), head_size=(self.head_size, 1))
+        check_sizes(feed_forward=(self.feed_forward, 1))
         check_numbers(gate_bias=self.gate_bias)
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
@@ -60,12 +62,11 @@ class GTrXLCell(Block, name="gtrxl"):
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
         """Return the shapes of the parameters of one layer."""
         hidden = sizes.hidden_size
-        if hidden % self.heads:
-            raise ArgumentError(f"heads must divide hidden_size, got {self.heads} heads for {hidden} units.")
+        inner = self.heads * (self.head_size or -(-hidden // self.heads))
         shapes = encoder(sizes)
-        for name in ("query", "key", "value", "position", "out"):
-            shapes |= affine(name, hidden, hidden, bias=False)
-        shapes |= {"bias_content": (hidden,), "bias_position": (hidden,)}
+        for name in ("query", "key", "value", "position"):
+            shapes |= affine(name, inner, hidden, bias=False)
+        shapes |= {"bias_content": (inner,), "bias_position": (inner,)} | affine("out", hidden, inner, bias=False)
         shapes |= affine("up", self.feed_forward * hidden, hidden, sizes.bias)
         shapes |= affine("down", hidden, self.feed_forward * hidden, sizes.bias)
         for name in _GATES:
@@ -122,11 +123,10 @@ class GTrXLCell(Block, name="gtrxl"):
             normed = norm(inputs)
             return split(F.linear(normed, weight_key)), split(F.linear(normed, weight_value))
 
-        size = x.shape[-1] // self.heads
         query = F.linear(norm(x), weight_query)
         distances = split(F.linear(sinusoids(self.window + 1, x.shape[-1], x), weight_position))
         position = torch.einsum("rhd,phd->rhp", split(query + bias_position), distances)
-        scale = size**-0.5
+        scale = (weight_query.shape[0] // self.heads) ** -0.5
         inputs = torch.cat([x, torch.ones_like(x[:, :1])], 1)
         query = split(query + bias_content)
         attended, after = time.attend(scale * query, scale * position, inputs, states[0], project)

@@ -85,7 +85,7 @@ def sinusoids(count: int, width: int, like: Tensor) -> Tensor:
     Example:
         >>> sinusoids(2, 4, torch.zeros(()))
         tensor([[0.0000, 0.0000, 1.0000, 1.0000],
-                [0.8415, 0.0100, 0.5403, 1.0000]])
+                [0.8415, 0.0100, 0.5403, 0.9999]])
     """
     half = (width + 1) // 2
     exponent = torch.arange(half, dtype=like.dtype, device=like.device) / half

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from examples.mingru import MinGRU
 from torch import Tensor
 
-from recurl.recurrence import Cell, MinGRUCell, RGLRUCell, S5Cell, Sizes
+from recurl.recurrence import Cell, GTrXLCell, MinGRUCell, RGLRUCell, S5Cell, Sizes
 
 
 class FastWeights(Cell):
@@ -60,5 +60,6 @@ VARIANTS: dict[str, Cell] = {
     "mingru with a window": MinGRUCell(state_size=4, conv_width=3),
     "rglru with a window": RGLRUCell(state_size=6, heads=2, conv_width=3, feed_forward=0),
     "s5 without norm": S5Cell(state_size=6, norm=False),
+    "gtrxl with a short window": GTrXLCell(window=3, heads=1, feed_forward=1),
 }
 """Built-in cells with non-default options."""

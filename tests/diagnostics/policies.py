@@ -20,6 +20,7 @@ from recurl.modules import (
     CellModule,
     FFMModule,
     GRUModule,
+    GTrXLModule,
     LRUModule,
     LSTMModule,
     MinGRUModule,
@@ -43,6 +44,7 @@ CELLS = {
     "s5": S5Module,
     "rglru": RGLRUModule,
     "ffm": FFMModule,
+    "gtrxl": partial(GTrXLModule, window=4),
 }
 TYPICAL = {"lstm", "own_mingru", "mingru", "lru"}  # with two states, a cell's step in Python, a window, complex numbers
 SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # with the backend to use

@@ -231,10 +231,11 @@ LONG = {"layers": 2, "shape": (6, 40), "hidden": 16}
 def test_float32_error_is_what_rounding_excuses(backend: str, cell: str) -> None:
     """Error against float64 over three cases is at most 2x (features) and 3x (gradients) what rounding allows.
 
-    The cases are combined, since the rounding error of a small gradient in a single case depends on luck.
+    The cases are combined, since the rounding error of a small gradient in a single case depends on luck; more of them
+    where the derivative jumps, as that of a ReLU.
     """
     error, allowed = Counter[str](), Counter[str]()
-    for seed in range(3):
+    for seed in range(12 if cell.startswith("gtrxl") else 3):
         exact, excused = exact_and_allowed(cell=cell, seed=seed, **LONG)
         single = Case(cell, dtype=torch.float32, seed=seed, **LONG)
         for name, value in single.outputs_and_gradients(backend).items():

@@ -18,6 +18,7 @@ from recurl.recurrence import (
     Boundaries,
     Cell,
     FFMCell,
+    GTrXLCell,
     LayerCall,
     LRUCell,
     MinGRUCell,
@@ -159,6 +160,42 @@ def ffm(w: Weights, inputs: np.ndarray) -> np.ndarray:
     return np.stack(features)
 
 
+def gtrxl(w: Weights, inputs: np.ndarray) -> np.ndarray:
+    heads, past, size = 2, 3, HIDDEN // 2
+    frequencies = [10_000 ** (-2 * i / HIDDEN) for i in range(HIDDEN // 2)]
+    distances = [np.array([f(p * r) for f in (np.sin, np.cos) for r in frequencies]) for p in range(past + 1)]
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return layer_norm(x) * w[f"scale_{name}"] + w[f"bias_{name}"]
+
+    def gate(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
+        w_r, w_z, w_g = np.split(w[f"weight_{name}_y"], 3)
+        u_r, u_z = np.split(w[f"weight_{name}_x"], 2)
+        r, z = expit(w_r @ y + u_r @ x), expit(w_z @ y + u_z @ x - w[f"gate_{name}"])
+        return (1 - z) * x + z * np.tanh(w_g @ y + w[f"weight_{name}_reset"] @ (r * x))
+
+    memory, features = [], []
+    for x in inputs:
+        u = w["weight_in"] @ x + w["bias_in"]
+        memory.append(u)
+        query, found = w["weight_query"] @ norm(u, "attention"), []
+        for head in range(heads):
+            of = slice(head * size, (head + 1) * size)
+            scores, values = [], []
+            for distance, m in enumerate(reversed(memory[-past - 1 :])):
+                m = norm(m, "attention")
+                content = (query + w["bias_content"])[of] @ (w["weight_key"] @ m)[of]
+                position = (query + w["bias_position"])[of] @ (w["weight_position"] @ distances[distance])[of]
+                scores.append((content + position) / math.sqrt(size))
+                values.append((w["weight_value"] @ m)[of])
+            weights = np.exp(scores) / np.sum(np.exp(scores))
+            found.append(weights @ np.stack(values))
+        y = gate(u, np.maximum(w["weight_out"] @ np.concatenate(found), 0), "attention")
+        up = np.maximum(w["weight_up"] @ norm(y, "feed_forward") + w["bias_up"], 0)
+        features.append(gate(y, np.maximum(w["weight_down"] @ up + w["bias_down"], 0), "feed_forward"))
+    return np.stack(features)
+
+
 PAPERS: dict[str, tuple[Cell, Callable[[Weights, np.ndarray], np.ndarray]]] = {
     "mingru": (MinGRUCell(state_size=5, conv_width=3), minimal(mingru, 2)),
     "minlstm": (MinLSTMCell(state_size=5, conv_width=3), minimal(minlstm, 3)),
@@ -166,6 +203,7 @@ PAPERS: dict[str, tuple[Cell, Callable[[Weights, np.ndarray], np.ndarray]]] = {
     "s5": (S5Cell(state_size=6), state_space(s5, 2)),
     "rglru": (RGLRUCell(state_size=6, heads=2, conv_width=3), rglru),
     "ffm": (FFMCell(memory_size=3, context_size=2), ffm),
+    "gtrxl": (GTrXLCell(window=3, heads=2), gtrxl),
 }
 
 

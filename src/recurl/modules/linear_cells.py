@@ -1,4 +1,4 @@
-"""Recurrent modules with linear-recurrence cells."""
+"""Recurrent modules whose layers are blocks: linear recurrences, and attention over a window."""
 
 from __future__ import annotations
 
@@ -247,4 +247,43 @@ class FFMModule(CellModule):
         **options: Unpack[CellOptions],
     ) -> None:
         cell = recurrence.FFMCell(memory_size, context_size)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class GTrXLModule(CellModule):
+    """Gated Transformer-XL blocks; each layer is a :class:`recurl.recurrence.GTrXLCell`.
+
+    The state of a layer is its last M inputs, each followed by 1, ``[*B, L, M, H + 1]``.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        window: M, number of past inputs that a layer attends to.
+        heads: number of heads.
+        head_size: width of a head; None for H / heads, rounded up.
+        feed_forward: hidden units of the feed-forward part, as a multiple of H.
+        gate_bias: how far the gates are closed at first.
+        **options: further arguments of :class:`CellModule`.
+
+    Example:
+        >>> gtrxl = GTrXLModule(4, 8, num_layers=2, window=16, heads=2, in_key="observation", out_key="features")
+        >>> gtrxl.make_tensordict_primer().primers["recurrent_state"].shape
+        torch.Size([2, 16, 9])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        window: int = 64,
+        heads: int = 4,
+        head_size: int | None = None,
+        feed_forward: int = 4,
+        gate_bias: float = 2.0,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = recurrence.GTrXLCell(window, heads, head_size, feed_forward, gate_bias)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)

@@ -37,7 +37,7 @@ from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 from recurl.sequences.index import Boundaries, boundaries_of
 
 if TYPE_CHECKING:
-    from recurl.recurrence.cells import FFMCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
+    from recurl.recurrence.cells import FFMCell, GTrXLCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
     from recurl.recurrence.experiment import check_step
     from recurl.recurrence.kernel_backend import KernelBackend
     from recurl.recurrence.linear import linear_recurrence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 lazy_names(
     __name__,
     {
-        ".cells": "FFMCell LRUCell MinGRUCell MinLSTMCell RGLRUCell S5Cell",
+        ".cells": "FFMCell GTrXLCell LRUCell MinGRUCell MinLSTMCell RGLRUCell S5Cell",
         ".experiment": "check_step",
         ".kernel_backend": "KernelBackend",
         ".linear": "linear_recurrence",
@@ -69,6 +69,7 @@ __all__ = [
     "Boundaries",
     "Cell",
     "FFMCell",
+    "GTrXLCell",
     "Inputs",
     "KernelBackend",
     "Kernels",

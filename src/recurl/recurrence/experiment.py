@@ -13,6 +13,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.seeding import derive_seed
 from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.cells import Cell, OneStep, Sizes, States
+from recurl.recurrence.cells.time import Projection
 from recurl.sequences.index import Boundaries
 
 _ROWS = 3
@@ -248,6 +249,14 @@ class _Probe:
         window = torch.cat([self._random_like(before), x.unsqueeze(1)], 1)
         self.states_out.append(window[:, 1:])
         return window
+
+    def attend(
+        self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection
+    ) -> tuple[Tensor, Tensor]:
+        del project
+        self.inputs += [query, position]
+        window = self.window(inputs, before)
+        return _random_magnitudes(query.shape, self.like, self.generator), window[:, 1:]
 
     def _random_like(self, state: Tensor) -> Tensor:
         self.states_in.append(state)

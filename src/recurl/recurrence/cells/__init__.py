@@ -23,6 +23,7 @@ from recurl.recurrence.cells.time import ONE_STEP, OneStep, Time
 
 if TYPE_CHECKING:
     from recurl.recurrence.cells.ffm import FFMCell
+    from recurl.recurrence.cells.gtrxl import GTrXLCell
     from recurl.recurrence.cells.lru import LRUCell
     from recurl.recurrence.cells.minimal import MinGRUCell, MinLSTMCell
     from recurl.recurrence.cells.rglru import RGLRUCell
@@ -32,6 +33,7 @@ lazy_names(
     __name__,
     {
         ".ffm": "FFMCell",
+        ".gtrxl": "GTrXLCell",
         ".lru": "LRUCell",
         ".minimal": "MinGRUCell MinLSTMCell",
         ".rglru": "RGLRUCell",
@@ -47,6 +49,7 @@ __all__ = [
     "Cell",
     "Derivatives",
     "FFMCell",
+    "GTrXLCell",
     "GatedCell",
     "LRUCell",
     "LayerWeights",

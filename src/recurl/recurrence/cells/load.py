@@ -34,6 +34,7 @@ _LAZY: Any = {
     "s5": "s5:S5",
     "rglru": "rglru:RGLRU",
     "ffm": "ffm:FFM",
+    "gtrxl": "gtrxl:GTRXL",
 }
 CELLS = _Cells({"lstm": LSTM, "gru": GRU} | _LAZY)
 """Built-in cells by name, used by configurations, benchmarks and the doctor."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from recurl.recurrence.cells.attention import Keys, score, weighted
+
+Projection: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Keys and values ``[*, heads, D]`` of inputs ``[*, H]``."""
+
 
 class Time(Protocol):
-    """The three operations of a step that access past steps; everything else in a step acts on each token separately.
+    """The operations of a step that access past steps; everything else in a step acts on each token separately.
 
     A :class:`~recurl.recurrence.Cell` whose ``step`` takes ``time`` and accesses its states only through it can be run
     over whole sequences by a single call of ``step``. The R rows are then the tokens of a flat stream, the states
@@ -43,6 +49,22 @@ class Time(Protocol):
         """
         ...
 
+    def attend(
+        self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to the last inputs, the own included; return the result ``[R, heads, D]`` and the M inputs to keep.
+
+        The weights are the softmax of query times key, plus the score of the distance.
+
+        Args:
+            query: ``[R, heads, D]``, scaled.
+            position: scores of the distances 0 (the own input) to M, ``[R, heads, M + 1]``.
+            inputs: ``[R, H + 1]``, of which the last number is 1.
+            before: the M inputs before it, oldest first, ``[R, M, H + 1]``; the last number is 0 where there is none.
+            project: function from inputs ``[*, H]`` to their keys and values, each input by itself.
+        """
+        ...
+
 
 class OneStep:
     """Implementation of :class:`Time` for one step of every row.
@@ -64,8 +86,30 @@ class OneStep:
         """Return the last inputs, including ``x``."""
         return torch.cat([before, x.unsqueeze(1)], 1)
 
+    def attend(
+        self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to the last inputs; return the result and the inputs to keep."""
+        window, present = present_inputs(self.window(inputs, before))
+        distance = torch.arange(window.shape[1] - 1, -1, -1, device=window.device)
+        keys = Keys(*project(window[..., :-1]), distance, present.unsqueeze(1))
+        found = score(query.unsqueeze(1), position.unsqueeze(1), keys)
+        return weighted(found, found.scores.logsumexp(-1)).squeeze(1), window[:, 1:]
+
 
 ONE_STEP = OneStep()
+
+
+def present_inputs(window: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs of :meth:`Time.attend` ``[*, H + 1]``, zeros where there is none, and where there is one.
+
+    Example:
+        >>> present_inputs(torch.tensor([[5.0, 0.0], [6.0, 1.0]]))
+        (tensor([[0., 0.],
+                [6., 1.]]), tensor([False,  True]))
+    """
+    present = window[..., -1] > 0
+    return torch.where(present.unsqueeze(-1), window, 0), present
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

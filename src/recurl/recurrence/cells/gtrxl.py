@@ -1,0 +1,150 @@
+"""GTrXL (gated Transformer-XL) cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recurl.recurrence.cells.attention import sinusoids
+from recurl.recurrence.cells.blocks import Block, affine, check_numbers, check_sizes, encode, encoder
+from recurl.recurrence.cells.by_hand import States
+from recurl.recurrence.cells.cell import Shape, Sizes
+from recurl.recurrence.cells.time import ONE_STEP, Time
+
+_GATES = ("attention", "feed_forward")
+
+
+@dataclass(frozen=True, repr=False)
+class GTrXLCell(Block, name="gtrxl"):
+    """GTrXL cell: a Transformer-XL block with gates, whose memory is a window of its past inputs.
+
+    Source: Parisotto et al., "Stabilizing transformers for reinforcement learning" (2020), with GRU-type gates and
+    identity map reordering; attention with relative positions as in Dai et al., "Transformer-XL" (2019).
+
+    With x the block's input, each token attends to its own input and the M before it in its episode, all layer-normed:
+    y = gate(x, relu(attention(x))), and the features are gate(y, relu(f(norm(y)))), where f has one hidden layer with
+    ReLU. A gate is a GRU whose update starts nearly closed: gate(x, y) = (1 - z) x + z h, z = sigmoid(W y + U x - b).
+
+    The state holds the last M inputs of the block, oldest first, each followed by 1; what lies before the episode is 0,
+    and isn't attended to. So L layers look back L M steps. Gradients reach the past inputs of the same sequence.
+
+    Args:
+        window: M.
+        heads: number of heads.
+        head_size: width of a head; None for H / heads, rounded up.
+        feed_forward: hidden units of f, as a multiple of H.
+        gate_bias: initial b.
+    """
+
+    window: int = 64
+    heads: int = 4
+    head_size: int | None = None
+    feed_forward: int = 4
+    gate_bias: float = 2.0
+    decays: ClassVar[bool] = False
+    child_name: ClassVar[str] = "gtrxl"
+
+    def __post_init__(self) -> None:
+        check_sizes(window=(self.window, 1), heads=(self.heads, 1), head_size=(self.head_size, 1))
+        check_sizes(feed_forward=(self.feed_forward, 1))
+        check_numbers(gate_bias=self.gate_bias)
+
+    def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
+        """Return the shape of each state."""
+        return ((self.window, sizes.hidden_size + 1),)
+
+    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
+        """Return the shapes of the parameters of one layer."""
+        hidden = sizes.hidden_size
+        inner = self.heads * (self.head_size or -(-hidden // self.heads))
+        shapes = encoder(sizes)
+        for name in ("query", "key", "value", "position"):
+            shapes |= affine(name, inner, hidden, bias=False)
+        shapes |= {"bias_content": (inner,), "bias_position": (inner,)} | affine("out", hidden, inner, bias=False)
+        shapes |= affine("up", self.feed_forward * hidden, hidden, sizes.bias)
+        shapes |= affine("down", hidden, self.feed_forward * hidden, sizes.bias)
+        for name in _GATES:
+            shapes |= {f"scale_{name}": (hidden,)} | ({f"bias_{name}": (hidden,)} if sizes.bias else {})
+            shapes |= {f"weight_{name}_y": (3 * hidden, hidden), f"weight_{name}_x": (2 * hidden, hidden)}
+            shapes |= {f"weight_{name}_reset": (hidden, hidden), f"gate_{name}": (hidden,)}
+        return shapes
+
+    def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
+        """Initialize b, and other parameters as :class:`Block` does."""
+        if name.startswith("gate"):
+            nn.init.constant_(parameter, self.gate_bias)
+        else:
+            super().initialize(name, parameter, sizes)
+
+    def step(  # noqa: PLR0913 # pyright: ignore[reportIncompatibleMethodOverride] - the contract: weights by name
+        self,
+        x: Tensor,
+        states: States,
+        weight_query: Tensor,
+        weight_key: Tensor,
+        weight_value: Tensor,
+        weight_position: Tensor,
+        weight_out: Tensor,
+        bias_content: Tensor,
+        bias_position: Tensor,
+        weight_up: Tensor,
+        weight_down: Tensor,
+        scale_attention: Tensor,
+        weight_attention_y: Tensor,
+        weight_attention_x: Tensor,
+        weight_attention_reset: Tensor,
+        gate_attention: Tensor,
+        scale_feed_forward: Tensor,
+        weight_feed_forward_y: Tensor,
+        weight_feed_forward_x: Tensor,
+        weight_feed_forward_reset: Tensor,
+        gate_feed_forward: Tensor,
+        bias_attention: Tensor | None = None,
+        bias_feed_forward: Tensor | None = None,
+        bias_up: Tensor | None = None,
+        bias_down: Tensor | None = None,
+        weight_in: Tensor | None = None,
+        bias_in: Tensor | None = None,
+        *,
+        time: Time = ONE_STEP,
+    ) -> tuple[Tensor, States]:
+        """Return the features and the states after one step."""
+        x = encode(x, weight_in, bias_in)
+        split = partial(torch.unflatten, dim=-1, sizes=(self.heads, -1))
+        norm = partial(F.layer_norm, normalized_shape=x.shape[-1:], weight=scale_attention, bias=bias_attention)
+
+        def project(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            normed = norm(inputs)
+            return split(F.linear(normed, weight_key)), split(F.linear(normed, weight_value))
+
+        query = F.linear(norm(x), weight_query)
+        distances = split(F.linear(sinusoids(self.window + 1, x.shape[-1], x), weight_position))
+        position = torch.einsum("rhd,phd->rhp", split(query + bias_position), distances)
+        scale = (weight_query.shape[0] // self.heads) ** -0.5
+        inputs = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+        query = split(query + bias_content)
+        attended, after = time.attend(scale * query, scale * position, inputs, states[0], project)
+        attended = F.linear(attended.flatten(1), weight_out).relu()
+        y = _gate(x, attended, weight_attention_y, weight_attention_x, weight_attention_reset, gate_attention)
+        hidden = F.layer_norm(y, y.shape[-1:], scale_feed_forward, bias_feed_forward)
+        hidden = F.linear(F.linear(hidden, weight_up, bias_up).relu(), weight_down, bias_down).relu()
+        weights = weight_feed_forward_y, weight_feed_forward_x, weight_feed_forward_reset, gate_feed_forward
+        return _gate(y, hidden, *weights), (after,)
+
+
+def _gate(x: Tensor, y: Tensor, weight_y: Tensor, weight_x: Tensor, weight_reset: Tensor, bias: Tensor) -> Tensor:
+    """Return the GRU-type gate of x, which passes, and y, which is let in."""
+    of_y, of_x = F.linear(y, weight_y), F.linear(x, weight_x)
+    (reset_y, update_y, new_y), (reset_x, update_x) = of_y.chunk(3, -1), of_x.chunk(2, -1)
+    reset, update = (reset_y + reset_x).sigmoid(), (update_y + update_x - bias).sigmoid()
+    new = (new_y + F.linear(reset * x, weight_reset)).tanh()
+    return (1 - update) * x + update * new
+
+
+GTRXL = GTrXLCell()

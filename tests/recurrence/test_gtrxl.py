@@ -1,0 +1,120 @@
+"""Windowed attention over segments: resets, stored windows, and numbers that aren't finite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from recurl.core.errors import ArgumentError
+from recurl.modules import GTrXLModule, set_recurrent_mode
+from recurl.recurrence import GTrXLCell, load_cell, segments
+
+INPUTS, HIDDEN = 3, 4
+
+
+def memory(window: int = 3, **options: object) -> GTrXLModule:
+    torch.manual_seed(0)
+    options = {"num_layers": 2, "heads": 2, "dtype": torch.float64, "recurrent_backend": "loop", **options}
+    return GTrXLModule(INPUTS, HIDDEN, window=window, in_key="x", out_key="y", **options)
+
+
+def batch_of(rows: int, steps: int, window: int, starts: float = 0.2, layers: int = 2) -> TensorDict:
+    """Random inputs, episode starts, and windows in which some inputs are present."""
+    stored = torch.randn(rows, steps, layers, window, HIDDEN + 1, dtype=torch.float64)
+    stored[..., -1] = (torch.rand(rows, steps, layers, window) < 0.6).double()
+    x = torch.randn(rows, steps, INPUTS, dtype=torch.float64)
+    entries = {"x": x, "recurrent_state": stored, "is_init": torch.rand(rows, steps, 1) < starts}
+    return TensorDict(entries, [rows, steps])
+
+
+def run(module: GTrXLModule, batch: TensorDict, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+    module.recurrent_backend = backend
+    with set_recurrent_mode(True):
+        after = module(batch.clone())
+    return after["y"], after["next", "recurrent_state"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 17), st.integers(1, 6), st.sampled_from([0.0, 0.2, 1.0]), st.integers(0, 99))
+def test_sequences_are_the_steps(rows: int, steps: int, window: int, starts: float, seed: int) -> None:
+    module = memory(window)
+    torch.manual_seed(seed)
+    batch = batch_of(rows, steps, window, starts)
+    found, wanted = (run(module, batch, backend) for backend in ("loop", "reference"))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_layers_look_back_over_their_windows() -> None:
+    """Two layers with windows of 3 see 6 steps back, and no further."""
+    module, steps = memory(), 10
+    x = torch.randn(1, steps, INPUTS, dtype=torch.float64, requires_grad=True)
+    with set_recurrent_mode(True):
+        y = module(TensorDict({"x": x, "is_init": torch.zeros(1, steps, dtype=torch.bool)}, [1, steps]))["y"]
+    (gradient,) = torch.autograd.grad(y[0, -1].sum(), x)
+    assert (gradient[0].abs().sum(-1) > 0).tolist() == [False] * 3 + [True] * 7
+
+
+def test_a_reset_forgets() -> None:
+    module = memory()
+    batch = batch_of(1, 8, 3, starts=0.0)
+    batch["is_init"][0, 4], batch["recurrent_state"][0, 4] = True, 0
+    whole, after = run(module, batch, "loop")
+    alone, after_alone = run(module, batch[:, 4:].exclude("recurrent_state"), "loop")
+    torch.testing.assert_close((whole[:, 4:], after[:, 4:]), (alone, after_alone))
+    assert after[0, 4, :, :, -1].sum(-1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("where", ["stream", "stored"])
+def test_what_is_not_finite_reaches_only_those_that_attend_to_it(where: str) -> None:
+    module = memory(num_layers=1)
+    batch = batch_of(1, 12, 3, starts=0.0, layers=1)
+    batch["is_init"][0, 6] = True
+    batch["recurrent_state"][0, 0, 0, :, -1] = 1
+    if where == "stream":
+        batch["x"][0, 4, 1] = torch.inf
+    else:
+        batch["recurrent_state"][0, 0, 0, 1, 0] = torch.nan
+    broken = run(module, batch, "loop")[0].isfinite().all(-1)[0]
+    assert broken.logical_not().nonzero().flatten().tolist() == ([4, 5] if where == "stream" else [0, 1])
+    torch.testing.assert_close(run(module, batch, "reference")[0].isfinite().all(-1)[0], broken)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 5), st.integers(0, 99))
+def test_where_tensors_cannot_be_read(rows: int, steps: int, window: int, seed: int) -> None:
+    """The number of stored windows is then that of the tokens."""
+    module = memory(window)
+    torch.manual_seed(seed)
+    batch = batch_of(rows, steps, window, starts=0.3)
+    wanted = run(module, batch, "loop")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "readable", lambda value: False)
+        torch.testing.assert_close(run(module, batch, "loop"), wanted)
+
+
+def test_gradients() -> None:
+    module = memory()
+    batch = batch_of(2, 7, 3)
+
+    def function(x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        stored = torch.cat([inputs, batch["recurrent_state"][..., -1:]], -1)
+        return run(module, batch.copy().update({"x": x, "recurrent_state": stored}), "loop")[0]
+
+    leaves = batch["x"], batch["recurrent_state"][..., :-1].clone()
+    assert torch.autograd.gradcheck(function, [leaf.requires_grad_() for leaf in leaves])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GTrXLCell(head_size=0), "head_size must be at least 1, got 0"),
+        (lambda: load_cell("gtrxl(window=0)"), "window must be at least 1, got 0"),
+        (lambda: GTrXLModule(3, 8, heads=0, in_key="x", out_key="y"), "heads must be at least 1, got 0"),
+    ],
+)
+def test_options_that_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()

@@ -80,6 +80,23 @@ def test_what_is_not_finite_reaches_only_those_that_attend_to_it(where: str) -> 
     broken = run(module, batch, "loop")[0].isfinite().all(-1)[0]
     assert broken.logical_not().nonzero().flatten().tolist() == ([4, 5] if where == "stream" else [0, 1])
     torch.testing.assert_close(run(module, batch, "reference")[0].isfinite().all(-1)[0], broken)
+    x = batch["x"].requires_grad_()
+    (gradient,) = torch.autograd.grad(run(module, batch, "loop")[0].sum(), x)
+    assert gradient[0, 6:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    """Distances and the softmax are computed in float32."""
+    torch.manual_seed(0)
+    exact = memory(64, num_layers=1, dtype=torch.float32)
+    module = memory(64, num_layers=1, dtype=dtype)
+    module.load_state_dict(exact.state_dict())
+    batch = batch_of(2, 100, 64, layers=1)
+    found = run(module, batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value), "loop")[0]
+    wanted = run(exact, batch.apply(lambda value: value.float() if value.is_floating_point() else value), "loop")[0]
+    error = (found.float() - wanted).abs().max() / wanted.abs().max()
+    assert error < 8 * torch.finfo(dtype).eps
 
 
 @settings(max_examples=20, deadline=None)

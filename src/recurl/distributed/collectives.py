@@ -191,8 +191,9 @@ def gather(value: _T) -> list[_T]:
     if world_size() == 1:
         return [value]
     found: list[Any] = [None] * world_size()
+    packed = _packed(value)
     with _rank_errors():
-        distributed.all_gather_object(found, _packed(value))
+        distributed.all_gather_object(found, packed)
     return list(map(_unpacked, found))
 
 
@@ -205,8 +206,9 @@ def gather_on_first(value: _T) -> list[_T]:
     if world_size() == 1:
         return [value]
     found: list[Any] = [None] * world_size()
+    packed = _packed(value)
     with _rank_errors():
-        distributed.gather_object(_packed(value), found if rank() == 0 else None)
+        distributed.gather_object(packed, found if rank() == 0 else None)
     return list(map(_unpacked, found)) if rank() == 0 else []
 
 
@@ -235,10 +237,10 @@ def broadcast(value: _T) -> _T:
     """
     if world_size() == 1:
         return value
-    found: list[Any] = [_packed(value)]
+    found: list[Any] = [_packed(value) if rank() == 0 else None]
     with _rank_errors():
         distributed.broadcast_object_list(found, 0, device=torch.device("cpu"))
-    return _unpacked(found[0])
+    return value if rank() == 0 else _unpacked(found[0])
 
 
 def _packed(value: Any) -> bytes:

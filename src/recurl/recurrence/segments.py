@@ -65,7 +65,7 @@ class Segments:
         stored = score(_rows(query, at), _rows(position, at), keys)
         more = totals.new_full((tokens + 1, totals.shape[1]), least(totals))
         more = more.index_copy(0, at.flatten(), stored.scores.logsumexp(-1).transpose(1, 2).flatten(0, 1))
-        totals = torch.logaddexp(totals, more[:-1])
+        totals = torch.stack([totals, more[:-1]]).logsumexp(0)
         result = _unblocked(weighted(in_stream, _blocks(totals, past).transpose(1, 2)), tokens)
         from_windows = weighted(stored, _rows(totals, at).transpose(1, 2)).flatten(0, 1)
         added = result.new_zeros(tokens + 1, *result.shape[1:]).index_copy(0, at.flatten(), from_windows)
@@ -82,7 +82,7 @@ class Segments:
         return score(_blocks(query, past), _blocks(position, past), Keys(keys, values, distance, allowed))
 
     def _kept(self, inputs: Tensor, windows: Tensor, at: Tensor, since: Tensor) -> Tensor:
-        """Return the last M inputs after every token: those in the stream, a view, and those in stored windows."""
+        """Return the last M inputs after every token, from the stream and from stored windows, ``[N, M, H + 1]``."""
         tokens, past = inputs.shape[0], windows.shape[1]
         number = torch.arange(past, device=inputs.device)
         own = torch.arange(tokens, device=inputs.device) - self.boundaries.start_index >= past - 1 - number.unsqueeze(1)

@@ -28,9 +28,9 @@ class Scored(NamedTuple):
     """Scores of keys, and what they weigh.
 
     Attributes:
-        scores: ``[G, heads, Q, K]``; hugely negative where a key isn't allowed.
+        scores: ``[G, heads, Q, K]``, at least float32; hugely negative where a key isn't allowed.
         values: ``[G, K, heads, D]``, zero where they aren't finite.
-        tainted: bool ``[G, Q]``: tokens that attend to a key or value that isn't finite.
+        tainted: bool ``[G, Q]``: tokens whose query isn't finite, or that attend to a key or value that isn't.
     """
 
     scores: Tensor
@@ -39,25 +39,26 @@ class Scored(NamedTuple):
 
 
 def score(query: Tensor, position: Tensor, to: Keys) -> Scored:
-    """Return the scores of keys, which keys of other sequences can't make NaN.
+    """Return the scores of keys; what isn't finite reaches only tokens that attend to it, and no gradient of others.
 
     Args:
         query: ``[G, Q, heads, D]``, scaled.
         position: scores of the distances, ``[G, Q, heads, M + 1]``.
         to: the keys.
     """
-    # A key that isn't finite must not reach tokens that don't attend to it, not even with weight 0.
-    broken = ~(to.keys.isfinite() & to.values.isfinite()).flatten(2).all(2)
-    kept = ~broken[..., None, None]
-    keys, values = (torch.where(kept, value, 0) for value in (to.keys, to.values))
-    content = torch.einsum("gqhd,gkhd->ghqk", query, keys)
+    # Products are taken of all pairs in a group, so what isn't finite is taken out: 0 times NaN is NaN.
     groups, tokens = query.shape[:2]
-    distance = to.distance.clamp(0, position.shape[-1] - 1).expand(groups, tokens, keys.shape[1])
+    allowed = to.allowed.expand(groups, tokens, to.keys.shape[1])
+    broken = ~(to.keys.isfinite() & to.values.isfinite()).flatten(2).all(2)
+    tainted = (allowed & broken.unsqueeze(1)).any(-1) | ~query.isfinite().flatten(2).all(2)
+    query, position = (torch.where(tainted[..., None, None], 0, value) for value in (query, position))
+    keys, values = (torch.where(broken[..., None, None], 0, value) for value in (to.keys, to.values))
+    content = torch.einsum("gqhd,gkhd->ghqk", query, keys)
+    distance = to.distance.clamp(0, position.shape[-1] - 1).expand(allowed.shape)
     at = distance.unsqueeze(1).expand(content.shape)
     scores = content + position.transpose(1, 2).gather(-1, at)
-    allowed = to.allowed.expand(groups, tokens, keys.shape[1])
-    scores = scores.masked_fill(~allowed.unsqueeze(1), least(scores))
-    return Scored(scores, values, (allowed & broken.unsqueeze(1)).any(-1))
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return Scored(scores.masked_fill(~allowed.unsqueeze(1), least(scores)), values, tainted)
 
 
 def least(scores: Tensor) -> float:
@@ -72,7 +73,7 @@ def weighted(scored: Scored, total: Tensor) -> Tensor:
         scored: the keys.
         total: logarithm of the sum of all exponentials of a token's scores, ``[G, heads, Q]``.
     """
-    weights = (scored.scores - total.unsqueeze(-1)).exp()
+    weights = (scored.scores - total.unsqueeze(-1)).exp().to(scored.values.dtype)
     result = torch.einsum("ghqk,gkhd->gqhd", weights, scored.values)
     return result.masked_fill(scored.tainted[..., None, None], torch.nan)
 
@@ -87,7 +88,7 @@ def sinusoids(count: int, width: int, like: Tensor) -> Tensor:
         tensor([[0.0000, 0.0000, 1.0000, 1.0000],
                 [0.8415, 0.0100, 0.5403, 0.9999]])
     """
-    half = (width + 1) // 2
-    exponent = torch.arange(half, dtype=like.dtype, device=like.device) / half
-    phase = torch.arange(count, dtype=like.dtype, device=like.device).unsqueeze(1) / 10_000**exponent
-    return torch.cat([phase.sin(), phase.cos()], 1)[:, :width]
+    half, exact = (width + 1) // 2, torch.promote_types(like.dtype, torch.float32)
+    exponent = torch.arange(half, dtype=exact, device=like.device) / half
+    phase = torch.arange(count, dtype=exact, device=like.device).unsqueeze(1) / 10_000**exponent
+    return torch.cat([phase.sin(), phase.cos()], 1)[:, :width].to(like.dtype)

@@ -29,10 +29,12 @@ class GTrXLCell(Block, name="gtrxl"):
 
     With x the block's input, each token attends to its own input and the M before it in its episode, all layer-normed:
     y = gate(x, relu(attention(x))), and the features are gate(y, relu(f(norm(y)))), where f has one hidden layer with
-    ReLU. A gate is a GRU whose update starts nearly closed: gate(x, y) = (1 - z) x + z h, z = sigmoid(W y + U x - b).
+    ReLU. A gate is a GRU whose update starts nearly closed: gate(x, y) = (1 - z) x + z tanh(W_h y + U_h (r x)),
+    z = sigmoid(W_z y + U_z x - b), r = sigmoid(W_r y + U_r x).
 
     The state holds the last M inputs of the block, oldest first, each followed by 1; what lies before the episode is 0,
-    and isn't attended to. So L layers look back L M steps. Gradients reach the past inputs of the same sequence.
+    and isn't attended to. So L layers look back L M steps. Gradients reach the past inputs of the same sequence. The
+    papers cut episodes into segments of which a token sees all, and the M inputs before; here it is always M.
 
     Args:
         window: M.

@@ -39,11 +39,13 @@ class Segments:
         """Return the last inputs at every token, including its own."""
         start, past = self.boundaries.start_index, before.shape[1]
         token = torch.arange(x.shape[0], device=x.device)
-        lag = torch.arange(past, -1, -1, device=x.device)
-        age = (token - start).unsqueeze(1)  # number of earlier tokens in the segment
-        own = x[(token.unsqueeze(1) - lag).clamp(min=0)]
-        stored = before[start.unsqueeze(1), (past - lag + age).clamp(max=past - 1)]
-        return torch.where((age >= lag).unsqueeze(-1), own, stored)
+        inputs = [x]
+        for lag in range(1, past + 1):
+            age = token - start  # number of earlier tokens in the segment
+            own = torch.cat([x[:lag], x[:-lag]])
+            stored = before[start, (past - lag + age).clamp(max=past - 1)]
+            inputs.insert(0, torch.where((age >= lag).unsqueeze(-1), own, stored))
+        return torch.stack(inputs, 1)
 
     def attend(
         self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection

@@ -19,6 +19,7 @@ from recurl.sequences.index import Boundaries
 
 if TYPE_CHECKING:
     from recurl.recurrence.linear.kernels import LinearKernels
+    from recurl.recurrence.matrix.kernels import MatrixKernels
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Support | LinearSupport")
@@ -64,7 +65,7 @@ class Support(NamedTuple):
 
 
 class LinearSupport(NamedTuple):
-    """Requirements of a linear recurrence, like those of a layer in :class:`Support`."""
+    """Requirements of a linear or matrix recurrence, like those of a layer in :class:`Support`."""
 
     device: torch.device
     dtype: torch.dtype
@@ -159,10 +160,11 @@ class Registry(Generic[T, S]):
         argument: what the name is, for error messages.
         subject: what an implementation is called.
         work: what it is asked to run.
+        traced: what ``"auto"`` selects under ``torch.compile``.
     """
 
-    def __init__(self, argument: str, subject: str, work: str) -> None:
-        self._argument, self._subject, self._work = argument, subject, work
+    def __init__(self, argument: str, subject: str, work: str, traced: str = "scan") -> None:
+        self._argument, self._subject, self._work, self._traced = argument, subject, work, traced
         self._backends: dict[str, _Entry[T]] = {}
         self._fast: list[str] = []
         self.version = 0  # incremented whenever the selection may change
@@ -202,7 +204,7 @@ class Registry(Generic[T, S]):
         """
         self.check_name(name)
         if name == "auto":
-            name = ("loop" if is_exporting() else "scan") if support.compiling else self._eager(support)
+            name = ("loop" if is_exporting() else self._traced) if support.compiling else self._eager(support)
         elif name == "fastest":
             name = next((one for one in self._fast if self._is_fit(one, support)), "loop")
         reason = self._refusal(name, support)
@@ -304,6 +306,9 @@ def _unsupported_cell(backend: Backend, cell: Cell) -> str | None:
 BACKENDS = LayerRegistry()
 LINEAR: Registry[LinearKernels, LinearSupport] = Registry(
     "The backend of a linear recurrence", "The backend", "linear recurrence"
+)
+MATRIX: Registry[MatrixKernels, LinearSupport] = Registry(
+    "The backend of a matrix recurrence", "The backend", "matrix recurrence", traced="chunked"
 )
 
 

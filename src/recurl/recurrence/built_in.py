@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.library import Library
 
-from recurl.recurrence.backend import BACKENDS, LINEAR
+from recurl.recurrence.backend import BACKENDS, LINEAR, MATRIX
 from recurl.recurrence.operation import Operation
 from recurl.sequences.index import Boundaries
 
@@ -30,6 +30,11 @@ _LINEAR = {
     "cpu": "cpu.linear:CpuLinear",
     "triton": "cuda.linear.backend:TritonLinear",
     "reference": "linear.loop:ReferenceLinear",
+}
+_MATRIX = {
+    "loop": "matrix.loop:LoopMatrix",
+    "chunked": "matrix.chunked:ChunkedMatrix",
+    "reference": "matrix.loop:ReferenceMatrix",
 }
 LINEAR_OPERATIONS: dict[str, Operation] = {}
 """Operations of the kernels of linear recurrences, by name."""
@@ -58,6 +63,8 @@ for _name, _path in _LINEAR.items():
         _of_kernels = partial(_make, "linear.operator:LayerKernels", _name)
         LINEAR_OPERATIONS[_name] = Operation(_name, _of_kernels, f"linear_{_name}", closed=True)
         BACKENDS.add_linear(_name, partial(_make, "segments:LinearBackend", _name))
+for _name, _path in _MATRIX.items():
+    MATRIX.add(_name, partial(_make, _path), _DEVICES.get(_name), fast=_name in _DEVICES)
 
 
 def _linear_recurrence(a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int, backend: str) -> Tensor:

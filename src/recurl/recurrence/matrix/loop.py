@@ -1,0 +1,69 @@
+"""The step-by-step backends ``loop`` and ``reference``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
+
+
+def advance(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor, delta: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the results ``[B, heads, V]`` and the states ``[B, heads, K, V]`` after one step."""
+    state = decay[..., None, None] * state
+    if delta:
+        value = value - torch.einsum("bhk,bhkv->bhv", key, state)
+    state = state + (rate.unsqueeze(-1) * key).unsqueeze(-1) * value.unsqueeze(-2)
+    return torch.einsum("bhk,bhkv->bhv", query, state), state
+
+
+class ReferenceMatrix(MatrixKernels):
+    """Reference kernels: one token after another, in float64."""
+
+    name = "reference"
+
+    def run(self, inputs: MatrixInputs, after: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the results, and the states at the ends of segments."""
+        query, key, value, log_decay, rate, stored, boundaries, delta = inputs
+        streams = [stream.double().split(1) for stream in (query, key, value, log_decay.exp(), rate)]
+        zero = value.new_zeros(1, *query.shape[1:], value.shape[-1], dtype=torch.float64)
+        results: list[Tensor] = []
+        states: list[Tensor] = []
+        state = zero
+        for n, (starts, ends) in enumerate(zip(boundaries.starts.tolist(), boundaries.ends.tolist(), strict=True)):
+            if starts:
+                state = zero if stored is None else stored[n : n + 1].double()
+            result, state = advance(*(stream[n] for stream in streams), state, delta)
+            results.append(result)
+            states.append(state if ends else zero)
+        return torch.cat(results).to(value.dtype), torch.cat(states).to(COMPUTED[value.dtype]) if after else None
+
+
+class LoopMatrix(MatrixKernels):
+    """Step loop over all segments at once, longest first. Segment lengths are fetched once per batch."""
+
+    name = "loop"
+
+    def run(self, inputs: MatrixInputs, after: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the results, and the states at the ends of segments."""
+        query, key, value, log_decay, rate, stored, boundaries, delta = inputs
+        plan, wide = boundaries.host(), COMPUTED[value.dtype]
+        packed = [part.index_select(0, plan.order).to(wide) for part in (query, key, value, log_decay.exp(), rate)]
+        shape = (plan.starts.shape[0], *query.shape[1:], value.shape[-1])
+        state = value.new_zeros(shape, dtype=wide) if stored is None else stored.index_select(0, plan.starts)
+        results: list[Tensor] = []
+        finished: list[Tensor] = []  # states of segments that have ended, shortest first
+        for step in zip(*(part.split(plan.steps) for part in packed), strict=True):
+            rows = step[0].shape[0]
+            finished.append(state[rows:].flip(0))
+            result, state = advance(*step, state[:rows], delta)
+            results.append(result)
+        order = torch.empty_like(plan.order)
+        order[plan.order] = torch.arange(order.shape[0], device=order.device)
+        result = torch.cat(results).to(value.dtype).index_select(0, order)
+        if not after:
+            return result, None
+        states = torch.cat([*finished, state.flip(0)]).flip(0)
+        return result, states.new_zeros(query.shape[0], *states.shape[1:]).index_copy(0, plan.ends, states)

@@ -1,0 +1,122 @@
+"""``gated_matrix_recurrence``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from recurl.core.errors import ArgumentError
+from recurl.core.torch_compat import is_compiling
+from recurl.recurrence.backend import MATRIX, LinearSupport, record_run
+from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs
+from recurl.sequences.index import Boundaries
+
+__all__ = ["gated_matrix_recurrence"]
+
+
+def gated_matrix_recurrence(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    rate: Tensor,
+    states: Tensor | None,
+    boundaries: Boundaries,
+    recurrent_backend: str = "fastest",
+    *,
+    delta: bool = False,
+    after: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Write values into a matrix of each head, and read it, over the segments of a stream of N tokens.
+
+    The state is ``S = a S + b k v^T``, or with ``delta`` ``S = a (I - b k k^T) S + b k v^T``, which first takes out what
+    the state holds for the key; the result is ``S^T q``. Where a segment starts, the state stored at that token replaces
+    the previous one. It is selected, not blended in, so NaN and infinities of other segments, and of states that aren't
+    read, don't propagate.
+
+    Without ``delta`` this is the recurrence of Mamba-2's SSD (Dao and Gu, "Transformers are SSMs", 2024) and of mLSTM
+    (Beck et al., "xLSTM", 2024), with it that of Yang et al., "Gated delta networks" (2025).
+
+    Args:
+        query: q, ``[*B, heads, K]`` with N rows in all; scaled by the caller.
+        key: k, ``[*B, heads, K]``.
+        value: v, ``[*B, heads, V]``; float32, float64, bfloat16 or float16, like query and key.
+        log_decay: logarithm of a, at most 0, ``[*B, heads]``; float32, or float64 if the values are.
+        rate: b, ``[*B, heads]``, of the same dtype.
+        states: stored states ``[*B, heads, K, V]`` of the same dtype, read only at the first token of each segment;
+            None for zeros.
+        boundaries: the segments of the N tokens.
+        recurrent_backend: ``"reference"``, ``"loop"``, ``"chunked"``, ``"cpu"``, ``"auto"`` (``loop``, or ``chunked``
+            under ``torch.compile``) or ``"fastest"``.
+        delta: whether what the state holds for a key is taken out before the value is written.
+        after: whether states are returned.
+
+    Returns:
+        The results ``[*B, heads, V]``, of the values' dtype; and the states after the last token of each segment, zero
+        at all other tokens, ``[*B, heads, K, V]``, or None.
+
+    Raises:
+        ArgumentError: shapes, dtypes or devices don't match, or there is no such backend.
+        UnsupportedError: the backend can't run this call; the message states the reason.
+
+    Example:
+        >>> import torch
+        >>> boundaries = Boundaries.from_is_init(torch.tensor([True, False, True]))
+        >>> one = torch.ones(3, 1, 1)
+        >>> half = torch.full((3, 1), 0.5)
+        >>> result, after = gated_matrix_recurrence(one, one, one, half.log(), half, None, boundaries)
+        >>> result.flatten().tolist(), after.flatten().tolist()
+        ([0.5, 0.75, 0.5], [0.0, 0.75, 0.5])
+    """
+    batch = value.shape[:-2]
+    given = (query, key, value, log_decay, rate)
+    _check(*given, states, boundaries)
+    kernels = MATRIX.choose(recurrent_backend, LinearSupport(value.device, value.dtype, is_compiling()))
+    tokens, state_shape = boundaries.num_tokens, (value.shape[-2], key.shape[-1], value.shape[-1])
+    if value.numel() == 0 or key.numel() == 0:
+        empty = log_decay.new_zeros(*batch, *state_shape)
+        return value * 0, empty if after else None
+    record_run(kernels.name)
+    streams = [part.reshape(tokens, *part.shape[len(batch) :]) for part in given]
+    stored = None if states is None else states.reshape(tokens, *state_shape)
+    result, final = kernels.run(MatrixInputs(*streams, stored, boundaries, delta), after)
+    return result.reshape(value.shape), None if final is None else final.reshape(*batch, *state_shape)
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, rate: Tensor, states: Tensor | None, at: Boundaries
+) -> None:
+    if value.dtype not in COMPUTED or not query.dtype == key.dtype == value.dtype:
+        served = ", ".join(str(dtype).removeprefix("torch.") for dtype in COMPUTED)
+        raise ArgumentError(
+            f"query, key and value of a matrix recurrence must have the same dtype, one of {served}; got "
+            f"{query.dtype}, {key.dtype} and {value.dtype}. Convert them."
+        )
+    wide = [part for part in (log_decay, rate, states) if part is not None]
+    if any(part.dtype != COMPUTED[value.dtype] for part in wide):
+        raise ArgumentError(
+            f"For values of {value.dtype}, log_decay, rate and states must be {COMPUTED[value.dtype]}; "
+            f"got {', '.join(str(part.dtype) for part in wide)}. Convert them."
+        )
+    batch, heads = value.shape[:-2], value.shape[-2:-1]
+    if value.ndim < 3 or batch.numel() != at.num_tokens:
+        raise ArgumentError(
+            f"value must be [*B, heads, V] with the N={at.num_tokens} tokens of the boundaries; got {list(value.shape)}."
+        )
+    if key.shape[:-1] != (*batch, *heads) or query.shape != key.shape:
+        raise ArgumentError(
+            f"For values of shape {list(value.shape)}, query and key must be {[*batch, *heads, 'K']}; got "
+            f"{list(query.shape)} and {list(key.shape)}."
+        )
+    if not log_decay.shape == rate.shape == value.shape[:-1]:
+        raise ArgumentError(
+            f"log_decay and rate must have one number per token and head, {list(value.shape[:-1])}; got "
+            f"{list(log_decay.shape)} and {list(rate.shape)}."
+        )
+    expected = (*key.shape, value.shape[-1])
+    if states is not None and states.shape != expected:
+        raise ArgumentError(f"states must be [*B, heads, K, V], {list(expected)}; got {list(states.shape)}.")
+    devices = {part.device for part in (query, key, value, *wide)} | {at.device}
+    if len(devices) > 1:
+        raise ArgumentError(
+            f"All inputs and the boundaries must be on one device; got {', '.join(sorted(map(str, devices)))}."
+        )

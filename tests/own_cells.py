@@ -7,7 +7,17 @@ import torch.nn.functional as F
 from examples.mingru import MinGRU
 from torch import Tensor
 
-from recurl.recurrence import Cell, GTrXLCell, MinGRUCell, RGLRUCell, S5Cell, Sizes
+from recurl.recurrence import (
+    Cell,
+    GatedDeltaNetCell,
+    GTrXLCell,
+    Mamba2Cell,
+    MinGRUCell,
+    MLSTMCell,
+    RGLRUCell,
+    S5Cell,
+    Sizes,
+)
 
 
 class FastWeights(Cell):
@@ -61,5 +71,8 @@ VARIANTS: dict[str, Cell] = {
     "rglru with a window": RGLRUCell(state_size=6, heads=2, conv_width=3, feed_forward=0),
     "s5 without norm": S5Cell(state_size=6, norm=False),
     "gtrxl with a short window": GTrXLCell(window=3, heads=1, feed_forward=1),
+    "small mlstm": MLSTMCell(heads=2, expand=1, conv_width=0),
+    "small mamba2": Mamba2Cell(heads=2, state_size=3, expand=1, conv_width=2),
+    "small gated_deltanet": GatedDeltaNetCell(heads=2, key_size=3, value_size=2, conv_width=0, feed_forward=0),
 }
 """Built-in cells with non-default options."""

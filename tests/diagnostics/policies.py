@@ -19,12 +19,15 @@ from recurl.modules import (
     Categorical,
     CellModule,
     FFMModule,
+    GatedDeltaNetModule,
     GRUModule,
     GTrXLModule,
     LRUModule,
     LSTMModule,
+    Mamba2Module,
     MinGRUModule,
     MinLSTMModule,
+    MLSTMModule,
     ProbabilisticActor,
     RGLRUModule,
     S5Module,
@@ -45,6 +48,9 @@ CELLS = {
     "rglru": RGLRUModule,
     "ffm": FFMModule,
     "gtrxl": partial(GTrXLModule, window=4),
+    "mlstm": MLSTMModule,
+    "mamba2": partial(Mamba2Module, state_size=4),
+    "gated_deltanet": GatedDeltaNetModule,
 }
 TYPICAL = {"lstm", "own_mingru", "mingru", "lru"}  # with two states, a cell's step in Python, a window, complex numbers
 SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # with the backend to use

@@ -24,7 +24,7 @@ def test_versions_and_backends() -> None:
         assert seen[name] == "yes"
     for name in ("scan", "cpu", "triton"):
         assert seen[name] == "yes" or seen[name].startswith(("no: ", "lstm, gru: no, "))
-    linear = "mingru, minlstm, lru, s5, rglru, ffm, gtrxl"
+    linear = "mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet"
     assert seen["auto"].startswith("lstm, gru: pad; under torch.compile ")
     assert f"; {linear}: loop; under torch.compile " in seen["auto"]
     assert f"; {linear}: no, it has kernels for lstm and gru only" in seen["pad"]
@@ -62,7 +62,7 @@ def test_reasons_are_the_registry_s() -> None:
         BACKENDS._backends = before
     assert seen["broken"].startswith("no: ")
     assert "pip install it" in seen["broken"]
-    assert seen["picky"].startswith("lstm, mingru, minlstm, lru, s5, rglru, ffm, gtrxl: yes; gru: no, ")
+    assert seen["picky"].startswith("lstm, mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet: yes; gru: no, ")
     assert "it has three gates" in seen["picky"]
 
 

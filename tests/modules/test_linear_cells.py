@@ -11,11 +11,14 @@ from recurl.envs import GymEnv, TransformedEnv
 from recurl.modules import (
     CellModule,
     FFMModule,
+    GatedDeltaNetModule,
     GRUModule,
     GTrXLModule,
     LRUModule,
+    Mamba2Module,
     MinGRUModule,
     MinLSTMModule,
+    MLSTMModule,
     RGLRUModule,
     S5Module,
     get_env_transforms_from_module,
@@ -31,6 +34,9 @@ MODULES = {
     "rglru": RGLRUModule,
     "ffm": FFMModule,
     "gtrxl": GTrXLModule,
+    "mlstm": MLSTMModule,
+    "mamba2": Mamba2Module,
+    "gated_deltanet": GatedDeltaNetModule,
 }
 KEYS = {"in_key": "observation", "out_key": "features"}
 

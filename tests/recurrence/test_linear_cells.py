@@ -18,11 +18,14 @@ from recurl.recurrence import (
     Boundaries,
     Cell,
     FFMCell,
+    GatedDeltaNetCell,
     GTrXLCell,
     LayerCall,
     LRUCell,
+    Mamba2Cell,
     MinGRUCell,
     MinLSTMCell,
+    MLSTMCell,
     RGLRUCell,
     S5Cell,
     Sizes,
@@ -196,6 +199,88 @@ def gtrxl(w: Weights, inputs: np.ndarray) -> np.ndarray:
     return np.stack(features)
 
 
+def silu(x: np.ndarray) -> np.ndarray:
+    return x * expit(x)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x)
+
+
+def of_head(x: np.ndarray, head: int, heads: int = 2) -> np.ndarray:
+    return np.split(x, heads)[head]
+
+
+def gated_deltanet(w: Weights, inputs: np.ndarray) -> np.ndarray:
+    heads, key, value = 2, 3, 2
+    memory = np.zeros((heads, value, key))  # as in the paper, values by keys
+    window, features = [np.zeros(heads * (2 * key + value))] * 2, []
+    for x in inputs:
+        x = w["weight_in"] @ x + w["bias_in"]
+        u = rms(x, w["scale_norm"])
+        inner, z = np.split(w["weight_branches"] @ u, [heads * (2 * key + value)])
+        window.append(inner)
+        q, k, v = np.split(silu(convolved(w, window)), [heads * key, 2 * heads * key])
+        b, d = np.split(w["weight_gates"] @ u, 2)
+        a, b = np.exp(-np.exp(w["decay"]) * np.log1p(np.exp(d + w["step_offset"]))), expit(b)
+        read = []
+        for n in range(heads):
+            kn, qn = unit(of_head(k, n)), unit(of_head(q, n))
+            memory[n] = a[n] * memory[n] @ (np.eye(key) - b[n] * np.outer(kn, kn)) + b[n] * np.outer(of_head(v, n), kn)
+            read.append(rms(memory[n] @ qn / math.sqrt(key), w["scale_heads"]))
+        x = x + w["weight_out"] @ (np.concatenate(read) * silu(z)) + w["bias_out"]
+        gate, up = np.split(w["weight_up"] @ rms(x, w["scale_up"]) + w["bias_up"], 2)
+        features.append(x + w["weight_down"] @ (silu(gate) * up) + w["bias_down"])
+    return np.stack(features)
+
+
+def mamba2(w: Weights, inputs: np.ndarray) -> np.ndarray:
+    heads, size = 2, 3
+    width = 2 * HIDDEN
+    memory = np.zeros((heads, width // heads, size))
+    window, features = [np.zeros(width + 2 * size)] * 2, []
+    for u in inputs:
+        u = w["weight_in"] @ u + w["bias_in"]
+        z, inner, d = np.split(w["weight_branches"] @ rms(u, w["scale_norm"]), [width, 2 * width + 2 * size])
+        window.append(inner)
+        x, b, c = np.split(silu(convolved(w, window)), [width, width + size])
+        d = np.log1p(np.exp(d + w["step_offset"]))
+        read = []
+        for n in range(heads):
+            xn = of_head(x, n)
+            memory[n] = np.exp(-np.exp(w["decay"][n]) * d[n]) * memory[n] + d[n] * np.outer(xn, b)
+            read.append(memory[n] @ c + w["skip"][n] * xn)
+        features.append(u + w["weight_out"] @ rms(np.concatenate(read) * silu(z), w["scale_out"]) + w["bias_out"])
+    return np.stack(features)
+
+
+def mlstm(w: Weights, inputs: np.ndarray) -> np.ndarray:
+    """The paper's equations without stabilization."""
+    heads, size = 2, HIDDEN
+    memory, normalizer = np.zeros((heads, size, size)), np.zeros((heads, size))
+    window, features = [np.zeros(heads * size)] * 2, []
+    for x in inputs:
+        x = w["weight_in"] @ x + w["bias_in"]
+        inner, z = np.split(w["weight_branches"] @ (layer_norm(x) * w["scale_norm"]) + w["bias_branches"], 2)
+        window.append(inner)
+        mixed = silu(convolved(w, window))
+        q, k, v = (
+            np.concatenate([w[f"weight_{name}"][n] @ of_head(part, n) for n in range(heads)])
+            for name, part in (("query", mixed), ("key", mixed), ("value", inner))
+        )
+        enter, forget = np.split(w["weight_gates"] @ np.concatenate([q, k, v]), 2)
+        enter, forget = np.exp(enter + w["gates_input"]), expit(forget + w["gates_forget"])
+        read = []
+        for n in range(heads):
+            kn, qn, vn = of_head(k, n) / math.sqrt(size), of_head(q, n), of_head(v, n)
+            memory[n] = forget[n] * memory[n] + enter[n] * np.outer(vn, kn)
+            normalizer[n] = forget[n] * normalizer[n] + enter[n] * kn
+            read.append(layer_norm(memory[n] @ qn / max(abs(normalizer[n] @ qn), 1)))
+        read = np.concatenate(read) * w["scale_heads"] + w["skip"] * mixed
+        features.append(x + w["weight_out"] @ (read * silu(z)) + w["bias_out"])
+    return np.stack(features)
+
+
 PAPERS: dict[str, tuple[Cell, Callable[[Weights, np.ndarray], np.ndarray]]] = {
     "mingru": (MinGRUCell(state_size=5, conv_width=3), minimal(mingru, 2)),
     "minlstm": (MinLSTMCell(state_size=5, conv_width=3), minimal(minlstm, 3)),
@@ -204,6 +289,9 @@ PAPERS: dict[str, tuple[Cell, Callable[[Weights, np.ndarray], np.ndarray]]] = {
     "rglru": (RGLRUCell(state_size=6, heads=2, conv_width=3), rglru),
     "ffm": (FFMCell(memory_size=3, context_size=2), ffm),
     "gtrxl": (GTrXLCell(window=3, heads=2), gtrxl),
+    "mlstm": (MLSTMCell(heads=2, conv_width=3), mlstm),
+    "mamba2": (Mamba2Cell(heads=2, state_size=3, conv_width=3), mamba2),
+    "gated_deltanet": (GatedDeltaNetCell(heads=2, key_size=3, value_size=2, conv_width=3), gated_deltanet),
 }
 
 
@@ -333,6 +421,9 @@ def test_saturated_gates_of_minlstm_stay_finite() -> None:
         (lambda: LRUCell(max_phase=0.0), ArgumentError, "max_phase must be positive and finite, got 0"),
         (lambda: LRUCell(max_phase=math.nan), ArgumentError, "max_phase must be positive and finite, got nan"),
         (lambda: RGLRUCell(heads=3).parameters(SIZES), ArgumentError, "heads must divide the state's width, 4; got 3"),
+        (lambda: GatedDeltaNetCell(heads=0), ArgumentError, "heads must be at least 1, got 0"),
+        (lambda: Mamba2Cell(state_size=0), ArgumentError, "state_size must be at least 1, got 0"),
+        (lambda: MLSTMCell(conv_width=1), ArgumentError, "conv_width must be 0, for none, or at least 2"),
         (lambda: FFMCell(context_size=0), ArgumentError, "context_size must be at least 1, got 0"),
     ],
 )

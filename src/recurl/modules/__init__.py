@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from recurl.modules.linear_cells import (
         CellOptions,
         FFMModule,
+        GatedDeltaNetModule,
         GTrXLModule,
         LRUModule,
+        Mamba2Module,
         MinGRUModule,
         MinLSTMModule,
+        MLSTMModule,
         RGLRUModule,
         S5Module,
     )
@@ -62,7 +65,10 @@ lazy_names(
         ".exploration": "AdditiveGaussianModule EGreedyModule",
         ".images": "ImageEncoder ImageScale",
         ".joint": "ActionDistribution ActionPart IndependentCategorical IndependentNormal action_parts",
-        ".linear_cells": "CellOptions FFMModule GTrXLModule LRUModule MinGRUModule MinLSTMModule RGLRUModule S5Module",
+        ".linear_cells": (
+            "CellOptions FFMModule GTrXLModule GatedDeltaNetModule LRUModule MLSTMModule Mamba2Module MinGRUModule "
+            "MinLSTMModule RGLRUModule S5Module"
+        ),
         ".lstm_gru": "GRUModule LSTMModule",
         ".networks": "MLP LearnedScale",
         ".normalization": "ObservationNorm RewardScaler",
@@ -93,6 +99,7 @@ __all__ = [
     "GRUCell",
     "GRUModule",
     "GTrXLModule",
+    "GatedDeltaNetModule",
     "ImageEncoder",
     "ImageScale",
     "IndependentCategorical",
@@ -101,6 +108,8 @@ __all__ = [
     "LSTMCell",
     "LSTMModule",
     "LearnedScale",
+    "MLSTMModule",
+    "Mamba2Module",
     "MaskedCategorical",
     "MaskedOneHotCategorical",
     "MinGRUModule",

@@ -1,4 +1,4 @@
-"""Recurrent modules whose layers are blocks: linear recurrences, and attention over a window."""
+"""Recurrent modules whose layers are blocks: linear recurrences, matrix memories, attention over a window."""
 
 from __future__ import annotations
 
@@ -286,4 +286,121 @@ class GTrXLModule(CellModule):
         **options: Unpack[CellOptions],
     ) -> None:
         cell = recurrence.GTrXLCell(window, heads, head_size, feed_forward, gate_bias)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class MLSTMModule(CellModule):
+    """mLSTM blocks; each layer is a :class:`recurl.recurrence.MLSTMCell`.
+
+    States are h, a matrix for each head, ``[*B, L, heads, D, D]``, n ``[*B, L, heads, D]``, m ``[*B, L, heads]`` and,
+    with a convolution, its window ``[*B, L, W - 1, heads * D]``. Passes over sequences return h after the last steps of
+    segments only, and zeros elsewhere.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        heads: number of heads.
+        expand: heads times D as a multiple of H.
+        conv_width: W, kernel width of the convolution; 0 for none.
+        **options: further arguments of :class:`CellModule`.
+
+    Example:
+        >>> mlstm = MLSTMModule(4, 8, in_key="observation", out_key="features")
+        >>> mlstm.make_tensordict_primer().primers["recurrent_state_h"].shape
+        torch.Size([1, 4, 4, 4])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        heads: int = 4,
+        expand: int = 2,
+        conv_width: int = 4,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = recurrence.MLSTMCell(heads, expand, conv_width)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class Mamba2Module(CellModule):
+    """Mamba-2 blocks; each layer is a :class:`recurl.recurrence.Mamba2Cell`.
+
+    States are h, a matrix for each head, ``[*B, L, heads, N, D]``, and, with a convolution, its window
+    ``[*B, L, W - 1, heads * D + 2 N]``. Passes over sequences return h after the last steps of segments only, and zeros
+    elsewhere.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        heads: number of heads.
+        state_size: N.
+        expand: heads times D as a multiple of H.
+        conv_width: W, kernel width of the convolution; 0 for none.
+        **options: further arguments of :class:`CellModule`.
+
+    Example:
+        >>> mamba = Mamba2Module(4, 8, state_size=16, in_key="observation", out_key="features")
+        >>> mamba.make_tensordict_primer().primers["recurrent_state_h"].shape
+        torch.Size([1, 4, 16, 4])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        heads: int = 4,
+        state_size: int = 64,
+        expand: int = 2,
+        conv_width: int = 4,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = recurrence.Mamba2Cell(heads, state_size, expand, conv_width)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class GatedDeltaNetModule(CellModule):
+    """Gated DeltaNet blocks; each layer is a :class:`recurl.recurrence.GatedDeltaNetCell`.
+
+    States are h, a matrix for each head, ``[*B, L, heads, K, V]``, and, with a convolution, its window
+    ``[*B, L, W - 1, heads * (2 K + V)]``. Passes over sequences return h after the last steps of segments only, and
+    zeros elsewhere.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        heads: number of heads.
+        key_size: K; None for H / heads, rounded up.
+        value_size: V; None for K.
+        conv_width: W, kernel width of the convolution; 0 for none.
+        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+        **options: further arguments of :class:`CellModule`.
+
+    Example:
+        >>> delta = GatedDeltaNetModule(4, 8, heads=2, in_key="observation", out_key="features")
+        >>> delta.make_tensordict_primer().primers["recurrent_state_h"].shape
+        torch.Size([1, 2, 4, 4])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        heads: int = 4,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        conv_width: int = 4,
+        feed_forward: int = 3,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = recurrence.GatedDeltaNetCell(heads, key_size, value_size, conv_width, feed_forward)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)

@@ -37,10 +37,22 @@ from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 from recurl.sequences.index import Boundaries, boundaries_of
 
 if TYPE_CHECKING:
-    from recurl.recurrence.cells import FFMCell, GTrXLCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
+    from recurl.recurrence.cells import (
+        FFMCell,
+        GatedDeltaNetCell,
+        GTrXLCell,
+        LRUCell,
+        Mamba2Cell,
+        MinGRUCell,
+        MinLSTMCell,
+        MLSTMCell,
+        RGLRUCell,
+        S5Cell,
+    )
     from recurl.recurrence.experiment import check_step
     from recurl.recurrence.kernel_backend import KernelBackend
     from recurl.recurrence.linear import linear_recurrence
+    from recurl.recurrence.matrix import gated_matrix_recurrence
     from recurl.recurrence.pad import PadBackend
     from recurl.recurrence.reference import ReferenceBackend
     from recurl.recurrence.scan import ScanBackend
@@ -48,10 +60,13 @@ if TYPE_CHECKING:
 lazy_names(
     __name__,
     {
-        ".cells": "FFMCell GTrXLCell LRUCell MinGRUCell MinLSTMCell RGLRUCell S5Cell",
+        ".cells": (
+            "FFMCell GTrXLCell GatedDeltaNetCell LRUCell MLSTMCell Mamba2Cell MinGRUCell MinLSTMCell RGLRUCell S5Cell"
+        ),
         ".experiment": "check_step",
         ".kernel_backend": "KernelBackend",
         ".linear": "linear_recurrence",
+        ".matrix": "gated_matrix_recurrence",
         ".pad": "PadBackend",
         ".reference": "ReferenceBackend",
         ".scan": "ScanBackend",
@@ -70,12 +85,15 @@ __all__ = [
     "Cell",
     "FFMCell",
     "GTrXLCell",
+    "GatedDeltaNetCell",
     "Inputs",
     "KernelBackend",
     "Kernels",
     "LRUCell",
     "LayerCall",
     "LayerWeights",
+    "MLSTMCell",
+    "Mamba2Cell",
     "MinGRUCell",
     "MinLSTMCell",
     "Options",
@@ -95,6 +113,7 @@ __all__ = [
     "check_parameters",
     "check_step",
     "dropout_masks",
+    "gated_matrix_recurrence",
     "linear_recurrence",
     "load_cell",
     "record_backends",

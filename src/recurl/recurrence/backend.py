@@ -346,6 +346,17 @@ def record_run(name: str) -> None:
 
 
 @contextmanager
+def recorded_as(name: str) -> Generator[None]:
+    """Context manager that records one run of the backend ``name``, whatever runs inside."""
+    record_run(name)
+    token = _runs.set(None)
+    try:
+        yield
+    finally:
+        _runs.reset(token)
+
+
+@contextmanager
 def record_backends() -> Generator[list[str]]:
     """Context manager that collects the names of the backends that run, one entry per layer and direction.
 

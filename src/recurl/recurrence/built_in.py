@@ -34,6 +34,7 @@ _LINEAR = {
 _MATRIX = {
     "loop": "matrix.loop:LoopMatrix",
     "chunked": "matrix.chunked:ChunkedMatrix",
+    "cpu": "matrix.chunked:ChunkedMatrix",
     "reference": "matrix.loop:ReferenceMatrix",
 }
 LINEAR_OPERATIONS: dict[str, Operation] = {}

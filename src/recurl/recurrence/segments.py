@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from recurl.core.torch_compat import is_functorch_active
-from recurl.recurrence.backend import LayerCall, Support, record_run, without_autocast
+from recurl.core.torch_compat import is_compiling, is_functorch_active
+from recurl.recurrence.backend import LayerCall, Support, recorded_as, without_autocast
 from recurl.recurrence.cells import States
 from recurl.recurrence.cells.attention import Keys, Scored, least, score, weighted
 from recurl.recurrence.cells.time import Projection, present_inputs
 from recurl.recurrence.linear import LINEAR, linear_recurrence
+from recurl.recurrence.matrix import gated_matrix_recurrence
 from recurl.sequences.index import Boundaries, readable
 
 
@@ -35,6 +38,36 @@ class Segments:
         result = self.recur(_complex(a), _complex(b.expand_as(h)), _complex(h))
         return torch.view_as_real(result).to(h.dtype)
 
+    def recur_max(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        """Return the state after ``h = max(a + h, b)`` at every token, by doubling as in ``ScanLinear``."""
+        cut = self.boundaries.starts.reshape(-1, *(1,) * (h.ndim - 1))
+        h = torch.maximum(torch.where(cut, a + h, b), b)
+        shift, length = 1, self.boundaries.batch_shape[-1]
+        while shift < length:
+            reached = torch.maximum(a[shift:] + h[:-shift], h[shift:])
+            h = torch.cat([h[:shift], torch.where(cut[shift:], h[shift:], reached)])
+            a = torch.cat([a[:shift], a[shift:] + a[:-shift]])
+            cut = torch.cat([cut[:shift], cut[shift:] | cut[:-shift]])
+            shift *= 2
+        return h
+
+    def remember(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        rate: Tensor,
+        before: Tensor,
+        delta: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Write into matrices at every token; return what they hold, and the matrices after the ends of segments."""
+        backend = "chunked" if self.backend == "scan" else self.backend
+        inputs = (query, key, value, log_decay, rate, before, self.boundaries, backend)
+        result, after = gated_matrix_recurrence(*inputs, delta=delta)
+        assert after is not None
+        return result, after
+
     def window(self, x: Tensor, before: Tensor) -> Tensor:
         """Return the last inputs at every token, including its own."""
         start, past = self.boundaries.start_index, before.shape[1]
@@ -55,7 +88,6 @@ class Segments:
         Keys lie in two places, whose scores share a softmax: in the stream, of which a block of M tokens sees itself
         and the block before, and in the stored windows, which the first M tokens of a segment see.
         """
-        record_run(self.backend)
         tokens, past = inputs.shape[0], before.shape[1]
         in_stream = self._in_stream(query, position, project(inputs[:, :-1]), past)
         totals = _unblocked(in_stream.scores.logsumexp(-1).transpose(1, 2), tokens)  # [N, heads]
@@ -166,11 +198,12 @@ class LinearBackend:
         return self.missing() or self.kernels.unsupported(support.device, support.dtype)
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """Run the layer. The operator records the run."""
+        """Run the layer."""
         time = Segments(call.boundaries, self.name)
 
         def step() -> tuple[Tensor, States]:
-            return call.cell.step(call.x, call.states, *call.weights, time=time)
+            with nullcontext() if is_compiling() else recorded_as(self.name):
+                return call.cell.step(call.x, call.states, *call.weights, time=time)
 
         with without_autocast(call.x.device):
             if call.options.recompute and not is_functorch_active():  # torch.func decides itself what to save

@@ -22,20 +22,26 @@ from recurl.recurrence.cells.lstm import LSTM
 from recurl.recurrence.cells.time import ONE_STEP, OneStep, Time
 
 if TYPE_CHECKING:
+    from recurl.recurrence.cells.delta import GatedDeltaNetCell
     from recurl.recurrence.cells.ffm import FFMCell
     from recurl.recurrence.cells.gtrxl import GTrXLCell
     from recurl.recurrence.cells.lru import LRUCell
+    from recurl.recurrence.cells.mamba2 import Mamba2Cell
     from recurl.recurrence.cells.minimal import MinGRUCell, MinLSTMCell
+    from recurl.recurrence.cells.mlstm import MLSTMCell
     from recurl.recurrence.cells.rglru import RGLRUCell
     from recurl.recurrence.cells.s5 import S5Cell
 
 lazy_names(
     __name__,
     {
+        ".delta": "GatedDeltaNetCell",
         ".ffm": "FFMCell",
         ".gtrxl": "GTrXLCell",
         ".lru": "LRUCell",
+        ".mamba2": "Mamba2Cell",
         ".minimal": "MinGRUCell MinLSTMCell",
+        ".mlstm": "MLSTMCell",
         ".rglru": "RGLRUCell",
         ".s5": "S5Cell",
     },
@@ -51,9 +57,12 @@ __all__ = [
     "FFMCell",
     "GTrXLCell",
     "GatedCell",
+    "GatedDeltaNetCell",
     "LRUCell",
     "LayerWeights",
     "LoopKernel",
+    "MLSTMCell",
+    "Mamba2Cell",
     "MinGRUCell",
     "MinLSTMCell",
     "OneStep",

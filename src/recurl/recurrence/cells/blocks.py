@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from recurl.recurrence.cells.cell import Cell, Shape, Sizes
 from recurl.recurrence.cells.time import Time
 
 _EPSILON = 1e-6
+_STEPS = 0.001, 0.1
 
 
 def affine(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Shape]:
@@ -56,6 +58,25 @@ def convolve(
     window = time.window(x, before[0])
     result = (window * weight).sum(1)
     return (result if bias is None else result + bias), (window[:, 1:],)
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    """Return ``[..., D]`` as ``[..., heads, D / heads]``."""
+    return x.unflatten(-1, (heads, -1))
+
+
+def initialize_convolution(weight: Tensor) -> None:
+    """Initialize the weight ``[W, D]`` of a convolution as ``torch.nn.Conv1d`` does, from U(-1/sqrt(W), 1/sqrt(W))."""
+    bound = 1 / math.sqrt(weight.shape[0])
+    nn.init.uniform_(weight, -bound, bound)
+
+
+def initialize_step_offset(offset: Tensor) -> None:
+    """Initialize an offset so that its softplus is log-uniform between 0.001 and 0.1, as Mamba does."""
+    low, high = _STEPS
+    with torch.no_grad():
+        step = offset.uniform_(math.log(low), math.log(high)).exp_()
+        step += torch.log(-torch.expm1(-step))  # the inverse of softplus
 
 
 def check_sizes(**least: tuple[int | None, int]) -> None:

@@ -35,6 +35,9 @@ _LAZY: Any = {
     "rglru": "rglru:RGLRU",
     "ffm": "ffm:FFM",
     "gtrxl": "gtrxl:GTRXL",
+    "mlstm": "mlstm:MLSTM",
+    "mamba2": "mamba2:MAMBA2",
+    "gated_deltanet": "delta:GATED_DELTANET",
 }
 CELLS = _Cells({"lstm": LSTM, "gru": GRU} | _LAZY)
 """Built-in cells by name, used by configurations, benchmarks and the doctor."""

@@ -37,6 +37,36 @@ class Time(Protocol):
         """Return the result of :meth:`recur` for complex numbers given as pairs, so that shapes end in 2."""
         ...
 
+    def recur_max(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        """Return the state after ``h = max(a + h, b)``, elementwise; all are ``[R, *shape]``."""
+        ...
+
+    def remember(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        rate: Tensor,
+        before: Tensor,
+        delta: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Write into a matrix of each head; return what it holds for the query, ``[R, heads, V]``, and the matrices.
+
+        The matrix is ``S = a (I - b k k^T) S + b k v^T``, without the subtraction unless ``delta``; the result is
+        ``S^T q``. Of whole sequences, the matrices are returned after the last token of each segment only.
+
+        Args:
+            query: q, ``[R, heads, K]``, scaled.
+            key: k, ``[R, heads, K]``.
+            value: v, ``[R, heads, V]``.
+            log_decay: logarithm of a, ``[R, heads]``.
+            rate: b, ``[R, heads]``.
+            before: S before the step, ``[R, heads, K, V]``.
+            delta: whether what S holds for the key is taken out before the value is written.
+        """
+        ...
+
     def window(self, x: Tensor, before: Tensor) -> Tensor:
         """Return the last inputs, ``x`` included.
 
@@ -82,6 +112,27 @@ class OneStep:
         """Return the result of :meth:`recur` for complex numbers given as pairs."""
         return multiply(a, h) + b
 
+    def recur_max(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        """Return the state after ``h = max(a + h, b)``."""
+        return torch.maximum(a + h, b)
+
+    def remember(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        rate: Tensor,
+        before: Tensor,
+        delta: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Write into a matrix of each head; return what it holds for the query, and the matrices."""
+        state = log_decay.exp()[..., None, None] * before
+        if delta:
+            value = value - _read(state, key)
+        state = state + (rate.unsqueeze(-1) * key).unsqueeze(-1) * value.unsqueeze(-2)
+        return _read(state, query), state
+
     def window(self, x: Tensor, before: Tensor) -> Tensor:
         """Return the last inputs, including ``x``."""
         return torch.cat([before, x.unsqueeze(1)], 1)
@@ -110,6 +161,10 @@ def present_inputs(window: Tensor) -> tuple[Tensor, Tensor]:
     """
     present = window[..., -1] > 0
     return torch.where(present.unsqueeze(-1), window, 0), present
+
+
+def _read(state: Tensor, key: Tensor) -> Tensor:
+    return torch.einsum("rhkv,rhk->rhv", state, key)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

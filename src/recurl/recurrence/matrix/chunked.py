@@ -151,7 +151,7 @@ class _Chunk(NamedTuple):
             for stream in (streams.query, streams.key, streams.value, streams.log_decay, streams.rate)
         )
         lost = ~query.isfinite().all(-1)
-        broken = ~(key.isfinite().all(-1) & value.isfinite().all(-1) & rate.isfinite() & (log_decay <= 0))
+        broken = ~(key.isfinite().all(-1) & value.isfinite().all(-1) & rate.isfinite() & (log_decay < torch.inf))
         bad_state = ~state.isfinite().flatten(2).all(2)
         state = torch.where(bad_state[..., None, None], 0, state)
         tainted = (same & broken.unsqueeze(-2)).any(-1) | (carried & bad_state.unsqueeze(-1))

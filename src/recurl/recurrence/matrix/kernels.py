@@ -25,7 +25,7 @@ class MatrixInputs(NamedTuple):
         query: ``[N, heads, K]``.
         key: ``[N, heads, K]``.
         value: ``[N, heads, V]``.
-        log_decay: logarithms of a, ``[N, heads]``, at most 0.
+        log_decay: logarithms of a, ``[N, heads]``.
         rate: b, ``[N, heads]``.
         states: stored states ``[N, heads, K, V]``, read only at the first token of each segment; None for zeros.
         boundaries: the segments.

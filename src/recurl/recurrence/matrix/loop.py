@@ -5,18 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recurl.recurrence.cells.time import ONE_STEP
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
-
-
-def advance(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor, delta: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the results ``[B, heads, V]`` and the states ``[B, heads, K, V]`` after one step."""
-    state = decay[..., None, None] * state
-    if delta:
-        value = value - torch.einsum("bhk,bhkv->bhv", key, state)
-    state = state + (rate.unsqueeze(-1) * key).unsqueeze(-1) * value.unsqueeze(-2)
-    return torch.einsum("bhk,bhkv->bhv", query, state), state
 
 
 class ReferenceMatrix(MatrixKernels):
@@ -27,7 +17,7 @@ class ReferenceMatrix(MatrixKernels):
     def run(self, inputs: MatrixInputs, after: bool) -> tuple[Tensor, Tensor | None]:
         """Return the results, and the states at the ends of segments."""
         query, key, value, log_decay, rate, stored, boundaries, delta = inputs
-        streams = [stream.double().split(1) for stream in (query, key, value, log_decay.exp(), rate)]
+        streams = [stream.double().split(1) for stream in (query, key, value, log_decay, rate)]
         zero = value.new_zeros(1, *query.shape[1:], value.shape[-1], dtype=torch.float64)
         results: list[Tensor] = []
         states: list[Tensor] = []
@@ -35,7 +25,7 @@ class ReferenceMatrix(MatrixKernels):
         for n, (starts, ends) in enumerate(zip(boundaries.starts.tolist(), boundaries.ends.tolist(), strict=True)):
             if starts:
                 state = zero if stored is None else stored[n : n + 1].double()
-            result, state = advance(*(stream[n] for stream in streams), state, delta)
+            result, state = ONE_STEP.remember(*(stream[n] for stream in streams), state, delta)
             results.append(result)
             states.append(state if ends else zero)
         return torch.cat(results).to(value.dtype), torch.cat(states).to(COMPUTED[value.dtype]) if after else None
@@ -50,7 +40,7 @@ class LoopMatrix(MatrixKernels):
         """Return the results, and the states at the ends of segments."""
         query, key, value, log_decay, rate, stored, boundaries, delta = inputs
         plan, wide = boundaries.host(), COMPUTED[value.dtype]
-        packed = [part.index_select(0, plan.order).to(wide) for part in (query, key, value, log_decay.exp(), rate)]
+        packed = [part.index_select(0, plan.order).to(wide) for part in (query, key, value, log_decay, rate)]
         shape = (plan.starts.shape[0], *query.shape[1:], value.shape[-1])
         state = value.new_zeros(shape, dtype=wide) if stored is None else stored.index_select(0, plan.starts)
         results: list[Tensor] = []
@@ -58,7 +48,7 @@ class LoopMatrix(MatrixKernels):
         for step in zip(*(part.split(plan.steps) for part in packed), strict=True):
             rows = step[0].shape[0]
             finished.append(state[rows:].flip(0))
-            result, state = advance(*step, state[:rows], delta)
+            result, state = ONE_STEP.remember(*step, state[:rows], delta)
             results.append(result)
         order = torch.empty_like(plan.order)
         order[plan.order] = torch.arange(order.shape[0], device=order.device)

@@ -40,7 +40,7 @@ def gated_matrix_recurrence(
         query: q, ``[*B, heads, K]`` with N rows in all; scaled by the caller.
         key: k, ``[*B, heads, K]``.
         value: v, ``[*B, heads, V]``; float32, float64, bfloat16 or float16, like query and key.
-        log_decay: logarithm of a, at most 0, ``[*B, heads]``; float32, or float64 if the values are.
+        log_decay: logarithm of a, ``[*B, heads]``, usually at most 0; float32, or float64 if the values are.
         rate: b, ``[*B, heads]``, of the same dtype.
         states: stored states ``[*B, heads, K, V]`` of the same dtype, read only at the first token of each segment;
             None for zeros.

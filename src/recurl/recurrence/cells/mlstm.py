@@ -1,0 +1,155 @@
+"""mLSTM cell: a matrix memory with exponential input gates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recurl.recurrence.cells.blocks import (
+    Block,
+    affine,
+    check_conv_width,
+    check_sizes,
+    convolve,
+    encode,
+    encoder,
+    heads_of,
+    initialize_convolution,
+)
+from recurl.recurrence.cells.by_hand import States
+from recurl.recurrence.cells.cell import Shape, Sizes
+from recurl.recurrence.cells.time import ONE_STEP, Time
+
+_FORGET_BIASES = 3.0, 6.0
+_INPUT_BIAS_STD = 0.1
+_LARGEST_EXPONENT = 80.0
+
+
+@dataclass(frozen=True, repr=False)
+class MLSTMCell(Block, name="mlstm"):
+    """mLSTM cell: C = f C + i k v^T and n = f n + i k, read as C^T q / max(|n q|, 1), one matrix per head.
+
+    Source: Beck et al., "xLSTM" (2024), with f = sigmoid, i = exp, and the block of its code: after a layer norm, the
+    input is mapped to two branches; one passes a convolution and SiLU, from which queries and keys come, values come
+    from the branch before it; the result is normed per head, joined by the convolution's output, multiplied by SiLU of
+    the other branch, and mapped to the block's width, with a residual connection. Each head has dense maps to queries,
+    keys and values, where the paper's code has blocks of 4.
+
+    The states are those of the paper's stabilized form, C' = C / exp(m) and n' = n / exp(m) with m = max(log f + m,
+    log i); m begins at 0, which changes no result.
+
+    Args:
+        heads: number of heads.
+        expand: width of the branches as a multiple of H, rounded up to a multiple of the heads.
+        conv_width: number of inputs covered by the convolution; 0 for none.
+    """
+
+    heads: int = 4
+    expand: int = 2
+    conv_width: int = 4
+    child_name: ClassVar[str] = "mlstm"
+
+    def __post_init__(self) -> None:
+        check_sizes(heads=(self.heads, 1), expand=(self.expand, 1))
+        check_conv_width(self.conv_width)
+
+    def _head_size(self, sizes: Sizes) -> int:
+        return -(-self.expand * sizes.hidden_size // self.heads)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
+        """Names of the states: h (the matrices), n, m, and the window of the convolution if there is one."""
+        return ("h", "n", "m", *(("window",) if self.conv_width else ()))
+
+    def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
+        """Return the shape of each state."""
+        size = self._head_size(sizes)
+        window = (self.conv_width - 1, self.heads * size)
+        shapes = (self.heads, size, size), (self.heads, size), (self.heads,)
+        return (*shapes, *((window,) if self.conv_width else ()))
+
+    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
+        """Return the shapes of the parameters of one layer."""
+        hidden, bias, size = sizes.hidden_size, sizes.bias, self._head_size(sizes)
+        width = self.heads * size
+        shapes = encoder(sizes) | {"scale_norm": (hidden,)} | affine("branches", 2 * width, hidden, bias)
+        if self.conv_width:
+            shapes |= {"weight_conv": (self.conv_width, width)} | ({"bias_conv": (width,)} if bias else {})
+        shapes |= {f"weight_{name}": (self.heads, size, size) for name in ("query", "key", "value")}
+        shapes |= {"weight_gates": (2 * self.heads, 3 * width), "gates_input": (self.heads,)}
+        shapes |= {"gates_forget": (self.heads,), "scale_heads": (width,), "skip": (width,)}
+        return shapes | affine("out", hidden, width, bias)
+
+    def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
+        """Initialize as the paper's code does: gates from their biases, forget gates from 3 to 6."""
+        if name == "weight_gates":
+            nn.init.zeros_(parameter)
+        elif name == "gates_input":
+            nn.init.normal_(parameter, std=_INPUT_BIAS_STD)
+        elif name == "gates_forget":
+            with torch.no_grad():
+                parameter.copy_(torch.linspace(*_FORGET_BIASES, parameter.shape[0]))
+        elif name == "skip":
+            nn.init.ones_(parameter)
+        elif name == "weight_conv":
+            initialize_convolution(parameter)
+        else:
+            super().initialize(name, parameter, sizes)
+
+    def step(  # noqa: PLR0913 # pyright: ignore[reportIncompatibleMethodOverride] - the contract: weights by name
+        self,
+        x: Tensor,
+        states: States,
+        scale_norm: Tensor,
+        weight_branches: Tensor,
+        weight_query: Tensor,
+        weight_key: Tensor,
+        weight_value: Tensor,
+        weight_gates: Tensor,
+        gates_input: Tensor,
+        gates_forget: Tensor,
+        scale_heads: Tensor,
+        skip: Tensor,
+        weight_out: Tensor,
+        bias_branches: Tensor | None = None,
+        bias_out: Tensor | None = None,
+        weight_in: Tensor | None = None,
+        bias_in: Tensor | None = None,
+        weight_conv: Tensor | None = None,
+        bias_conv: Tensor | None = None,
+        *,
+        time: Time = ONE_STEP,
+    ) -> tuple[Tensor, States]:
+        """Return the features and the states after one step."""
+        x = encode(x, weight_in, bias_in)
+        before, normalizer, maximum, *window = states
+        normed = F.layer_norm(x, x.shape[-1:], scale_norm)
+        inner, opening = F.linear(normed, weight_branches, bias_branches).chunk(2, -1)
+        mixed, window = convolve(time, inner, tuple(window), weight_conv, bias_conv)
+        mixed = F.silu(mixed)
+        query, key, value = (
+            torch.einsum("rhi,hoi->rho", heads_of(part, self.heads), weight)
+            for part, weight in ((mixed, weight_query), (mixed, weight_key), (inner, weight_value))
+        )
+        gates = F.linear(torch.cat([query, key, value], 1).flatten(1), weight_gates)
+        enter, forget = gates.chunk(2, -1)
+        enter, forget = enter + gates_input, F.logsigmoid(forget + gates_forget)
+        latest = time.recur_max(forget, enter, maximum)
+        previous = time.window(latest, maximum.unsqueeze(1))[:, 0]
+        log_decay, rate = (forget + previous - latest).clamp(max=0), (enter - latest).exp()
+        key = key * key.shape[-1] ** -0.5
+        read, h = time.remember(query, key, value, log_decay, rate, before)
+        n = time.recur(log_decay.exp().unsqueeze(-1).expand_as(key), rate.unsqueeze(-1) * key, normalizer)
+        least = (-latest).clamp(max=_LARGEST_EXPONENT).exp()
+        read = read / torch.maximum((n * query).sum(-1).abs(), least).unsqueeze(-1)
+        read = F.layer_norm(read, read.shape[-1:]).flatten(1) * scale_heads
+        read = (read + skip * mixed) * F.silu(opening)
+        return x + F.linear(read, weight_out, bias_out), (h, n, latest, *window)
+
+
+MLSTM = MLSTMCell()

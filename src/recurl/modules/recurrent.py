@@ -118,7 +118,7 @@ class RecurrentModule(TensorDictModuleBase):
             return tuple(tensordict.get(key) for key in self.out_keys)
         features, states = self._sequence(tensordict) if self.recurrent_mode else self._step(tensordict)
         tensordict.set(self.out_keys[0], features)
-        for key, state in zip(self.out_keys[1:], states, strict=True):
+        for key, state in zip(self.out_keys[1:], states, strict=bool(states)):
             tensordict.set(key, state)
         return tensordict
 
@@ -179,7 +179,10 @@ class RecurrentModule(TensorDictModuleBase):
         x, _, *stored = self._inputs(tensordict)
         index = SequenceIndex.of(tensordict)
         check_cut(tensordict, self.state_keys, index)
-        return self.net.run(x, tuple(stored) or None, index, self.recurrent_backend, self._options(x.device))
+        options, unread = self._options(x.device), getattr(tensordict, "unread", ())
+        if unread and all(key in unread for key in self.out_keys[1:]):
+            options = options._replace(after=False)
+        return self.net.run(x, tuple(stored) or None, index, self.recurrent_backend, options)
 
     def _inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Return (value, is_init, *states), checked; no states if all are absent."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from recurl.core.keys import NestedKey
 from recurl.core.specs import Bounded, TensorSpec, Unbounded
-from recurl.execution.lowering import inputs_of
 from recurl.objectives.common import entry
 from recurl.objectives.policy import ActorCritic
 from recurl.sequences.entries import Step
@@ -74,7 +73,7 @@ class ImitationLoss(nn.Module):
         """
         label = entry(batch, self.label_key, "The teacher writes it during collection.")
         with set_recurrent_mode(True):
-            dist, _ = self._plan.run(inputs_of(batch, self._plan.keys, self._plan.networks))
+            dist, _ = self._plan.run(self._plan.inputs(batch))
         greedy = cast(Tensor, getattr(dist, "deterministic_sample", dist.mode))
         if self.is_real:
             distance = (greedy - label.to(greedy.dtype)) / self.half_range

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch import distributions as d
 
 from recurl.core.errors import ArgumentError
-from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
+from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
 from recurl.execution.lowering import Network, distribution_of, inputs_of, modules_in_order, shared_state
 from recurl.objectives.common import common_prefix, entry, per_token, states_of
-from recurl.sequences.entries import Step
+from recurl.sequences.entries import Entries, Step
 
 __all__ = ["ActorCritic", "PolicySampler", "log_prob_and_entropy", "sum_events"]
 
@@ -119,9 +119,17 @@ class ActorCritic(NamedTuple):
 
     def __call__(self, batch: Step, value_key: NestedKey) -> tuple[d.Distribution, Tensor]:
         """Return the distribution of actions and the values ``[*B, T]`` of a batch of sequences."""
-        dist, run = self.run(inputs_of(batch, self.keys, self.networks))
+        dist, run = self.run(self.inputs(batch))
         value = per_token(value_key, entry(run, value_key, "The critic must write it."), batch.batch_size)
         return dist, value
+
+    def inputs(self, batch: Step) -> Step:
+        """Return the inputs of the networks; the states after the steps of ``batch`` need not be computed."""
+        inputs = inputs_of(batch, self.keys, self.networks)
+        if isinstance(inputs, Entries):
+            read = {normalize_key(key) for network in self.networks for m in network.modules for key in m.in_keys}
+            inputs.unread = frozenset(map(next_key, self.states)) - read
+        return inputs
 
     def run(self, inputs: Step) -> tuple[d.Distribution, Step]:
         """Return the distribution of actions and the critic's outputs."""

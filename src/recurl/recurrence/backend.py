@@ -32,11 +32,13 @@ class Options(NamedTuple):
         recompute: recompute the gates in the backward pass instead of saving them.
         precision: precision of recurrent matrix products in float32: ``"ieee"``, ``"tf32"`` or ``"tf32x3"``.
         compute_dtype: dtype of the operands of the recurrent matrix products.
+        after: whether the states after the steps of sequences are wanted.
     """
 
     recompute: bool = False
     precision: str = "ieee"
     compute_dtype: torch.dtype = torch.float32
+    after: bool = True
 
 
 DEFAULT_OPTIONS = Options()

@@ -23,11 +23,12 @@ class Segments:
 
     Args:
         boundaries: the segments.
-        backend: backend of the linear recurrences.
+        backend: backend of the recurrences.
+        after: whether states are wanted that take more than a vector per token.
     """
 
-    def __init__(self, boundaries: Boundaries, backend: str) -> None:
-        self.boundaries, self.backend = boundaries, backend
+    def __init__(self, boundaries: Boundaries, backend: str, after: bool = True) -> None:
+        self.boundaries, self.backend, self.after = boundaries, backend, after
 
     def recur(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Return the state after ``h = a * h + b`` at every token."""
@@ -61,12 +62,14 @@ class Segments:
         before: Tensor,
         delta: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Write into matrices at every token; return what they hold, and the matrices after the ends of segments."""
+        """Write into matrices at every token; return what they hold, and the matrices after the ends of segments.
+
+        Of matrices that aren't wanted, those stored are returned.
+        """
         backend = "chunked" if self.backend == "scan" else self.backend
         inputs = (query, key, value, log_decay, rate, before, self.boundaries, backend)
-        result, after = gated_matrix_recurrence(*inputs, delta=delta)
-        assert after is not None
-        return result, after
+        result, after = gated_matrix_recurrence(*inputs, delta=delta, after=self.after)
+        return result, before if after is None else after
 
     def window(self, x: Tensor, before: Tensor) -> Tensor:
         """Return the last inputs at every token, including its own."""
@@ -199,7 +202,7 @@ class LinearBackend:
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """Run the layer."""
-        time = Segments(call.boundaries, self.name)
+        time = Segments(call.boundaries, self.name, call.options.after)
 
         def step() -> tuple[Tensor, States]:
             with nullcontext() if is_compiling() else recorded_as(self.name):

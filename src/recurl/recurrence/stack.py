@@ -62,7 +62,7 @@ def run_stack(
     Returns:
         Features ``[*B, D * (P or H)]`` and the states after every token, each ``[*B, L * D, *shape]``. The reverse
         direction starts at the last token of a segment from the state stored at its first token. Its final state is
-        returned at the last token, with zeros elsewhere.
+        returned at the last token, with zeros elsewhere. No states if ``options.after`` is false.
 
     Under autocast, every backend casts x and the states to the dtype of the weights and computes in it, since rounding
     errors of a recurrence accumulate over time.
@@ -85,8 +85,10 @@ def run_stack(
             run = _run_reversed if direction else _run_forward
             output, final = run(backend, LayerCall(cell, direction_weights, features, stored, boundaries, options))
             outputs.append(output)
-            after.append(final)
+            after.append(final if options.after else ())
         features = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+    if not options.after:
+        return features.reshape(*batch, features.shape[-1]), ()
     if slots == 1:
         if not torch.is_grad_enabled():  # with autograd, an in-place edit of shared features and states is an error
             features = features.clone()
@@ -132,6 +134,8 @@ def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
     stored = tuple(state.index_select(0, start).flip(0) for state in call.states)
     flipped = replace(call, x=call.x.flip(0), states=stored, boundaries=boundaries.flipped)
     features, after = _run_forward(backend, flipped)
+    if not call.options.after:
+        return features.flip(0), ()
     final = tuple(_at_ends(boundaries.ends, state.flip(0).index_select(0, start)) for state in after)
     return features.flip(0), final
 

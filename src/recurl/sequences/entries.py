@@ -8,7 +8,7 @@ environment or module then runs on TensorDicts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar, cast
 
 import torch
@@ -96,6 +96,9 @@ class Entries(dict[Any, Any]):
         batch_size: leading dimensions of all entries.
         device: device of all entries; None if it is not specified.
 
+    Attributes:
+        unread: keys that a module need not write, since nothing reads them.
+
     Example:
         >>> step = Entries({"observation": torch.zeros(2, 3)}, torch.Size([2]))
         >>> step.set(("next", "reward"), torch.ones(2, 1)).get(("next", "reward")).shape
@@ -106,12 +109,13 @@ class Entries(dict[Any, Any]):
         torch.Size([2])
     """
 
-    __slots__ = ("_recurl_index", "batch_size", "device")
+    __slots__ = ("_recurl_index", "batch_size", "device", "unread")
 
     def __init__(self, entries: Mapping[Any, Any], batch_size: torch.Size, device: torch.device | None = None) -> None:
         super().__init__(entries)
         self.batch_size = batch_size
         self.device = device
+        self.unread: Collection[NestedKey] = ()
 
     @classmethod
     def of(cls, tensordict: Step) -> Entries:
@@ -177,7 +181,9 @@ class Entries(dict[Any, Any]):
     def copy(self) -> Entries:
         """Return a copy, also of nested entries; the tensors are shared."""
         entries = {name: value.copy() if isinstance(value, Entries) else value for name, value in self.items()}
-        return Entries(entries, self.batch_size, self.device)
+        copy = Entries(entries, self.batch_size, self.device)
+        copy.unread = self.unread
+        return copy
 
     def clone(self) -> Entries:
         """Return a copy, also of nested entries, with copied tensors."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recurl.recurrence.isolation import Isolation
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
 from recurl.sequences.index import Boundaries, readable
 
@@ -35,20 +36,25 @@ class ChunkedMatrix(MatrixKernels):
         groups, inside = _groups(inputs.states, inputs.boundaries)
         streams = _Streams.of(inputs, inside)
         heads, width = inputs.value.shape[1:]
-        tokens, wide = inputs.boundaries.num_tokens, streams.value.dtype
+        tokens = inputs.boundaries.num_tokens
         state = streams.value.new_zeros(groups[0].shape[0], heads, inputs.key.shape[-1], width)
+        isolation = Isolation(inputs.boundaries, *inputs[:5])
         results: list[Tensor] = []
-        finals = torch.zeros(tokens + 1, *state.shape[1:], dtype=wide, device=state.device) if after else None
+        finals: list[tuple[Tensor, Tensor]] = []
         for at in groups:
             chunk = _Chunk.of(streams, at, state[: at.shape[0]])
             results.append(chunk.results().transpose(1, 2).flatten(0, 1))
-            if finals is not None:
-                finals = finals.index_copy(0, *chunk.finals(streams.ends[at]))
+            if after:
+                finals.append(chunk.finals(streams.ends[at]))
             state = chunk.last_state()
         numbers = torch.cat([at.flatten() for at in groups])
         order = numbers.new_zeros(tokens + 1).scatter(0, numbers, torch.arange(numbers.shape[0], device=numbers.device))
-        result = torch.cat(results).index_select(0, order[:tokens]).to(inputs.value.dtype)
-        return result, None if finals is None else finals[:tokens]
+        result = isolation(torch.cat(results).index_select(0, order[:tokens]).to(inputs.value.dtype))
+        if not after:
+            return result, None
+        ends, states = (torch.cat(parts) for parts in zip(*finals, strict=True))
+        states = isolation(states, ends.clamp(max=tokens - 1))
+        return result, state.new_zeros(tokens + 1, *state.shape[1:]).index_copy(0, ends, states)[:tokens]
 
 
 def _groups(stored: Tensor | None, boundaries: Boundaries) -> tuple[list[Tensor], bool]:

@@ -75,7 +75,8 @@ def gated_matrix_recurrence(
     if value.numel() == 0 or key.numel() == 0:
         empty = log_decay.new_zeros(*batch, *state_shape)
         return value * 0, empty if after else None
-    record_run(kernels.name)
+    if not is_compiling():
+        record_run(kernels.name)
     streams = [part.reshape(tokens, *part.shape[len(batch) :]) for part in given]
     stored = None if states is None else states.reshape(tokens, *state_shape)
     result, final = kernels.run(MatrixInputs(*streams, stored, boundaries, delta), after)

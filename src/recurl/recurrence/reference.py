@@ -7,6 +7,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support, record_run
 from recurl.recurrence.cells import States
+from recurl.recurrence.stack import at_ends
 
 
 class ReferenceBackend:
@@ -35,5 +36,9 @@ class ReferenceBackend:
             features.append(y)
             after.append(states)
         record_run(self.name)
-        dense = tuple(torch.cat(state) for state in zip(*after, strict=True))
+        names = zip(call.cell.state_names, zip(*after, strict=True), strict=True)
+        dense = tuple(
+            at_ends(call.boundaries.ends, torch.cat(state)) if name in call.cell.states_at_ends else torch.cat(state)
+            for name, state in names
+        )
         return dense[0] if call.cell.features_are_first_state else torch.cat(features), dense

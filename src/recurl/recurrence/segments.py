@@ -64,12 +64,15 @@ class Segments:
     ) -> tuple[Tensor, Tensor]:
         """Write into matrices at every token; return what they hold, and the matrices after the ends of segments.
 
-        Of matrices that aren't wanted, those stored are returned.
+        Chunks take the place of ``scan``, and of ``loop`` where lengths of segments can't be read. Of matrices that
+        aren't wanted, those stored are returned.
         """
-        backend = "chunked" if self.backend == "scan" else self.backend
-        inputs = (query, key, value, log_decay, rate, before, self.boundaries, backend)
+        chunked = self.backend == "scan" or (self.backend == "loop" and not readable(self.boundaries.starts))
+        backend = "chunked" if chunked else self.backend
+        wide = torch.promote_types(value.dtype, torch.float32)
+        inputs = (query, key, value, log_decay.to(wide), rate.to(wide), before.to(wide), self.boundaries, backend)
         result, after = gated_matrix_recurrence(*inputs, delta=delta, after=self.after)
-        return result, before if after is None else after
+        return result, before if after is None else after.to(before.dtype)
 
     def window(self, x: Tensor, before: Tensor) -> Tensor:
         """Return the last inputs at every token, including its own."""

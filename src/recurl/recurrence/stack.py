@@ -136,11 +136,12 @@ def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
     features, after = _run_forward(backend, flipped)
     if not call.options.after:
         return features.flip(0), ()
-    final = tuple(_at_ends(boundaries.ends, state.flip(0).index_select(0, start)) for state in after)
+    final = tuple(at_ends(boundaries.ends, state.flip(0).index_select(0, start)) for state in after)
     return features.flip(0), final
 
 
-def _at_ends(ends: Tensor, state: Tensor) -> Tensor:
+def at_ends(ends: Tensor, state: Tensor) -> Tensor:
+    """Return states ``[N, ...]`` at the tokens ``ends``, bool ``[N]``, and zeros elsewhere."""
     return torch.where(ends.reshape(-1, *(1,) * (state.ndim - 1)), state, 0)
 
 

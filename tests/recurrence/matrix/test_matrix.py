@@ -180,6 +180,7 @@ def test_transforms_of_functions(backend: str, delta: bool) -> None:
         torch.testing.assert_close(mapped[1], 2 * mapped[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @DELTA
 def test_it_compiles(delta: bool) -> None:
     case = Case((2, 40), stored="rows")

@@ -12,7 +12,7 @@ from torch import Tensor
 from recurl.core.errors import ArgumentError, UsageError
 from recurl.core.keys import IS_INIT, MASK, STORED, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
 from recurl.execution.lowering import Network, inputs_of, modules_leading_to
-from recurl.recurrence import record_backends
+from recurl.recurrence import Cell, record_backends
 from recurl.sequences.continuity import boundaries_in
 from recurl.sequences.entries import Entries, Step, StepT, leaves
 from recurl.sequences.index import Boundaries
@@ -43,6 +43,8 @@ class StateNetwork:
         if not modules:
             raise ArgumentError(f"The policy must have a recurrent module; {type(policy).__name__} has none.")
         self.keys = list(dict.fromkeys(key for module in modules for key in cast(Any, module).state_keys))
+        cells = (getattr(getattr(module, "net", None), "cell", None) for module in modules)
+        self.partial = [cell for cell in cells if isinstance(cell, Cell) and cell.states_at_ends]
         self._network = Network(modules_leading_to(policy, map(next_key, self.keys)))
         read = [normalize_key(key) for module in self._network.modules for key in module.in_keys]
         self._reads = list(dict.fromkeys([*read, IS_INIT, TRAJ_IDS, TRAJ_STEPS]))
@@ -185,7 +187,9 @@ class RowBurnIn:
         offset = torch.arange(length, device=mask.device)
         begin = (offset == count) & (count > 0)
         rest = sample.copy()
-        for key, states in StateNetwork(self.policy).run(_first(sample, self.steps)).items():
+        first = _first(sample, self.steps)
+        mark_starts(first, (offset == count)[:, : first.batch_size[1]])  # the state is needed at the end of a sequence
+        for key, states in StateNetwork(self.policy).run(first).items():
             inner = (1,) * (states.ndim - 2)
             last = (count - 1).clamp_min(0).reshape(slices, 1, *inner).expand(-1, -1, *states.shape[2:])
             after = states.gather(1, last)
@@ -248,7 +252,8 @@ def refresh_states(
         policy: module with recurrent modules inside.
 
     Raises:
-        UsageError: the recurrent backend is ``"pad"``, which returns states at segment ends only.
+        UsageError: the recurrent backend is ``"pad"``, or a cell has large states, such as matrices: these are returned
+            at segment ends only.
         ArgumentError: the policy has no recurrent module, or a state is not stored.
         MissingKeyError: the sample has no ``"index"``.
         UnsupportedError: the storage is a list.
@@ -260,6 +265,11 @@ def refresh_states(
         raise UsageError(
             "Refreshing needs the states after every step, but the recurrent backend 'pad' returns them at segment "
             "ends only: give the module recurrent_backend='fastest' or 'loop'."
+        )
+    if memory.partial:
+        raise UsageError(
+            f"Refreshing needs the states after every step, but {memory.partial[0]} returns them at segment ends only: "
+            "leave it out, or use a cell with smaller states, such as 'lstm'."
         )
     buffer.update_states_(sample, states)
 

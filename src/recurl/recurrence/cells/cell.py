@@ -63,6 +63,8 @@ class Cell(ABC):
         child_name: name of the network inside a module, used as a prefix of its parameter names.
         features_are_first_state: whether the features of a step are its first state, so that kernels return only the
             states.
+        states_at_ends: names of the states that runs over sequences return at the last token of each segment only, with
+            zeros elsewhere, since they are too large for one per token.
         takes_time: whether :meth:`step` has the keyword ``time``, a :class:`~recurl.recurrence.Time`, and accesses past
             steps only through it. Every backend that supports linear recurrences can then run whole sequences.
         decays: declares that no coefficient ``a`` passed to ``time`` has a modulus over 1.
@@ -89,6 +91,7 @@ class Cell(ABC):
     projects: ClassVar[bool] = False
     child_name: ClassVar[str] = "cell"
     features_are_first_state: ClassVar[bool] = False
+    states_at_ends: ClassVar[tuple[str, ...]] = ()
     takes_time: ClassVar[bool] = False
     decays: ClassVar[bool] = False
     derivatives: ClassVar[Derivatives | None] = None

@@ -54,6 +54,7 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
     conv_width: int = 4
     feed_forward: int = 3
     child_name: ClassVar[str] = "gated_deltanet"
+    states_at_ends: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
         check_sizes(heads=(self.heads, 1), key_size=(self.key_size, 1), value_size=(self.value_size, 1))

@@ -564,6 +564,13 @@ class ReplayConfig(ExecutionConfig):
                 "--refresh-states needs the hidden state after every step, but --backend pad, which auto may choose, "
                 f"returns it at segment ends only: use fastest or loop, got {self.backend}."
             )
+        from recurl.recurrence import load_cell  # noqa: PLC0415 - only torch's users wait for it
+
+        if self.refresh_states and self.cell != NO_CELL and load_cell(self.cell).states_at_ends:
+            raise ArgumentError(
+                "--refresh-states needs the hidden state after every step, but passes over sequences return that of "
+                f"--cell {self.cell} at segment ends only: use --no-refresh-states, or a cell such as lstm."
+            )
         if self.refresh_states and self.start_state != "stored":
             raise ArgumentError(
                 "--refresh-states stores hidden states for slices to start from: it needs --start-state stored, got "

@@ -145,9 +145,9 @@ def backward_kernel(
         # it does from them on.
         bad_grad = poison(queries) + poison(grads)
         bad_key = poison(keys) + (b - b)
-        queries = clean(queries)
-        keys = clean(keys)
-        grads = clean(grads)
+        queries = clean(queries).to(query.dtype.element_ty)
+        keys = clean(keys).to(key.dtype.element_ty)
+        grads = clean(grads).to(grad.dtype.element_ty)
         decay = tl.exp(elapsed)
         left = at(elapsed, t, CHUNK - 1)
         same = (segment[:, None] == segment[None, :]) & (t[:, None] >= t[None, :])
@@ -190,23 +190,16 @@ def backward_kernel(
             u = b[:, None] * y
             bad_key += poison(u)
             u = clean(u)
-            inner = between * dot(grads, tl.trans(u), PRECISION)
-            products = tl.where(below, inner * scores, 0.0)
-            inner = tl.where(same, inner + bad_grad[:, None] + bad_key[None, :], 0.0)
-            to_query = tl.where(carries, dot(grads, tl.trans(state), PRECISION), 0.0)
-            to_key = tl.where(exits, exit_decay * dot(u, tl.trans(grad_state), PRECISION), 0.0)
-            to_before = tl.zeros([CHUNK, BLOCK_K], tl.float32)
-            if DELTA:
-                to_before = tl.where(carries, dot(to_value, tl.trans(state), PRECISION), 0.0)
-            # What the states at ends inside the chunk contribute, and the one after it.
             last_state = state
             if last_segment > 0:
                 last_state = stored_state(
                     states, begin + last_segment, head, states_token, states_head, states_key, states_value, k, v, K, V,
                     HAS_STATES,
                 )  # fmt: skip
-            exit_total = tl.sum(tl.sum(to_key * keys, 1), 0)
-            exit_total += tl.exp(left) * tl.sum(tl.sum(last_state * grad_state, 1), 0)
+            # What the state after the chunk, and those at ends inside it, contribute.
+            exit_total = tl.exp(left) * tl.sum(tl.sum(last_state * grad_state, 1), 0)
+            to_key = tl.where(exits, exit_decay * dot(u, tl.trans(grad_state), PRECISION), 0.0)
+            exit_total += tl.sum(tl.sum(to_key * keys, 1), 0)
             to_decay = tl.where(t == CHUNK - 1, exit_total, 0.0) + bad_grad
         to_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
         if last_segment == 0:
@@ -236,6 +229,11 @@ def backward_kernel(
                     to_decay += tl.where(t == end, end_total, 0.0)
                 end = tl.min(tl.where(ends & (t > end), t, CHUNK), 0)
         if not MAPS:
+            to_decay -= tl.sum(keys * to_key, 1)
+            to_query = tl.where(carries, dot(grads, tl.trans(state), PRECISION), 0.0)
+            to_before = tl.zeros([CHUNK, BLOCK_K], tl.float32)
+            if DELTA:
+                to_before = tl.where(carries, dot(to_value, tl.trans(state), PRECISION), 0.0)
             if HAS_STATES:
                 start = next_start(segment, 0, CHUNK)
                 while start < CHUNK:
@@ -264,20 +262,26 @@ def backward_kernel(
                         store_matrix(grad_states, ((begin + start) * heads + head) * (K * V), k, v, to_stored, K, V)
                     start = next_start(segment, start, CHUNK)
             to_query = decay[:, None] * to_query
-            to_before = decay[:, None] * to_before
-            to_decay += tl.sum(queries * to_query - keys * (to_before + to_key), 1)
+            to_decay += tl.sum(queries * to_query, 1)
+            if DELTA:
+                to_before = decay[:, None] * to_before
+                to_decay -= tl.sum(keys * to_before, 1)
+                to_key -= to_before
+            inner = between * dot(grads, tl.trans(u), PRECISION)
+            products = tl.where(below, inner * scores, 0.0)
+            inner = tl.where(same, inner + bad_grad[:, None] + bad_key[None, :], 0.0)
             to_query += dot(inner, keys, PRECISION)
-            to_key += dot(tl.trans(inner), queries, PRECISION) - to_before
+            store_rows(grad_query, part + n, heads * K, head * K, k, inside, to_query, K)
             if DELTA:
                 pairs = dot(to_value, tl.trans(u), PRECISION)
                 products -= tl.where(below, pairs * overlap, 0.0)
                 pairs = tl.where(below, bad_key[None, :] - between * pairs, 0.0)
-                to_key += dot(pairs, keys, PRECISION) + dot(tl.trans(pairs), keys, PRECISION)
+                to_key += dot(pairs + tl.trans(pairs), keys, PRECISION)
+            to_key += dot(tl.trans(inner), queries, PRECISION)
+            store_rows(grad_key, part + n, heads * K, head * K, k, inside, to_key, K)
             to_decay += tl.sum(products, 1) - tl.sum(products, 0)
             to_decay = reverse_sums(to_decay, ends) + sums(bad_key, segment == t)
             tl.store(grad_log_decay + (part + n) * heads + head, to_decay, mask=inside)
-            store_rows(grad_query, part + n, heads * K, head * K, k, inside, to_query, K)
-            store_rows(grad_key, part + n, heads * K, head * K, k, inside, to_key, K)
         weighted = tl.where(carries, (decay + bad_grad)[:, None] * queries, 0.0)
         to_state += dot(tl.trans(weighted), grads, PRECISION)
         if DELTA:

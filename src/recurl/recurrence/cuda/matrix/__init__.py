@@ -1,0 +1,1 @@
+"""Gated matrix recurrences on a GPU."""

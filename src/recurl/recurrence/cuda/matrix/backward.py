@@ -1,0 +1,297 @@
+# pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
+# ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Backward pass of matrix recurrences, the last chunk of a row first.
+
+In the notation of the forward pass, with G the gradient of the state after a chunk and ``mixed`` its matrix
+D * (key @ key.T), strictly lower triangular::
+
+    du = (D * (query @ key.T)).T @ grad + D[-1] * (key @ G)
+    du = inverse(I + b[:, None] * mixed).T @ du  # with delta; from here on the gradient of value / b
+    grad_value, grad_rate = b * du, (du * y).sum(1)
+    P, Q = tril(D * (grad @ u.T)), -strict_tril(D * (grad_value @ u.T))
+    grad_query = P @ key + e * (grad @ S.T)
+    grad_key = P.T @ query + (Q + Q.T) @ key - e * (grad_value @ S.T) + D[-1] * (u @ G.T)
+    G = e[-1] * G + (e * query).T @ grad - (e * key).T @ grad_value
+
+without delta, Q and the other terms of grad_value in the last two lines are zero. The gradient of log_decay[i] is the
+sum of all products that contain D[t, s] with s < i <= t, of those with e[t], i <= t, and of (S after the chunk) * G.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from recurl.recurrence.cuda.matrix.forward import stored_state
+from recurl.recurrence.cuda.matrix.parts import (
+    at,
+    clean,
+    decays,
+    dot,
+    inverse,
+    matrix,
+    next_start,
+    poison,
+    reverse_sums,
+    rows,
+    segment_of,
+    segments,
+    store_matrix,
+    store_rows,
+    sums,
+)
+
+
+@triton.jit
+def backward_kernel(
+    query,
+    query_token,
+    query_head,
+    key,
+    key_token,
+    key_head,
+    solved,
+    solved_token,
+    solved_head,
+    log_decay,
+    rate,
+    states,
+    states_token,
+    states_head,
+    states_key,
+    states_value,
+    start_index,
+    carried,
+    grad,
+    grad_after,
+    grad_after_token,
+    grad_after_head,
+    grad_after_key,
+    grad_after_value,
+    grad_carried,
+    grad_query,
+    grad_key,
+    grad_value,
+    grad_log_decay,
+    grad_rate,
+    grad_states,
+    added,
+    tokens,
+    heads,
+    length,
+    chunks,
+    pieces,
+    first_piece,
+    piece_chunks,
+    slots,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DELTA: tl.constexpr,
+    HAS_STATES: tl.constexpr,
+    MAPS: tl.constexpr,
+    AFTER: tl.constexpr,
+    TO_STATES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write the gradients: of each block of V, those that are sums over V; or with MAPS what each piece adds to G.
+
+    ``solved`` is y, value without delta.
+    """
+    SOLVE: tl.constexpr = "tf32" if PRECISION == "bf16" else PRECISION
+    BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    program = tl.program_id(0)
+    block = program % BLOCKS
+    head = (program // BLOCKS) % heads
+    piece = (program // BLOCKS // heads) % (pieces - first_piece) + first_piece
+    row = (program // BLOCKS // heads // (pieces - first_piece)).to(tl.int64)
+    k = tl.arange(0, BLOCK_K)
+    v = block * BLOCK_V + tl.arange(0, BLOCK_V)
+    t = tl.arange(0, CHUNK)
+    row_end = (row + 1) * length
+    part = block.to(tl.int64) * tokens
+    grad_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    if not MAPS:
+        if piece + 1 < pieces:
+            of_piece = (row * (pieces - 1) + piece) * heads + head
+            grad_state = matrix(grad_carried, of_piece * (K * V), V, 1, k, v, K, V)
+    first_chunk = piece * piece_chunks
+    end_chunk = tl.minimum(first_chunk + piece_chunks, chunks)
+    for step in range(end_chunk - first_chunk):
+        chunk = end_chunk - 1 - step
+        begin = row * length + chunk * CHUNK
+        last = tl.minimum(begin + CHUNK, row_end) - 1
+        n = begin + t
+        inside = n <= last
+        segment = segments(start_index, begin, last, t)
+        last_segment = segment_of(start_index, begin, last)
+        fresh = tl.load(start_index + begin) == begin
+        ends = inside & (n < last) & (tl.load(start_index + tl.minimum(n + 1, last)) == n + 1)
+        elapsed = decays(log_decay, n * heads + head, inside, segment == t)
+        b = tl.load(rate + n * heads + head, mask=inside, other=0.0)
+        queries = rows(query, n, query_token, head * query_head, k, inside, K)
+        keys = rows(key, n, key_token, head * key_head, k, inside, K)
+        grads = rows(grad, n, heads * V, head * V, v, inside, V)
+        if AFTER:
+            following = tl.minimum(last + 1, row_end - 1)
+            if (last + 1 == row_end) | (tl.load(start_index + following) == last + 1):
+                offset = last * grad_after_token + head * grad_after_head
+                grad_state += matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
+        # Tokens whose queries or gradients aren't finite spoil what their segment did up to them; keys and rates, what
+        # it does from them on.
+        bad_grad = poison(queries) + poison(grads)
+        bad_key = poison(keys) + (b - b)
+        queries = clean(queries).to(query.dtype.element_ty)
+        keys = clean(keys).to(key.dtype.element_ty)
+        grads = clean(grads).to(grad.dtype.element_ty)
+        decay = tl.exp(elapsed)
+        left = at(elapsed, t, CHUNK - 1)
+        same = (segment[:, None] == segment[None, :]) & (t[:, None] >= t[None, :])
+        below = same & (t[:, None] > t[None, :])
+        carries = (segment == 0)[:, None]
+        exits = (segment == last_segment)[:, None]
+        exit_decay = tl.exp(left - elapsed)[:, None]
+        between = tl.exp(elapsed[:, None] - elapsed[None, :])
+        scores = dot(queries, tl.trans(keys), PRECISION)
+        weights = tl.where(same, between * scores + bad_grad[:, None], 0.0)
+        du = dot(tl.trans(weights), grads, PRECISION) + bad_key[:, None]
+        du += tl.where(exits, exit_decay * dot(keys, grad_state, PRECISION), 0.0)
+        if AFTER:
+            end = tl.min(tl.where(ends, t, CHUNK), 0)
+            while end < CHUNK:
+                offset = (begin + end) * grad_after_token + head * grad_after_head
+                to_end = matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
+                reached = (segment == at(segment, t, end)) & (t <= end)
+                weight = tl.exp(at(elapsed, t, end) - elapsed)[:, None]
+                du += tl.where(reached[:, None], weight * dot(keys, to_end, PRECISION), 0.0)
+                end = tl.min(tl.where(ends & (t > end), t, CHUNK), 0)
+        if DELTA:
+            overlap = between * dot(keys, tl.trans(keys), PRECISION)
+            mixed = tl.where(below, clean(b[:, None] * overlap), 0.0)
+            solver = inverse(mixed, CHUNK, SOLVE)
+            bad = poison(du) + (b - b)
+            du = dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), clean(du), SOLVE)
+        to_value = b[:, None] * du
+        if not MAPS:
+            if fresh:
+                state = stored_state(
+                    states, begin, head, states_token, states_head, states_key, states_value, k, v, K, V, HAS_STATES
+                )
+            else:
+                slot = row * slots + chunk - 1
+                state = matrix(carried, (slot * heads + head) * (K * V), V, 1, k, v, K, V)
+            y = rows(solved, n, solved_token, head * solved_head, v, inside, V)
+            store_rows(grad_value, n, heads * V, head * V, v, inside, to_value, V)
+            tl.store(grad_rate + (part + n) * heads + head, tl.sum(du * y, 1), mask=inside)
+            u = b[:, None] * y
+            bad_key += poison(u)
+            u = clean(u)
+            last_state = state
+            if last_segment > 0:
+                last_state = stored_state(
+                    states, begin + last_segment, head, states_token, states_head, states_key, states_value, k, v, K, V,
+                    HAS_STATES,
+                )  # fmt: skip
+            # What the state after the chunk, and those at ends inside it, contribute.
+            exit_total = tl.exp(left) * tl.sum(tl.sum(last_state * grad_state, 1), 0)
+            to_key = tl.where(exits, exit_decay * dot(u, tl.trans(grad_state), PRECISION), 0.0)
+            exit_total += tl.sum(tl.sum(to_key * keys, 1), 0)
+            to_decay = tl.where(t == CHUNK - 1, exit_total, 0.0) + bad_grad
+        to_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+        if last_segment == 0:
+            to_state = tl.exp(left) * grad_state
+        if AFTER:
+            end = tl.min(tl.where(ends, t, CHUNK), 0)
+            while end < CHUNK:
+                offset = (begin + end) * grad_after_token + head * grad_after_head
+                to_end = matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
+                origin = at(segment, t, end)
+                end_decay = at(elapsed, t, end)
+                if origin == 0:
+                    to_state += tl.exp(end_decay) * to_end
+                if not MAPS:
+                    end_state = state
+                    if origin > 0:
+                        end_state = stored_state(
+                            states, begin + origin, head, states_token, states_head, states_key, states_value, k, v, K,
+                            V, HAS_STATES,
+                        )  # fmt: skip
+                    reached = ((segment == origin) & (t <= end))[:, None]
+                    weight = tl.exp(end_decay - elapsed)[:, None]
+                    more = tl.where(reached, weight * dot(u, tl.trans(to_end), PRECISION), 0.0)
+                    to_key += more
+                    end_total = tl.sum(tl.sum(more * keys, 1), 0)
+                    end_total += tl.exp(end_decay) * tl.sum(tl.sum(end_state * to_end, 1), 0)
+                    to_decay += tl.where(t == end, end_total, 0.0)
+                end = tl.min(tl.where(ends & (t > end), t, CHUNK), 0)
+        if not MAPS:
+            to_decay -= tl.sum(keys * to_key, 1)
+            to_query = tl.where(carries, dot(grads, tl.trans(state), PRECISION), 0.0)
+            to_before = tl.zeros([CHUNK, BLOCK_K], tl.float32)
+            if DELTA:
+                to_before = tl.where(carries, dot(to_value, tl.trans(state), PRECISION), 0.0)
+            if HAS_STATES:
+                start = next_start(segment, 0, CHUNK)
+                while start < CHUNK:
+                    own = (segment == start)[:, None]
+                    stored = stored_state(
+                        states, begin + start, head, states_token, states_head, states_key, states_value, k, v, K, V,
+                        HAS_STATES,
+                    )  # fmt: skip
+                    to_query = tl.where(own, dot(grads, tl.trans(stored), PRECISION), to_query)
+                    if DELTA:
+                        to_before = tl.where(own, dot(to_value, tl.trans(stored), PRECISION), to_before)
+                    if TO_STATES:
+                        weighted = tl.where(own, (decay + bad_grad)[:, None] * queries, 0.0)
+                        to_stored = dot(tl.trans(weighted), grads, PRECISION)
+                        if DELTA:
+                            weighted = tl.where(own, decay[:, None] * keys, 0.0)
+                            own_value = tl.where(own, to_value, 0.0)
+                            to_stored -= dot(tl.trans(weighted), own_value, PRECISION)
+                        if start == last_segment:
+                            to_stored += tl.exp(left) * grad_state
+                        elif AFTER:
+                            end = tl.max(tl.where(segment == start, t, 0), 0)
+                            offset = (begin + end) * grad_after_token + head * grad_after_head
+                            to_end = matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
+                            to_stored += tl.exp(at(elapsed, t, end)) * to_end
+                        store_matrix(grad_states, ((begin + start) * heads + head) * (K * V), k, v, to_stored, K, V)
+                    start = next_start(segment, start, CHUNK)
+            to_query = decay[:, None] * to_query
+            to_decay += tl.sum(queries * to_query, 1)
+            if DELTA:
+                to_before = decay[:, None] * to_before
+                to_decay -= tl.sum(keys * to_before, 1)
+                to_key -= to_before
+            inner = between * dot(grads, tl.trans(u), PRECISION)
+            products = tl.where(below, inner * scores, 0.0)
+            inner = tl.where(same, inner + bad_grad[:, None] + bad_key[None, :], 0.0)
+            to_query += dot(inner, keys, PRECISION)
+            store_rows(grad_query, part + n, heads * K, head * K, k, inside, to_query, K)
+            if DELTA:
+                pairs = dot(to_value, tl.trans(u), PRECISION)
+                products -= tl.where(below, pairs * overlap, 0.0)
+                pairs = tl.where(below, bad_key[None, :] - between * pairs, 0.0)
+                to_key += dot(pairs + tl.trans(pairs), keys, PRECISION)
+            to_key += dot(tl.trans(inner), queries, PRECISION)
+            store_rows(grad_key, part + n, heads * K, head * K, k, inside, to_key, K)
+            to_decay += tl.sum(products, 1) - tl.sum(products, 0)
+            to_decay = reverse_sums(to_decay, ends) + sums(bad_key, segment == t)
+            tl.store(grad_log_decay + (part + n) * heads + head, to_decay, mask=inside)
+        weighted = tl.where(carries, (decay + bad_grad)[:, None] * queries, 0.0)
+        to_state += dot(tl.trans(weighted), grads, PRECISION)
+        if DELTA:
+            weighted = tl.where(carries, decay[:, None] * keys, 0.0)
+            to_state -= dot(tl.trans(weighted), tl.where(carries, to_value, 0.0), PRECISION)
+        grad_state = to_state
+        if fresh:
+            if TO_STATES and not MAPS:
+                store_matrix(grad_states, (begin * heads + head) * (K * V), k, v, to_state, K, V)
+            grad_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    if MAPS:
+        of_piece = (row * (pieces - 1) + piece - 1) * heads + head
+        store_matrix(added, of_piece * (K * V), k, v, grad_state, K, V)

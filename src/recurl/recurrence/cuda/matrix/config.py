@@ -1,0 +1,105 @@
+"""Division of matrix recurrences among the programs of a GPU, by rule: no tuning at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LARGEST = 256
+"""Size of the largest keys and values that the kernels support."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Work of one program.
+
+    Attributes:
+        columns: columns of the state, a power of two.
+        warps: warps per program.
+        stages: loads in flight in loops that the compiler pipelines.
+    """
+
+    columns: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Division of a call; the same for both passes of it.
+
+    Attributes:
+        chunk: tokens that are processed at once: 16, 32 or 64.
+        piece: chunks of a row that one program processes one after another. Rows of more chunks are cut into pieces.
+        forward: programs of the forward pass.
+        backward: programs of the backward pass.
+        carry: programs that carry states from piece to piece.
+    """
+
+    chunk: int
+    piece: int
+    forward: Tile
+    backward: Tile
+    carry: Tile
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a plan depends on.
+
+    Attributes:
+        rows: rows of the batch.
+        length: tokens per row.
+        heads: heads.
+        keys: K.
+        values: V.
+        bits: of a number of the products' operands, 16 or 32.
+        delta: whether the recurrence has the delta rule.
+        processors: multiprocessors of the GPU.
+    """
+
+    rows: int
+    length: int
+    heads: int
+    keys: int
+    values: int
+    bits: int
+    delta: bool
+    processors: int
+
+
+_LONG = 16  # chunks of a row that may be cut into pieces
+_SHORTEST_PIECE = 8
+
+
+def padded(size: int) -> int:
+    """Return a size as matrix products need it: a power of two, at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def plan_for(sizes: Sizes) -> Plan:
+    """Return the division of a call.
+
+    A program holds a state, or in the backward pass a state and its gradient, in registers. Rows are cut where the GPU
+    would otherwise be idle: a row in pieces costs about twice as many operations.
+    """
+    wide = sizes.keys > 64 or sizes.values > 64  # noqa: PLR2004
+    chunk = min(padded(sizes.length), 32 if sizes.delta or wide or sizes.bits > 16 else 64)  # noqa: PLR2004
+    keys, values = padded(sizes.keys), padded(sizes.values)
+    forward = Tile(min(values, max(16, 8192 // keys)), 8 if wide else 4, 1)
+    backward = Tile(min(values, max(16, (8192 if wide else 4096) // keys)), 8 if wide else 4, 1)
+    carry = Tile(min(values, 16), 4, 3)
+    chunks = -(-sizes.length // chunk)
+    piece = chunks
+    if chunks >= _LONG:
+        programs = sizes.rows * sizes.heads * -(-sizes.values // forward.columns)
+        piece = max(_SHORTEST_PIECE, -(-chunks * programs // (2 * sizes.processors)))
+    return Plan(chunk, min(piece, chunks), forward, backward, carry)
+
+
+def step_tile_for(rows: int, heads: int, keys: int, values: int, processors: int) -> Tile:
+    """Return the programs of a step: whole states, or narrow parts of few."""
+    keys, values = padded(keys), padded(values)
+    columns = min(values, max(16, 4096 // keys))
+    while columns > 16 and rows * heads * -(-values // columns) < 4 * processors:  # noqa: PLR2004
+        columns //= 2
+    return Tile(columns, 4, 1)

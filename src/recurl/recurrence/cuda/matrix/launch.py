@@ -1,0 +1,195 @@
+"""Launches of the matrix recurrence kernels, on tensors. Imported only if Triton is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.cuda.launch import on, processors_of
+from recurl.recurrence.cuda.matrix.backward import backward_kernel
+from recurl.recurrence.cuda.matrix.config import Plan, Tile, padded, step_tile_for
+from recurl.recurrence.cuda.matrix.forward import carry_kernel, forward_kernel
+from recurl.recurrence.cuda.matrix.step import step_kernel
+from recurl.recurrence.cuda.prepared import prepared
+from recurl.recurrence.matrix.kernels import MatrixInputs
+
+Saved = tuple[Tensor, ...]
+
+
+class _Call:
+    """Inputs as kernels read them, and the layout of chunks and pieces."""
+
+    def __init__(self, inputs: MatrixInputs, plan: Plan, precision: str) -> None:
+        query, key, value = (_unit_stride(one) for one in inputs[:3])
+        self.inputs, self.plan, self.delta = inputs, plan, inputs.delta
+        self.tokens, self.heads, self.keys = key.shape
+        self.values, self.device = value.shape[-1], key.device
+        self.length = inputs.boundaries.batch_shape[-1]
+        self.rows = self.tokens // self.length
+        self.chunks = -(-self.length // plan.chunk)
+        self.pieces = -(-self.chunks // plan.piece)
+        self.maps = self.rows * (self.pieces - 1) * self.heads
+        self.start_index = inputs.boundaries.start_index
+        decay, rate = inputs.log_decay.contiguous(), inputs.rate.contiguous()
+        states = decay if inputs.states is None else inputs.states
+        self.stored = (states, *(states.stride() if inputs.states is not None else (0, 0, 0, 0)))
+        self.pair = (query, *query.stride()[:2], key, *key.stride()[:2])
+        self.value = (value, *value.stride()[:2])
+        self.scalars = (decay, rate)
+        self.precision = {torch.bfloat16: "bf16", torch.float16: "tf32"}.get(key.dtype, precision)
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
+
+    def constants(self, tile: Tile, **others: Any) -> dict[str, Any]:
+        columns = min(tile.columns, padded(self.values))
+        sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": columns}
+        options = {"PRECISION": self.precision, "num_warps": tile.warps, "num_stages": tile.stages}
+        return {**sizes, "DELTA": self.delta, **others, **options}
+
+    def blocks(self, tile: Tile) -> int:
+        return -(-self.values // tile.columns)
+
+    def carry(self, added: Tensor, transfer: Tensor, to: Tensor, slots: int, slot_step: int, reverse: bool) -> None:
+        """Carry states, or their gradients in reverse, from piece to piece."""
+        tile, piece_tokens = self.plan.carry, self.plan.piece * self.plan.chunk
+        constants = self.constants(tile, REVERSE=reverse)
+        launch = prepared(carry_kernel, self.rows * self.heads * self.blocks(tile), **constants)
+        lengths = (self.heads, self.length, self.pieces, piece_tokens, slots, slot_step)
+        launch(added, transfer, self.start_index, to, *lengths)
+
+
+def run_forward(
+    inputs: MatrixInputs, after: bool, keep: bool, plan: Plan, precision: str
+) -> tuple[Tensor, Tensor | None, Saved]:
+    """Return the outputs, the states after segments if ``after``, and what :func:`run_backward` reads if ``keep``.
+
+    Saved are the states before chunks, the solved values of the delta rule, and the maps of the pieces.
+    """
+    call = _Call(inputs, plan, precision)
+    tile, heads, pieces = plan.forward, call.heads, call.pieces
+    like = inputs.value
+    output = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    solved = torch.empty_like(output) if keep and call.delta else output
+    shape = (call.tokens, heads, call.keys, call.values)
+    ended = torch.zeros(shape, dtype=torch.float32, device=call.device) if after else output
+    slots, slot_step = (call.chunks - 1, plan.piece) if keep else (pieces - 1, 1)
+    carried = call.empty(call.rows * slots, heads, call.keys, call.values)
+    transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
+    added = call.empty(call.maps, call.keys, call.values)
+    flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None}
+
+    def launch(maps: bool) -> None:
+        ran, blocks = pieces - maps, call.blocks(tile)
+        if maps and call.delta:
+            blocks += -(-call.keys // tile.columns)
+        others = {"BLOCKS": blocks, "MAPS": maps, "AFTER": after and not maps, "KEEP": keep}
+        constants = call.constants(tile, **flags, **others)
+        prepared(forward_kernel, call.rows * ran * heads * blocks, **constants)(
+            *(*call.pair, *call.value, *call.scalars, *call.stored, call.start_index),
+            *(output, solved, ended, carried, added, transfer),
+            *(heads, call.length, call.chunks, ran, plan.piece, slots, slot_step),
+        )
+
+    with on(call.device):
+        if pieces > 1:
+            launch(maps=True)
+            call.carry(added, transfer, carried, slots, slot_step, reverse=False)
+        launch(maps=False)
+    saved = (carried, solved if call.delta else output.new_empty(0), transfer) if keep else ()
+    return output, ended if after else None, saved
+
+
+def run_backward(
+    inputs: MatrixInputs,
+    saved: Saved,
+    grad_output: Tensor,
+    grad_after: Tensor | None,
+    to_states: bool,
+    plan: Plan,
+    precision: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of query, key, value, log_decay, rate and, if ``to_states``, states."""
+    call = _Call(inputs, plan, precision)
+    tile, heads, pieces, tokens = plan.backward, call.heads, call.pieces, call.tokens
+    carried, solved, transfer = saved
+    read = (solved, *solved.stride()[:2]) if call.delta else call.value
+    blocks = call.blocks(tile)
+    of_keys = torch.float32 if blocks > 1 else inputs.key.dtype
+    to_keys = [torch.empty(blocks, tokens, heads, call.keys, dtype=of_keys, device=call.device) for _ in range(2)]
+    to_value = torch.empty(inputs.value.shape, dtype=inputs.value.dtype, device=call.device)
+    to_scalars = [call.empty(blocks, tokens, heads) for _ in range(2)]
+    to_states = to_states and inputs.states is not None
+    to_stored = to_value
+    if to_states:
+        to_stored = torch.zeros(tokens, heads, call.keys, call.values, dtype=torch.float32, device=call.device)
+    ended = (to_value, 0, 0, 0, 0) if grad_after is None else (grad_after, *grad_after.stride())
+    added, arriving = (call.empty(call.maps, call.keys, call.values) for _ in range(2))
+    flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None, "AFTER": grad_after is not None}
+
+    def launch(maps: bool) -> None:
+        constants = call.constants(tile, **flags, MAPS=maps, TO_STATES=to_states and not maps)
+        prepared(backward_kernel, call.rows * (pieces - maps) * heads * blocks, **constants)(
+            *(*call.pair, *read, *call.scalars, *call.stored, call.start_index),
+            *(carried, grad_output.contiguous(), *ended, arriving),
+            *(*to_keys, to_value, *to_scalars, to_stored, added),
+            *(tokens, heads, call.length, call.chunks, pieces, int(maps), plan.piece, call.chunks - 1),
+        )
+
+    with on(call.device):
+        if pieces > 1:
+            launch(maps=True)
+            call.carry(added, transfer, arriving, 0, 0, reverse=True)
+        launch(maps=False)
+    to_query, to_key = ((one.sum(0) if blocks > 1 else one[0]).to(inputs.key.dtype) for one in to_keys)
+    to_decay, to_rate = (one.sum(0) if blocks > 1 else one[0] for one in to_scalars)
+    return to_query, to_key, to_value, to_decay, to_rate, to_stored if to_states else None
+
+
+def run_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    rate: Tensor,
+    states: Tensor | None,
+    is_init: Tensor | None,
+    delta: bool,
+    in_place: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs ``[B, heads, V]`` of one token and the states after it, ``[B, heads, K, V]``."""
+    rows, heads, keys = key.shape
+    values = value.shape[-1]
+    output = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    if states is not None and in_place:
+        after = states
+    else:
+        after = torch.empty(rows, heads, keys, values, dtype=log_decay.dtype, device=value.device)
+    if rows == 0:
+        return output, after
+    query, key, value = (_unit_stride(one) for one in (query, key, value))
+    tile = step_tile_for(rows, heads, keys, values, processors_of(value.device))
+    flags = None if is_init is None else is_init.reshape(rows).contiguous().view(torch.uint8)
+    columns = min(tile.columns, padded(values))
+    launch = prepared(
+        step_kernel,
+        rows * heads * -(-values // columns),
+        **{"K": keys, "V": values, "BLOCK_K": padded(keys), "BLOCK_V": columns, "DELTA": delta},
+        HAS_STATES=states is not None,
+        RESETS=flags is not None,
+        num_warps=tile.warps,
+    )
+    given = after if states is None else states
+    with on(value.device):
+        launch(
+            *(query, *query.stride()[:2], key, *key.stride()[:2], value, *value.stride()[:2]),
+            *(log_decay.contiguous(), rate.contiguous(), given, *given.stride()),
+            *(log_decay if flags is None else flags, output, after, *after.stride()[:2], heads),
+        )
+    return output, after
+
+
+def _unit_stride(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,0 +1,147 @@
+# pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Parts of the matrix recurrence kernels: products, the inverse of a chunk, sums over segments, chunks of a stream.
+
+Products mix tokens of different segments, whose weights are zero: zero times NaN must not spread. Operands that are
+summed over tokens are therefore :func:`clean`, and :func:`poison` of the tokens that were not is added to those weights
+that are not zero.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LEAST = tl.constexpr(-88.0)
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr):
+    """Multiply matrices in bfloat16, or in float32 at a precision of tensor cores, with a float32 sum."""
+    if PRECISION == "bf16":
+        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+    return result
+
+
+@triton.jit
+def clean(x):
+    """Replace NaN and infinities by zero."""
+    return tl.where(x - x == 0.0, x, 0.0)
+
+
+@triton.jit
+def poison(x):
+    """Return for each row NaN if any of its numbers isn't finite, else zero."""
+    return tl.sum(x - x, 1)
+
+
+@triton.jit
+def inverse(a, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the inverse of I + a for strictly lower triangular a, by blocks of doubling size.
+
+    Every intermediate result is the inverse of blocks on the diagonal, and as well conditioned: powers of ``a`` would
+    grow like binomial coefficients where keys repeat.
+    """
+    row = tl.arange(0, SIZE)[:, None]
+    column = tl.arange(0, SIZE)[None, :]
+    result = tl.where(row == column, 1.0, tl.where((row // 2 == column // 2), -a, 0.0))
+    for level in tl.static_range(1, 6):
+        if (1 << level) < SIZE:
+            below = ((row >> level) != (column >> level)) & ((row >> (level + 1)) == (column >> (level + 1)))
+            between = dot(tl.where(below, a, 0.0), result, PRECISION)
+            result -= dot(result, between, PRECISION)
+    return result
+
+
+@triton.jit
+def _add(sum0, restarts0, sum1, restarts1):
+    return tl.where(restarts1 != 0, sum1, sum0 + sum1), restarts0 | restarts1
+
+
+@triton.jit
+def sums(x, restarts):
+    """Return running sums, beginning anew at tokens with a flag."""
+    total, _ = tl.associative_scan((x, restarts.to(tl.int32)), 0, _add)
+    return total
+
+
+@triton.jit
+def reverse_sums(x, restarts):
+    """Return :func:`sums` from the last token to the first."""
+    total, _ = tl.associative_scan((x, restarts.to(tl.int32)), 0, _add, reverse=True)
+    return total
+
+
+@triton.jit
+def at(x, t, token):
+    """Return the number of one token."""
+    return tl.sum(tl.where(t == token, x, 0), 0)
+
+
+@triton.jit
+def segments(start_index, begin, last, t):
+    """Return for each token of a chunk the token of the chunk that its segment starts at; 0 if it started before it.
+
+    Tokens after the last one count to its segment.
+
+    Args:
+        start_index: first token of each token's segment.
+        begin: first token of the chunk.
+        last: last token of the chunk.
+        t: tokens of the chunk, from 0.
+    """
+    start = tl.load(start_index + tl.minimum(begin + t, last))
+    return tl.maximum(start - begin, 0).to(tl.int32)
+
+
+@triton.jit
+def segment_of(start_index, begin, token):
+    """Return :func:`segments` of one token of the stream."""
+    return tl.maximum(tl.load(start_index + token) - begin, 0).to(tl.int32)
+
+
+@triton.jit
+def decays(log_decay, n, inside, restarts):
+    """Return the logarithm of each token's decay since the state that its segment has at the start of the chunk."""
+    x = tl.load(log_decay + n, mask=inside, other=0.0).to(tl.float32)
+    return sums(tl.where(x < _LEAST, _LEAST, x), restarts)
+
+
+@triton.jit
+def next_start(segment, start, SIZE: tl.constexpr):
+    """Return the first token after ``start`` at which a segment starts, or the size of the chunk."""
+    return tl.min(tl.where(segment > start, segment, SIZE), 0)
+
+
+@triton.jit
+def rows(pointer, token, stride, offset, width, inside, size):
+    """Load rows of ``[tokens, size]``, in float32."""
+    mask = inside[:, None] & (width < size)[None, :]
+    return tl.load(pointer + token[:, None] * stride + offset + width[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(pointer, token, stride, offset, width, inside, x, size):
+    """Store rows of ``[tokens, size]``."""
+    mask = inside[:, None] & (width < size)[None, :]
+    to = pointer + token[:, None] * stride + offset + width[None, :]
+    tl.store(to, x.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def matrix(pointer, offset, key_stride, value_stride, k, v, keys, values):
+    """Load a matrix, in float32."""
+    mask = (k < keys)[:, None] & (v < values)[None, :]
+    at_ = pointer + offset + k[:, None] * key_stride + v[None, :] * value_stride
+    return tl.load(at_, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_matrix(pointer, offset, k, v, x, keys, values):
+    """Store a contiguous matrix."""
+    mask = (k < keys)[:, None] & (v < values)[None, :]
+    tl.store(pointer + offset + k[:, None] * values + v[None, :], x.to(pointer.dtype.element_ty), mask=mask)

@@ -1,0 +1,95 @@
+# ruff: noqa: T201 - a script that prints
+"""Compile the matrix recurrence kernels without a GPU; arguments: capability, cases.
+
+A case is ``kernel,dtype,form,K,V`` with commas, and optionally the chunk, columns and warps. Prints one line per
+kernel: ``case: registers spilled_bytes shared_bytes``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from recurl.recurrence.cuda.matrix import backward, forward, step
+from recurl.recurrence.cuda.matrix.config import Sizes, Tile, padded, plan_for, step_tile_for
+
+from ..triton_offline import resources
+
+KERNELS = {
+    "forward": forward.forward_kernel,
+    "maps": forward.forward_kernel,
+    "backward": backward.backward_kernel,
+    "gradient_maps": backward.backward_kernel,
+    "carry": forward.carry_kernel,
+    "step": step.step_kernel,
+}
+NARROW = {"float32": ("*fp32", "tf32x3"), "bfloat16": ("*bf16", "bf16"), "float16": ("*fp16", "tf32")}
+INPUTS = ("query", "key", "value", "output", "solved", "grad", "grad_query", "grad_key", "grad_value")
+POINTERS = {"start_index": "*i64", "is_init": "*u8"}
+
+
+def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: tuple[int, ...], capability: int) -> Any:
+    kernel, (pointer, precision) = KERNELS[name], NARROW[dtype]
+    delta, resets = form.startswith("delta"), form.endswith("resets")
+    plan = plan_for(Sizes(256, 4096, 4, keys, values, 16 if pointer != "*fp32" else 32, delta, 132))
+    tile = {"forward": plan.forward, "maps": plan.forward, "carry": plan.carry}.get(name, plan.backward)
+    if name == "step":
+        tile = step_tile_for(4096, 4, keys, values, 132)
+    if others:
+        plan, tile = replace(plan, chunk=others[0]), Tile(*others[1:], 1)
+    blocks = -(-values // tile.columns)
+    maps = name.endswith("maps")
+    if name == "maps" and delta:
+        blocks += -(-keys // tile.columns)
+    constants: dict[str, Any] = {
+        "K": keys,
+        "V": values,
+        "BLOCK_K": padded(keys),
+        "BLOCK_V": min(tile.columns, padded(values)),
+        "CHUNK": plan.chunk,
+        "BLOCKS": blocks,
+        "DELTA": delta,
+        "HAS_STATES": resets,
+        "RESETS": resets,
+        "MAPS": maps,
+        "AFTER": resets and not maps,
+        "KEEP": True,
+        "TO_STATES": False,
+        "REVERSE": False,
+        "PRECISION": precision,
+    }
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    integers = ("heads", "length", "chunks", "pieces", "piece_chunks", "slots", "slot_step", "tokens", "piece_tokens")
+    types = dict.fromkeys(integers + ("first_piece",), "i32")
+    types |= {name: "i32" for name in kernel.arg_names if name.endswith(("_token", "_head", "_row"))}
+    types |= {name: "i32" for name in kernel.arg_names if name.endswith(("_key", "_value")) and name[:5] != "grad_"}
+    types |= {name: "i32" for name in ("grad_after_key", "grad_after_value")}
+    types |= {**dict.fromkeys(INPUTS, pointer), **POINTERS, **dict.fromkeys(constants, "constexpr")}
+    if blocks > 1:
+        types |= {"grad_query": "*fp32", "grad_key": "*fp32"}
+    types = {name: types.get(name, "*fp32") for name in kernel.arg_names}
+    aligned = [["tt.divisibility", 16]]
+    strides = ("_token", "_head", "_row", "states_key", "after_key")
+    attributes = {(k,): aligned for k, name in enumerate(types) if types[name][0] == "*" or name.endswith(strides)}
+    ones = {name: 1 for name in ("states_value", "grad_after_value") if name in types}
+    types |= dict.fromkeys(ones, "constexpr")
+    source = ASTSource(kernel, types, {**constants, **ones}, attributes)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def main() -> None:
+    for case in sys.argv[2:]:
+        name, dtype, form, *numbers = case.split(",")
+        keys, values, *others = map(int, numbers)
+        found = compiled(name, dtype, form, keys, values, tuple(others), int(sys.argv[1]))
+        print(f"{case}:", *resources(found.asm["cubin"]), found.metadata.shared, flush=True)
+
+
+if __name__ == "__main__":
+    main()

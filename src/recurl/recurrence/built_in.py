@@ -35,10 +35,16 @@ _MATRIX = {
     "loop": "matrix.loop:LoopMatrix",
     "chunked": "matrix.chunked:ChunkedMatrix",
     "cpu": "matrix.chunked:ChunkedMatrix",
+    "triton": "matrix.fused:FusedMatrix",
     "reference": "matrix.loop:ReferenceMatrix",
 }
+_MATRIX_KERNELS = {"triton": "cuda.matrix.backend:TritonMatrix"}
 LINEAR_OPERATIONS: dict[str, Operation] = {}
 """Operations of the kernels of linear recurrences, by name."""
+MATRIX_KERNELS: dict[str, Callable[[], Any]] = {}
+"""Functions that import the kernels of matrix recurrences, by name."""
+MATRIX_OPERATIONS: dict[str, Operation] = {}
+"""Their operations."""
 
 
 def _make(path: str, *args: Any) -> Any:
@@ -65,7 +71,13 @@ for _name, _path in _LINEAR.items():
         LINEAR_OPERATIONS[_name] = Operation(_name, _of_kernels, f"linear_{_name}", closed=True)
         BACKENDS.add_linear(_name, partial(_make, "segments:LinearBackend", _name))
 for _name, _path in _MATRIX.items():
-    MATRIX.add(_name, partial(_make, _path), _DEVICES.get(_name), fast=_name in _DEVICES)
+    if _name in _MATRIX_KERNELS:
+        MATRIX_KERNELS[_name] = cache(partial(_make, _MATRIX_KERNELS[_name]))
+        _of_kernels = partial(_make, "matrix.fused:LayerKernels", _name)
+        MATRIX_OPERATIONS[_name] = Operation(_name, _of_kernels, f"matrix_{_name}")
+        MATRIX.add(_name, partial(_make, _path, _name), _DEVICES.get(_name), fast=True)
+    else:
+        MATRIX.add(_name, partial(_make, _path), _DEVICES.get(_name), fast=_name in _DEVICES)
 
 
 def _linear_recurrence(a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int, backend: str) -> Tensor:

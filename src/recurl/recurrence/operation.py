@@ -221,7 +221,7 @@ class Operation:
 
     def _fake_forward(self, *args: Any) -> list[Tensor]:
         call = self._called(Arguments(*args[:_CALL]))
-        after = [call.x.new_empty(state.shape) for state in call.states[: len(call.cell.state_names)]]
+        after = [state.new_empty(state.shape) for state in call.states[: len(call.cell.state_names)]]
         if not call.cell.features_are_first_state:
             features, _ = call.cell.step(call.x, call.states, *call.weights)
             after.insert(0, call.x.new_empty(features.shape))

@@ -14,7 +14,7 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.cells.attention import Keys, Scored, least, score, weighted
 from recurl.recurrence.cells.time import Projection, present_inputs
 from recurl.recurrence.linear import LINEAR, linear_recurrence
-from recurl.recurrence.matrix import gated_matrix_recurrence
+from recurl.recurrence.matrix import MATRIX, gated_matrix_recurrence
 from recurl.sequences.index import Boundaries, readable
 
 
@@ -64,11 +64,15 @@ class Segments:
     ) -> tuple[Tensor, Tensor]:
         """Write into matrices at every token; return what they hold, and the matrices after the ends of segments.
 
-        Chunks take the place of ``scan``, and of ``loop`` where lengths of segments can't be read. Of matrices that
-        aren't wanted, those stored are returned.
+        Chunks take the place of ``scan``, of ``loop`` where lengths of segments can't be read, and of ``triton`` for
+        dtypes that its kernels don't have. Of matrices that aren't wanted, those stored are returned.
         """
-        chunked = self.backend == "scan" or (self.backend == "loop" and not readable(self.boundaries.starts))
-        backend = "chunked" if chunked else self.backend
+        chunked = {
+            "scan": True,
+            "loop": not readable(self.boundaries.starts),
+            "triton": self.backend == "triton" and MATRIX.named("triton").unsupported(value.device, value.dtype),
+        }
+        backend = "chunked" if chunked.get(self.backend) else self.backend
         wide = torch.promote_types(value.dtype, torch.float32)
         inputs = (query, key, value, log_decay.to(wide), rate.to(wide), before.to(wide), self.boundaries, backend)
         result, after = gated_matrix_recurrence(*inputs, delta=delta, after=self.after)

@@ -91,6 +91,10 @@ class TritonMatrix:
         found = _launch().run_backward(inputs, saved, grad_output, grad_after, needs[5], plan, self.precision)
         return tuple(one if need else None for one, need in zip(found, needs, strict=True))
 
+    def saved_like(self, inputs: MatrixInputs) -> tuple[Tensor, ...]:
+        """Return empty tensors like those that :meth:`forward` saves."""
+        return _launch().saved_like(inputs, self._plan(inputs), self.precision)
+
     def step(
         self,
         query: Tensor,

@@ -61,6 +61,14 @@ class _Call:
         launch(added, transfer, self.start_index, to, *lengths)
 
 
+def saved_like(inputs: MatrixInputs, plan: Plan, precision: str) -> Saved:
+    """Return empty tensors like those that :func:`run_forward` saves."""
+    call = _Call(inputs, plan, precision)
+    carried = call.empty(call.rows * (call.chunks - 1), call.heads, call.keys, call.values)
+    transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
+    return carried, torch.empty_like(inputs.value) if call.delta else inputs.value.new_empty(0), transfer
+
+
 def run_forward(
     inputs: MatrixInputs, after: bool, keep: bool, plan: Plan, precision: str
 ) -> tuple[Tensor, Tensor | None, Saved]:

@@ -1,0 +1,147 @@
+"""Check cells that run over whole sequences on a GPU: against float64 steps on the CPU, captured and compiled.
+
+    python benchmarks/check_cells_gpu.py [CELL ...]
+
+Prints a line for each cell and case, and exits with 1 if one is wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from recurl.modules import CellModule, set_recurrent_mode
+from recurl.recurrence import CELLS, load_cell, record_backends
+
+SHAPES = [(64, 33), (3, 4, 40), (700,), (5, 1)]
+OPTIONS = {"gtrxl": "gtrxl(window=8)", "mamba2": "mamba2(state_size=16)"}
+
+
+def batch_of(module: CellModule, shape: tuple[int, ...], stored: bool) -> TensorDict:
+    """Return random inputs, resets and, if ``stored``, states that a policy has reached."""
+    generator = torch.Generator().manual_seed(0)
+    net = module.net
+    batch = TensorDict(
+        {
+            "x": torch.randn(*shape, net.input_size, generator=generator),
+            "is_init": torch.rand(*shape, 1, generator=generator) < 0.1,
+        },
+        shape,
+    )
+    if stored:
+        step = TensorDict({"x": torch.randn(batch.numel(), net.input_size, generator=generator)}, [batch.numel()])
+        step["is_init"] = torch.ones(batch.numel(), 1, dtype=torch.bool)
+        step = module(step)
+        for key in module.state_keys:
+            batch[key] = step["next", key].detach().reshape(*shape, *step["next", key].shape[1:])
+    return batch
+
+
+def results(module: CellModule, batch: TensorDict) -> list[Tensor]:
+    """Return outputs, and the gradients of the parameters and inputs."""
+    batch = batch.clone()
+    batch["x"].requires_grad_()
+    with set_recurrent_mode(True):
+        module(batch)
+    outputs = [batch[key] for key in module.out_keys]
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(one.shape, generator=generator).to(one) for one in outputs]
+    inputs = [batch["x"], *module.parameters()]
+    return [*outputs, *torch.autograd.grad(outputs, inputs, grads)]
+
+
+def error(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """Return the largest error relative to the norm of a result."""
+    pairs = zip(found, wanted, strict=True)
+    return max(((one.cpu().double() - two.double()).norm() / two.norm().clamp_min(1e-6)).item() for one, two in pairs)
+
+
+def captured(module: CellModule, batch: TensorDict, other: TensorDict) -> list[Tensor]:
+    """Return the results for ``other`` from a CUDA graph that was captured with ``batch``."""
+    static = batch.clone()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        results(module, static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = results_in_graph(module, static)
+    static.update_(other)
+    graph.replay()
+    return found
+
+
+def results_in_graph(module: CellModule, batch: TensorDict) -> list[Tensor]:
+    """Return the features, and the gradients of their sum of squares."""
+    run = batch.copy()
+    with set_recurrent_mode(True):
+        y = module(run)["y"]
+    return [y, *torch.autograd.grad(y.square().sum(), list(module.parameters()))]
+
+
+def checks(name: str) -> Iterator[tuple[str, Callable[[], float]]]:
+    """Yield what to check of a cell, with the error that must be small."""
+    torch.manual_seed(0)
+    cell = load_cell(OPTIONS.get(name, name))
+    module = CellModule(cell, 5, 32, 2, in_key="x", out_key="y", recurrent_backend="fastest")
+    exact = CellModule(cell, 5, 32, 2, in_key="x", out_key="y", recurrent_backend="loop", dtype=torch.float64)
+    exact.load_state_dict(module.state_dict())
+    on_gpu = copy.deepcopy(module).cuda()
+
+    def sequences(shape: tuple[int, ...], stored: bool) -> float:
+        batch = batch_of(module, shape, stored)
+        with record_backends() as ran:
+            found = results(on_gpu, batch.cuda())
+        assert set(ran) <= {"triton"}, ran
+        return error(found, results(exact, batch.double()))
+
+    def steps() -> float:
+        batch = batch_of(module, (300,), True)
+        with torch.no_grad():
+            found, wanted = on_gpu(batch.cuda()), exact(batch.double())
+        return error([found[key] for key in module.out_keys], [wanted[key] for key in module.out_keys])
+
+    def capture() -> float:
+        batch, other = batch_of(module, (16, 50), True), batch_of(module, (16, 50), True)
+        other["x"], other["is_init"] = other["x"].flip(0), other["is_init"].flip(0)
+        return error(captured(on_gpu, batch.cuda(), other.cuda()), results_in_graph(exact, other.double()))
+
+    def compiled() -> float:
+        batch = batch_of(module, (16, 50), True)
+        run = torch.compile(lambda: results_in_graph(on_gpu, batch.cuda())[0])
+        return error([run()], results_in_graph(exact, batch.double())[:1])
+
+    for shape in SHAPES:
+        for stored in (False, True):
+            yield f"{list(shape)}{' stored' * stored}", lambda shape=shape, stored=stored: sequences(shape, stored)
+    yield "steps", steps
+    yield "captured", capture
+    yield "compiled", compiled
+
+
+def main() -> int:
+    """Run the checks."""
+    wrong = 0
+    for name in sys.argv[1:] or [name for name, cell in CELLS.items() if cell.takes_time]:
+        line = []
+        for what, check in checks(name):
+            try:
+                found = check()
+            except Exception:  # noqa: BLE001 - the others are checked, too
+                traceback.print_exc(limit=-4)
+                found = float("nan")
+            good = found < 2e-4
+            wrong += not good
+            line.append(f"{what} {found:.0e}{'' if good else ' WRONG'}")
+        print(f"{name}: {', '.join(line)}", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

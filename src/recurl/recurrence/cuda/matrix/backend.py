@@ -56,7 +56,9 @@ class TritonMatrix:
             return f"keys and values of a head have at most {LARGEST} numbers, got {keys} and {values}; use 'chunked'"
         return refused_device(device)
 
-    def forward(self, inputs: MatrixInputs, after: bool, keep: bool) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: MatrixInputs, after: bool, keep: bool
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
         """Return the outputs, states after segments, and saved tensors.
 
         Args:

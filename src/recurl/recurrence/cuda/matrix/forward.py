@@ -162,7 +162,14 @@ def forward_kernel(
             start = next_start(segment, 0, CHUNK)
             while start < CHUNK:
                 stored = matrix(
-                    states, (begin + start) * states_token + head * states_head, states_key, states_value, k, v, K, columns
+                    states,
+                    (begin + start) * states_token + head * states_head,
+                    states_key,
+                    states_value,
+                    k,
+                    v,
+                    K,
+                    columns,
                 )
                 own = (segment == start)[:, None]
                 if DELTA:

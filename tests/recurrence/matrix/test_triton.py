@@ -66,9 +66,9 @@ def test_plans_cut_long_rows_alone(length: int, delta: bool) -> None:
             plan = plan_for(Sizes(32_768 // length, length, 4, keys, keys, bits, delta, 132))
             assert plan.chunk in (16, 32, 64)
             pieces = -(-length // (plan.chunk * plan.piece))
-            assert pieces == 1 or length >= 512  # noqa: PLR2004
+            assert pieces == 1 or length >= 512
             for tile in (plan.forward, plan.backward, plan.carry):
-                assert tile.columns >= 16  # noqa: PLR2004
+                assert tile.columns >= 16
                 assert tile.columns & (tile.columns - 1) == 0
 
 

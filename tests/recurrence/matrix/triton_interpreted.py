@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recurl.recurrence.cuda.matrix.backend import TritonMatrix
-from recurl.recurrence.cuda.matrix.config import Plan, Sizes, Tile, plan_for, step_tile_for
-from recurl.recurrence.matrix.kernels import MatrixInputs
+from recurl.recurrence.cuda.matrix.config import Plan, Tile, plan_for
 
 from ..interpreter import allow_bfloat16_products, allow_bounds, patch_once
 from ..kernel_tests import print_checks
@@ -188,7 +187,7 @@ def fuzz(
     seed: int,
 ) -> None:
     case = problem((rows, length), heads, sizes, delta, resets, stored, after, seed=seed)
-    assert error(case, kernels(chunk, piece, 16)) < 3e-6  # noqa: PLR2004
+    assert error(case, kernels(chunk, piece, 16)) < 3e-6
 
 
 def fuzzed() -> int:

@@ -1,7 +1,7 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM102, SIM108
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
-# takes all its arguments.
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
 """Backward pass of matrix recurrences, the last chunk of a row first.
 
 In the notation of the forward pass, with G the gradient of the state after a chunk and ``mixed`` its matrix

@@ -1,7 +1,7 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM102, SIM108
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
-# takes all its arguments.
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
 """Forward pass of matrix recurrences, a chunk of tokens at a time.
 
 Let D[t, s] be the decay from token s to token t of the same segment, e[t] that from the state which the segment has

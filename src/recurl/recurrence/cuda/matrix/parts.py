@@ -1,5 +1,5 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
+# ruff: noqa: ANN001, ANN201, ANN202
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
 """Parts of the matrix recurrence kernels: products, the inverse of a chunk, sums over segments, chunks of a stream.

@@ -6,7 +6,8 @@
 
 Products mix tokens of different segments, whose weights are zero: zero times NaN must not spread. Operands that are
 summed over tokens are therefore :func:`clean`, and :func:`poison` of the tokens that were not is added to those weights
-that are not zero.
+that are not zero. Both are behind branches: the compiler would repeat an elementwise operation on an operand in every
+layout that a product needs.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ def clean(x):
 def poison(x):
     """Return for each row NaN if any of its numbers isn't finite, else zero."""
     return tl.sum(x - x, 1)
+
+
+@triton.jit
+def is_bad(x):
+    """Return whether any number of a vector isn't finite."""
+    total = tl.sum(x - x, 0)
+    return total != total
 
 
 @triton.jit

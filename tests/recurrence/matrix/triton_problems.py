@@ -53,10 +53,13 @@ def problem(
     after: bool = True,
     decay: float = 0.3,
     seed: int = 0,
+    starts: tuple[int, ...] = (),
 ) -> Problem:
     """A random problem in float64: keys of norm one, rates in [0, 1], stored states that are NaN unless read."""
     generator = torch.Generator().manual_seed(seed)
-    boundaries = Boundaries.from_is_init(torch.rand(shape, generator=generator) < resets, batch_shape=shape)
+    is_init = torch.rand(shape, generator=generator) < resets
+    is_init.view(-1)[list(starts)] = True
+    boundaries = Boundaries.from_is_init(is_init, batch_shape=shape)
     tokens, (keys, values) = boundaries.num_tokens, sizes
 
     def random(*size: int) -> Tensor:

@@ -56,7 +56,9 @@ class TritonMatrix:
             return f"keys and values of a head have at most {LARGEST} numbers, got {keys} and {values}; use 'chunked'"
         return refused_device(device)
 
-    def forward(self, inputs: MatrixInputs, after: bool, keep: bool) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: MatrixInputs, after: bool, keep: bool
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
         """Return the outputs, states after segments, and saved tensors.
 
         Args:
@@ -127,9 +129,10 @@ class TritonMatrix:
             ArgumentError: ``states`` can't be overwritten.
         """
         if in_place and (states is None or states.stride()[2:] != (value.shape[-1], 1) or 0 in states.stride()[:2]):
+            found = "None" if states is None else f"strides {states.stride()}"
             raise ArgumentError(
                 "States that are overwritten must be given, each row and head with a contiguous matrix of its own; got "
-                f"{'None' if states is None else f'strides {tuple(states.stride())}'}. Clone them, or use in_place=False."
+                f"{found}. Clone them, or use in_place=False."
             )
         return _launch().run_step(query, key, value, log_decay, rate, states, is_init, delta, in_place)
 

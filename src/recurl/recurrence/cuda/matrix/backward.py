@@ -1,7 +1,7 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM102
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
-# takes all its arguments.
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
 """Backward pass of matrix recurrences, the last chunk of a row first.
 
 In the notation of the forward pass, with G the gradient of the state after a chunk and ``mixed`` its matrix
@@ -31,6 +31,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     decays,
     dot,
     inverse,
+    is_bad,
     matrix,
     next_start,
     poison,
@@ -143,11 +144,21 @@ def backward_kernel(
                 grad_state += matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
         # Tokens whose queries or gradients aren't finite spoil what their segment did up to them; keys and rates, what
         # it does from them on.
-        bad_grad = poison(queries) + poison(grads)
-        bad_key = poison(keys) + (b - b)
-        queries = clean(queries).to(query.dtype.element_ty)
-        keys = clean(keys).to(key.dtype.element_ty)
-        grads = clean(grads).to(grad.dtype.element_ty)
+        bad_grad = tl.zeros([CHUNK], tl.float32)
+        bad_key = b - b
+        if BLOCK_K == BLOCK_V:
+            any_bad = poison((queries - queries) + (keys - keys) + (grads - grads))
+        else:
+            any_bad = poison((queries - queries) + (keys - keys)) + poison(grads)
+        if is_bad(any_bad):
+            bad_grad = poison(queries) + poison(grads)
+            bad_key += poison(keys)
+            queries = clean(queries)
+            keys = clean(keys)
+            grads = clean(grads)
+        queries = queries.to(query.dtype.element_ty)
+        keys = keys.to(key.dtype.element_ty)
+        grads = grads.to(grad.dtype.element_ty)
         decay = tl.exp(elapsed)
         left = at(elapsed, t, CHUNK - 1)
         same = (segment[:, None] == segment[None, :]) & (t[:, None] >= t[None, :])
@@ -174,7 +185,9 @@ def backward_kernel(
             mixed = tl.where(below, clean(b[:, None] * overlap), 0.0)
             solver = inverse(mixed, CHUNK, SOLVE)
             bad = poison(du) + (b - b)
-            du = dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), clean(du), SOLVE)
+            if is_bad(bad):
+                du = clean(du)
+            du = dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), du, SOLVE)
         to_value = b[:, None] * du
         if not MAPS:
             if fresh:
@@ -186,10 +199,12 @@ def backward_kernel(
                 state = matrix(carried, (slot * heads + head) * (K * V), V, 1, k, v, K, V)
             y = rows(solved, n, solved_token, head * solved_head, v, inside, V)
             store_rows(grad_value, n, heads * V, head * V, v, inside, to_value, V)
-            tl.store(grad_rate + (part + n) * heads + head, tl.sum(du * y, 1), mask=inside)
+            to_rate = tl.sum(du * y, 1)
+            tl.store(grad_rate + (part + n) * heads + head, to_rate, mask=inside)
             u = b[:, None] * y
-            bad_key += poison(u)
-            u = clean(u)
+            if is_bad(to_rate + b):
+                bad_key += poison(u)
+                u = clean(u)
             last_state = state
             if last_segment > 0:
                 last_state = stored_state(

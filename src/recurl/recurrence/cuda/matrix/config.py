@@ -82,8 +82,8 @@ def plan_for(sizes: Sizes) -> Plan:
     A program holds a state, or in the backward pass a state and its gradient, in registers. Rows are cut where the GPU
     would otherwise be idle: a row in pieces costs about twice as many operations.
     """
-    wide = sizes.keys > 64 or sizes.values > 64  # noqa: PLR2004
-    chunk = min(padded(sizes.length), 32 if sizes.delta or wide or sizes.bits > 16 else 64)  # noqa: PLR2004
+    wide = sizes.keys > 64 or sizes.values > 64
+    chunk = min(padded(sizes.length), 32 if sizes.delta or wide or sizes.bits > 16 else 64)
     keys, values = padded(sizes.keys), padded(sizes.values)
     forward = Tile(min(values, max(16, 8192 // keys)), 8 if wide else 4, 1)
     backward = Tile(min(values, max(16, (8192 if wide else 4096) // keys)), 8 if wide else 4, 1)
@@ -100,6 +100,6 @@ def step_tile_for(rows: int, heads: int, keys: int, values: int, processors: int
     """Return the programs of a step: whole states, or narrow parts of few."""
     keys, values = padded(keys), padded(values)
     columns = min(values, max(16, 4096 // keys))
-    while columns > 16 and rows * heads * -(-values // columns) < 4 * processors:  # noqa: PLR2004
+    while columns > 16 and rows * heads * -(-values // columns) < 4 * processors:
         columns //= 2
     return Tile(columns, 4, 1)

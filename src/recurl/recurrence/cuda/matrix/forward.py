@@ -1,7 +1,7 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM108
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
-# takes all its arguments.
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
 """Forward pass of matrix recurrences, a chunk of tokens at a time.
 
 Let D[t, s] be the decay from token s to token t of the same segment, e[t] that from the state which the segment has
@@ -29,6 +29,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     decays,
     dot,
     inverse,
+    is_bad,
     matrix,
     next_start,
     poison,
@@ -162,7 +163,14 @@ def forward_kernel(
             start = next_start(segment, 0, CHUNK)
             while start < CHUNK:
                 stored = matrix(
-                    states, (begin + start) * states_token + head * states_head, states_key, states_value, k, v, K, columns
+                    states,
+                    (begin + start) * states_token + head * states_head,
+                    states_key,
+                    states_value,
+                    k,
+                    v,
+                    K,
+                    columns,
                 )
                 own = (segment == start)[:, None]
                 if DELTA:
@@ -176,15 +184,18 @@ def forward_kernel(
         if DELTA:
             y -= decay[:, None] * before
         bad = poison(y) + (b - b)
-        b = clean(b)
-        y = clean(y)
+        spoilt = is_bad(bad)
+        if spoilt:
+            b = clean(b)
+            y = clean(y)
         if DELTA:
             mixed = between * dot(keys, tl.trans(keys), PRECISION) * b[None, :]
             mixed = tl.where(same & (t[:, None] > t[None, :]), clean(mixed), 0.0)
             y = dot(tl.where(same, inverse(mixed, CHUNK, SOLVE) + bad[None, :], 0.0), y, SOLVE)
             if KEEP and not MAPS:
                 store_rows(solved, n, heads * V, head * V, v, inside, y, V)
-            y = clean(y)
+            if spoilt:
+                y = clean(y)
         u = b[:, None] * y
         between += bad[None, :]
         if not MAPS:

@@ -184,7 +184,11 @@ def run_step(
     launch = prepared(
         step_kernel,
         rows * heads * -(-values // columns),
-        **{"K": keys, "V": values, "BLOCK_K": padded(keys), "BLOCK_V": columns, "DELTA": delta},
+        K=keys,
+        V=values,
+        BLOCK_K=padded(keys),
+        BLOCK_V=columns,
+        DELTA=delta,
         HAS_STATES=states is not None,
         RESETS=flags is not None,
         num_warps=tile.warps,

@@ -1,12 +1,13 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
+# ruff: noqa: ANN001, ANN201, ANN202
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
 """Parts of the matrix recurrence kernels: products, the inverse of a chunk, sums over segments, chunks of a stream.
 
 Products mix tokens of different segments, whose weights are zero: zero times NaN must not spread. Operands that are
 summed over tokens are therefore :func:`clean`, and :func:`poison` of the tokens that were not is added to those weights
-that are not zero.
+that are not zero. Both are behind branches: the compiler would repeat an elementwise operation on an operand in every
+layout that a product needs.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ def clean(x):
 def poison(x):
     """Return for each row NaN if any of its numbers isn't finite, else zero."""
     return tl.sum(x - x, 1)
+
+
+@triton.jit
+def is_bad(x):
+    """Return whether any number of a vector isn't finite."""
+    total = tl.sum(x - x, 0)
+    return total != total
 
 
 @triton.jit

@@ -1,0 +1,252 @@
+"""Run the matrix recurrence kernels in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
+
+Prints one line per check: ``name: error``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recurl.recurrence.cuda.matrix.backend import TritonMatrix
+from recurl.recurrence.cuda.matrix.config import Plan, Tile, plan_for
+
+from ..interpreter import allow_bfloat16_products, allow_bounds, patch_once
+from ..kernel_tests import print_checks
+from .triton_problems import Problem, errors, exact, outputs, problem, solve
+
+allow_bounds()
+patch_once()
+allow_bfloat16_products()
+
+
+def kernels(chunk: int = 16, piece: int = 1000, columns: int = 64) -> TritonMatrix:
+    """Return kernels with a small plan."""
+    tile = Tile(columns, 4, 1)
+    return TritonMatrix(lambda _: Plan(chunk, piece, tile, tile, Tile(16, 4, 1)))
+
+
+def error(case: Problem, runner: TritonMatrix, dtype: torch.dtype = torch.float32) -> float:
+    """Return the worst error of all results; those of narrow dtypes are compared for the rounded inputs."""
+    rounded = case.to(dtype)
+    found = solve(rounded, runner)
+    assert all(one is None or one.dtype == dtype for one in (found[0], *found[2:5]))
+    return max(errors(found, exact(rounded.to(torch.float64))).values())
+
+
+def row_errors(delta: bool) -> float:
+    """Rows of one chunk and of several, odd, with starts anywhere, with and without stored states and states after."""
+    cases = [
+        problem((3, 5), delta=delta, resets=0.4),
+        problem((2, 37), 2, delta=delta, resets=0.2),
+        problem((33,), delta=delta, resets=0.0, stored=False, after=False),
+        problem((2, 40), delta=delta, resets=0.15, after=False),
+        problem((2, 40), delta=delta, resets=1.0, sizes=(1, 1)),
+    ]
+    return max(error(case, kernels()) for case in cases)
+
+
+def piece_errors(delta: bool) -> float:
+    """Rows in pieces, some without a start, and blocks of V."""
+    case = problem((2, 117), delta=delta, resets=0.03, sizes=(5, 18))
+    return max(error(case, kernels(piece=2)), error(case, kernels(32, 1, 16)))
+
+
+def inference_error(delta: bool) -> float:
+    """Without saved tensors."""
+    worst = 0.0
+    for piece in (1000, 2):
+        case = problem((2, 70), delta=delta, resets=0.03).to(torch.float32)
+        output, after, saved = kernels(piece=piece).forward(case.inputs, False, False)
+        assert after is None
+        assert saved == ()
+        full, _, _ = kernels(piece=piece).forward(case.inputs, True, True)
+        worst = max(worst, (output - full).abs().max().item())
+    return worst
+
+
+def expanded_error() -> float:
+    """Compare inputs that are parts of one tensor, and expanded states and gradients, with their copies."""
+    case = problem((2, 20), 2, (4, 4)).to(torch.float32)
+    inputs = case.inputs
+    joined = torch.cat([inputs.query, inputs.key, inputs.value], -1)
+    query, key, value = joined.split(4, -1)
+    states = torch.randn(1, 2, 1, 1).expand(40, 2, 4, 4)
+    parts = inputs._replace(query=query, key=key, value=value, states=states)
+    copies = inputs._replace(states=states.contiguous())
+    grad = case.grad[:1].expand(40, 2, 4)
+    one, other = Problem(parts, grad, case.grad_after), Problem(copies, grad.contiguous(), case.grad_after)
+    return max(errors(solve(one, kernels()), solve(other, kernels())).values())
+
+
+def repeated_keys_error() -> float:
+    """The same key at every token at rate one: powers of the matrix to invert reach 1e17."""
+    case = problem((1, 64), resets=0.0, decay=0.0)
+    inputs = case.inputs._replace(
+        key=case.inputs.key[:1].expand_as(case.inputs.key).contiguous(), rate=torch.ones_like(case.inputs.rate)
+    )
+    return error(replace(case, inputs=inputs), kernels(64))
+
+
+def fast_decay_error() -> float:
+    """Decays whose product over a chunk is zero, some of them zero themselves."""
+    case = problem((2, 37), decay=60.0)
+    log_decay = case.inputs.log_decay.clone()
+    log_decay[[5, 20]] = -torch.inf
+    return error(replace(case, inputs=case.inputs._replace(log_decay=log_decay)), kernels())
+
+
+POISONED = ("query", "key", "value", "log_decay", "rate", "states", "grad", "grad_after")
+
+
+def isolation(delta: bool) -> int:
+    """Count wrong effects of a number that isn't finite.
+
+    No other segment and no other head may change. Bad inputs of the recurrence spoil outputs from their token on, a bad
+    query its own output, and a bad gradient no gradient after it; what they spoil is NaN or infinite.
+    """
+    case = problem((75,), 2, delta=delta, resets=0.0, starts=(10, 40, 44)).to(torch.float32)
+    token = {"states": 10, "grad_after": 39}
+    assert case.grad_after is not None
+    case = replace(case, grad_after=case.grad_after.nan_to_num())
+    outside = torch.ones(75, 2, dtype=torch.bool)
+    outside[10:40, 1] = False
+    wrong = 0
+    for piece, poison in ((1000, torch.nan), (2, torch.inf)):
+        clean = solve(case, kernels(piece=piece))
+        assert all(one is not None and one.isfinite().all() for one in clean)
+        for name in POISONED:
+            n = token.get(name, 22)
+            found = solve(case.poisoned(name, n, poison), kernels(piece=piece))
+            pairs = [(one, other) for one, other in zip(found, clean, strict=True) if one is not None]
+            wrong += sum(not torch.equal(one[outside], other[outside]) for one, other in pairs if other is not None)
+            output, *gradients = found[0], *found[2:7]
+            wrong += not torch.equal(output[10:n, 1], clean[0][10:n, 1])
+            if "grad" in name:
+                wrong += not torch.equal(output, clean[0])
+                wrong += any(not one[n + 1 : 40, 1].isfinite().all() for one in gradients)
+                wrong += any(_finite(one[10:n, 1]).any() for one in gradients[1:])
+            elif name == "query":
+                wrong += int(output[n, 1].isfinite().any()) + int(not output[n + 1 : 40, 1].isfinite().all())
+            else:
+                wrong += int(_finite(output[n:40, 1]).any()) + int(_finite(gradients[0][n:40, 1]).any())
+            if name == "value":
+                wrong += any(not one[10:n, 1].isfinite().all() for one in gradients)
+    return int(wrong)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Return which tokens are finite altogether."""
+    return x.isfinite().reshape(x.shape[0], -1).all(1)
+
+
+def silent() -> int:
+    """Count gradients that are finite although the loop's aren't."""
+    case = problem((1, 40), delta=True, resets=0.0)
+    wrong = 0
+    for name in POISONED[:5]:
+        poisoned = case.poisoned(name, 20)
+        found, expected = solve(poisoned.to(torch.float32), kernels()), exact(poisoned)
+        for one, other in zip(found, expected, strict=True):
+            if one is not None and other is not None:
+                lost = _finite(one) & ~_finite(other)
+                wrong += int(lost.sum())
+    return wrong
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 50),
+    st.integers(1, 2),
+    st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    st.booleans(),
+    st.sampled_from([0.0, 0.05, 0.5]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([16, 32]),
+    st.integers(1, 4),
+    st.integers(0, 9),
+)
+def fuzz(
+    rows: int,
+    length: int,
+    heads: int,
+    sizes: tuple[int, int],
+    delta: bool,
+    resets: float,
+    stored: bool,
+    after: bool,
+    chunk: int,
+    piece: int,
+    seed: int,
+) -> None:
+    case = problem((rows, length), heads, sizes, delta, resets, stored, after, seed=seed)
+    assert error(case, kernels(chunk, piece, 16)) < 3e-6
+
+
+def fuzzed() -> int:
+    fuzz()
+    return 0
+
+
+def step_error(delta: bool) -> float:
+    """Compare steps, in place and not, with a row of two tokens; states of rows that start aren't read."""
+    worst = 0.0
+    for rows, sizes in ((1, (4, 3)), (5, (3, 20))):
+        case = problem((rows, 2), 2, sizes, delta, resets=0.0)
+        expected, after = outputs(case.inputs)
+        inputs = case.to(torch.float32).inputs
+        assert inputs.states is not None
+        first = range(0, 2 * rows, 2)
+        second = [n + 1 for n in first]
+        arguments = [[one[which] for one in inputs[:5]] for which in (list(first), second)]
+        runner = kernels()
+        output, states = runner.step(*arguments[0], inputs.states[first], delta=delta)
+        worst = max(worst, _worst(output, expected[first]), _worst(states, after[first]))
+        again, kept = runner.step(*arguments[1], states, delta=delta, in_place=True)
+        assert kept is states
+        worst = max(worst, _worst(again, expected[second]), _worst(states, after[second]))
+        is_init = torch.arange(rows) == 0
+        stored = torch.where(is_init[:, None, None, None], torch.nan, inputs.states[first])
+        fresh, _ = runner.step(*arguments[0], stored, is_init, delta=delta)
+        none, _ = runner.step(*arguments[0], None, delta=delta)
+        assert torch.equal(fresh[:1], none[:1])
+        assert torch.equal(fresh[1:], output[1:])
+    return worst
+
+
+def _worst(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+def planned_error() -> float:
+    """The plans for real calls, with few multiprocessors so that rows are cut."""
+    runner = TritonMatrix(lambda sizes: plan_for(replace(sizes, processors=2)))
+    worst = error(problem((1, 530), resets=0.01, stored=False, after=False), runner)
+    return max(worst, error(problem((1, 40), sizes=(70, 130)), runner))
+
+
+CHECKS = {
+    **{f"rows {name}": partial(row_errors, delta) for name, delta in (("plain", False), ("delta", True))},
+    **{f"pieces {name}": partial(piece_errors, delta) for name, delta in (("plain", False), ("delta", True))},
+    **{f"inference {name}": partial(inference_error, delta) for name, delta in (("plain", False), ("delta", True))},
+    **{f"isolation {name}": partial(isolation, delta) for name, delta in (("plain", False), ("delta", True))},
+    **{f"step {name}": partial(step_error, delta) for name, delta in (("plain", False), ("delta", True))},
+    "expanded": expanded_error,
+    "repeated keys": repeated_keys_error,
+    "fast decay": fast_decay_error,
+    "silent": silent,
+    "planned": planned_error,
+    "bfloat16": lambda: error(problem((2, 37)), kernels(), torch.bfloat16),
+    "float16": lambda: error(problem((2, 37)), kernels(), torch.float16),
+    "fuzz": fuzzed,
+}
+
+if __name__ == "__main__":
+    print_checks(CHECKS)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from examples.mingru import MinGRU
 from torch import Tensor
 
-from recurl.recurrence import Cell, GTrXLCell, MinGRUCell, RGLRUCell, S5Cell, Sizes
+from recurl.recurrence import Cell, GTrXLCell, MinGRUCell, RGLRUCell, S5Cell, SHMCell, Sizes, SLSTMCell
 
 
 class FastWeights(Cell):
@@ -61,5 +61,7 @@ VARIANTS: dict[str, Cell] = {
     "rglru with a window": RGLRUCell(state_size=6, heads=2, conv_width=3, feed_forward=0),
     "s5 without norm": S5Cell(state_size=6, norm=False),
     "gtrxl with a short window": GTrXLCell(window=3, heads=1, feed_forward=1),
+    "slstm with a window": SLSTMCell(conv_width=3, feed_forward=0, exponential_forget=True),
+    "shm with few rows": SHMCell(memory_size=3, rows=3),
 }
 """Built-in cells with non-default options."""

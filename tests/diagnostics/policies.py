@@ -28,6 +28,8 @@ from recurl.modules import (
     ProbabilisticActor,
     RGLRUModule,
     S5Module,
+    SHMModule,
+    SLSTMModule,
     get_env_transforms_from_module,
 )
 from tests.own_cells import FastWeights, MinGRU
@@ -45,6 +47,8 @@ CELLS = {
     "rglru": RGLRUModule,
     "ffm": FFMModule,
     "gtrxl": partial(GTrXLModule, window=4),
+    "slstm": partial(SLSTMModule, heads=2, conv_width=3),
+    "shm": partial(SHMModule, memory_size=6, rows=3),
 }
 TYPICAL = {"lstm", "own_mingru", "mingru", "lru"}  # with two states, a cell's step in Python, a window, complex numbers
 SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # with the backend to use

@@ -233,7 +233,7 @@ def test_what_is_no_cell(value: object, message: str) -> None:
         (
             "lstn",
             r"There is no cell 'lstn'\. Did you mean lstm\? Cells are lstm, gru, mingru, minlstm, lru, s5, rglru, "
-            "ffm, gtrxl, or module:Class",
+            "ffm, gtrxl, slstm, shm, or module:Class",
         ),
         ("minGRU", r"There is no cell 'minGRU'\. Did you mean mingru\?"),
         ("s55(norm=False)", r"There is no cell 's55'\. Did you mean s5\?"),

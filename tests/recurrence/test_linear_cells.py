@@ -1,4 +1,4 @@
-"""Linear-recurrence cells, compared with the formulas of their papers evaluated one number at a time."""
+"""Cells that are blocks, compared with the formulas of their papers evaluated one number at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.modules import S5Module
 from recurl.recurrence import (
     BACKENDS,
-    CELLS,
     Boundaries,
     Cell,
     FFMCell,
@@ -25,8 +24,11 @@ from recurl.recurrence import (
     MinLSTMCell,
     RGLRUCell,
     S5Cell,
+    SHMCell,
     Sizes,
+    SLSTMCell,
     Support,
+    load_cell,
 )
 from recurl.recurrence.cells.s5 import hippo
 
@@ -196,6 +198,55 @@ def gtrxl(w: Weights, inputs: np.ndarray) -> np.ndarray:
     return np.stack(features)
 
 
+def slstm(exponential: bool) -> Callable[[Weights, np.ndarray], np.ndarray]:
+    """The paper's recurrence without its stabilizer: c and n are sums of products of gates."""
+
+    def run(w: Weights, inputs: np.ndarray) -> np.ndarray:
+        heads, size = 2, HIDDEN // 2
+        h, c, n, features = np.zeros(HIDDEN), np.zeros(HIDDEN), np.zeros(HIDDEN), []
+        window = [np.zeros(HIDDEN)] * 2
+        for x in inputs:
+            u = w["weight_in"] @ x + w["bias_in"]
+            normed = layer_norm(u) * w["scale_gates"]
+            window.append(normed)
+            seen = convolved(w, window)
+            seen = seen * expit(seen)
+            before, read = h.copy(), np.zeros(HIDDEN)
+            for k in range(heads):
+                of = slice(k * size, (k + 1) * size)
+                from_h = w["weight_hidden"][k] @ before[of] + w["bias_gates"][k]
+                from_x = np.concatenate([w["weight_gates"][k] @ seen[of], w["weight_cell"][k] @ normed[of]])
+                i, f, z, o = np.split(from_x + from_h, 4)
+                forget = np.exp(f) if exponential else expit(f)
+                c[of] = forget * c[of] + np.exp(i) * np.tanh(z)
+                n[of] = forget * n[of] + np.exp(i)
+                h[of] = expit(o) * c[of] / n[of]
+                read[of] = layer_norm(h[of])
+            u = u + read * w["scale_hidden"]
+            gate, value = np.split(w["weight_up"] @ (layer_norm(u) * w["scale_up"]), 2)
+            features.append(u + w["weight_down"] @ (gelu(gate) * value))
+        return np.stack(features)
+
+    return run
+
+
+def shm(w: Weights, inputs: np.ndarray) -> np.ndarray:
+    size, features = 3, []
+    memory = np.zeros((size, size))
+    for t, x in enumerate(inputs):
+        u = layer_norm(w["weight_in"] @ x + w["bias_in"]) * w["scale_norm"] + w["bias_norm"]
+        key, query, value, change, strength = np.split(w["weight_memory"] @ u, [3, 6, 9, 12])
+        key, query = (np.maximum(part, 0) / (np.maximum(part, 0).sum() + 1e-5) for part in (key, query))
+        theta = w["theta"][(t + 1) % 4]
+        for i in range(size):
+            for j in range(size):
+                memory[i, j] *= 1 + np.tanh(theta[i] * change[j])
+                memory[i, j] += expit(strength[0]) * value[i] * key[j]
+        read = memory @ query + w["weight_shortcut"] @ u + w["bias_shortcut"]
+        features.append(w["weight_out"] @ read + w["bias_out"])
+    return np.stack(features)
+
+
 PAPERS: dict[str, tuple[Cell, Callable[[Weights, np.ndarray], np.ndarray]]] = {
     "mingru": (MinGRUCell(state_size=5, conv_width=3), minimal(mingru, 2)),
     "minlstm": (MinLSTMCell(state_size=5, conv_width=3), minimal(minlstm, 3)),
@@ -204,6 +255,9 @@ PAPERS: dict[str, tuple[Cell, Callable[[Weights, np.ndarray], np.ndarray]]] = {
     "rglru": (RGLRUCell(state_size=6, heads=2, conv_width=3), rglru),
     "ffm": (FFMCell(memory_size=3, context_size=2), ffm),
     "gtrxl": (GTrXLCell(window=3, heads=2), gtrxl),
+    "slstm": (SLSTMCell(heads=2, conv_width=3), slstm(exponential=False)),
+    "slstm(exponential_forget=True)": (SLSTMCell(2, 3, exponential_forget=True), slstm(exponential=True)),
+    "shm": (SHMCell(memory_size=3, rows=4), shm),
 }
 
 
@@ -234,7 +288,7 @@ def filled(cell: Cell, sizes: Sizes = SIZES) -> dict[str, torch.Tensor]:
 def test_every_parameter_is_filled(name: str) -> None:
     """Initial values keep the features in scale over 300 steps of noise."""
     sizes = Sizes(16, 16)
-    cell = CELLS[name]
+    cell = load_cell(name)
     made = filled(cell, sizes)
     x = torch.randn(300, 16)
     states = tuple(x.new_zeros(300, *shape) for shape in cell.state_shapes(sizes))
@@ -334,6 +388,15 @@ def test_saturated_gates_of_minlstm_stay_finite() -> None:
         (lambda: LRUCell(max_phase=math.nan), ArgumentError, "max_phase must be positive and finite, got nan"),
         (lambda: RGLRUCell(heads=3).parameters(SIZES), ArgumentError, "heads must divide the state's width, 4; got 3"),
         (lambda: FFMCell(context_size=0), ArgumentError, "context_size must be at least 1, got 0"),
+        (lambda: SLSTMCell(heads=3).parameters(SIZES), ArgumentError, "heads must divide hidden_size, 4, .*; got 3"),
+        (lambda: SLSTMCell(heads=4).parameters(SIZES), ArgumentError, "4, into parts of 2 or more; got 4"),
+        (lambda: SLSTMCell(heads=0), ArgumentError, "heads must be at least 1, got 0"),
+        (lambda: SLSTMCell(conv_width=1), ArgumentError, "conv_width must be 0, for none, or at least 2"),
+        (lambda: SLSTMCell(feed_forward=-0.5), ArgumentError, r"feed_forward must be at least 0 and finite, got -0\.5"),
+        (lambda: SLSTMCell(feed_forward=math.nan), ArgumentError, "at least 0 and finite, got nan"),
+        (lambda: SLSTMCell(exponential_forget=1), ArgumentTypeError, "exponential_forget must be True or False, got 1"),
+        (lambda: SHMCell(memory_size=0), ArgumentError, "memory_size must be at least 1, got 0"),
+        (lambda: SHMCell(rows=257), ArgumentError, "rows must be at most 256, .*; got 257"),
     ],
 )
 def test_options_that_are_refused(make: Callable[[], object], error: type[Exception], message: str) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         MinLSTMModule,
         RGLRUModule,
         S5Module,
+        SHMModule,
+        SLSTMModule,
     )
     from recurl.modules.lstm_gru import GRUModule, LSTMModule
     from recurl.modules.networks import MLP, LearnedScale
@@ -62,7 +64,10 @@ lazy_names(
         ".exploration": "AdditiveGaussianModule EGreedyModule",
         ".images": "ImageEncoder ImageScale",
         ".joint": "ActionDistribution ActionPart IndependentCategorical IndependentNormal action_parts",
-        ".linear_cells": "CellOptions FFMModule GTrXLModule LRUModule MinGRUModule MinLSTMModule RGLRUModule S5Module",
+        ".linear_cells": (
+            "CellOptions FFMModule GTrXLModule LRUModule MinGRUModule MinLSTMModule RGLRUModule S5Module SHMModule "
+            "SLSTMModule"
+        ),
         ".lstm_gru": "GRUModule LSTMModule",
         ".networks": "MLP LearnedScale",
         ".normalization": "ObservationNorm RewardScaler",
@@ -115,6 +120,8 @@ __all__ = [
     "RecurrentModule",
     "RewardScaler",
     "S5Module",
+    "SHMModule",
+    "SLSTMModule",
     "TanhNormal",
     "ValueOperator",
     "action_parts",

@@ -37,7 +37,17 @@ from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 from recurl.sequences.index import Boundaries, boundaries_of
 
 if TYPE_CHECKING:
-    from recurl.recurrence.cells import FFMCell, GTrXLCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
+    from recurl.recurrence.cells import (
+        FFMCell,
+        GTrXLCell,
+        LRUCell,
+        MinGRUCell,
+        MinLSTMCell,
+        RGLRUCell,
+        S5Cell,
+        SHMCell,
+        SLSTMCell,
+    )
     from recurl.recurrence.experiment import check_step
     from recurl.recurrence.kernel_backend import KernelBackend
     from recurl.recurrence.linear import linear_recurrence
@@ -48,7 +58,7 @@ if TYPE_CHECKING:
 lazy_names(
     __name__,
     {
-        ".cells": "FFMCell GTrXLCell LRUCell MinGRUCell MinLSTMCell RGLRUCell S5Cell",
+        ".cells": "FFMCell GTrXLCell LRUCell MinGRUCell MinLSTMCell RGLRUCell S5Cell SHMCell SLSTMCell",
         ".experiment": "check_step",
         ".kernel_backend": "KernelBackend",
         ".linear": "linear_recurrence",
@@ -83,6 +93,8 @@ __all__ = [
     "RGLRUCell",
     "ReferenceBackend",
     "S5Cell",
+    "SHMCell",
+    "SLSTMCell",
     "ScanBackend",
     "Shape",
     "Sizes",

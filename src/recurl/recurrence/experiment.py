@@ -244,6 +244,10 @@ class _Probe:
 
     recur_complex = recur
 
+    def count(self, before: Tensor, modulus: int) -> Tensor:
+        self.states_out.append(self._random_like(before))
+        return self.states_out[-1]
+
     def window(self, x: Tensor, before: Tensor) -> Tensor:
         self.inputs.append(x)
         window = torch.cat([self._random_like(before), x.unsqueeze(1)], 1)

@@ -14,7 +14,7 @@ from recurl.trainers.run.faults import FaultWatch
 
 SMALL = {"env": "recurl/RepeatPrevious-v0", "env_kwargs": ("k=1", "episode_length=10"), "hidden_size": 8}
 SIZES = {"num_envs": 4, "rollout_steps": 16, "total_steps": 640}
-LINEAR = ["mingru", "minlstm", "lru", "s5(state_size=8)", "rglru", "ffm", "gtrxl(window=4)"]
+LINEAR = ["mingru", "minlstm", "lru", "s5(state_size=8)", "rglru", "ffm", "gtrxl(window=4)", "slstm", "shm(rows=3)"]
 
 
 def config(kind=PPOConfig, **options):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from recurl.recurrence.cells.minimal import MinGRUCell, MinLSTMCell
     from recurl.recurrence.cells.rglru import RGLRUCell
     from recurl.recurrence.cells.s5 import S5Cell
+    from recurl.recurrence.cells.shm import SHMCell
+    from recurl.recurrence.cells.slstm import SLSTMCell
 
 lazy_names(
     __name__,
@@ -38,6 +40,8 @@ lazy_names(
         ".minimal": "MinGRUCell MinLSTMCell",
         ".rglru": "RGLRUCell",
         ".s5": "S5Cell",
+        ".shm": "SHMCell",
+        ".slstm": "SLSTMCell",
     },
 )
 
@@ -59,6 +63,8 @@ __all__ = [
     "OneStep",
     "RGLRUCell",
     "S5Cell",
+    "SHMCell",
+    "SLSTMCell",
     "Shape",
     "Sizes",
     "States",

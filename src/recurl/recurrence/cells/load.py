@@ -35,6 +35,8 @@ _LAZY: Any = {
     "rglru": "rglru:RGLRU",
     "ffm": "ffm:FFM",
     "gtrxl": "gtrxl:GTRXL",
+    "slstm": "slstm:SLSTM",
+    "shm": "shm:SHM",
 }
 CELLS = _Cells({"lstm": LSTM, "gru": GRU} | _LAZY)
 """Built-in cells by name, used by configurations, benchmarks and the doctor."""

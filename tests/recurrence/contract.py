@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence import (
     BACKENDS,
     CELLS,
@@ -25,6 +26,14 @@ from tests.own_cells import OWN, VARIANTS
 
 KNOWN: dict[str, Cell] = CELLS | OWN | VARIANTS
 PATTERNS = ("none", "every", "random", "last", "alternating")
+
+
+def serves(name: str, cell: str) -> bool:
+    try:
+        BACKENDS.check_cell(name, KNOWN[cell])
+    except UnsupportedError:
+        return False
+    return True
 
 
 @dataclass

@@ -14,6 +14,7 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.modules import S5Module
 from recurl.recurrence import (
     BACKENDS,
+    ONE_STEP,
     Boundaries,
     Cell,
     FFMCell,
@@ -31,6 +32,7 @@ from recurl.recurrence import (
     load_cell,
 )
 from recurl.recurrence.cells.s5 import hippo
+from recurl.recurrence.segments import Segments
 
 INPUTS, HIDDEN, TOKENS = 3, 4, 6
 SIZES = Sizes(INPUTS, HIDDEN)
@@ -368,6 +370,79 @@ def test_saturated_gates_of_minlstm_stay_finite() -> None:
     a, b = cell.coefficients(gates)
     assert a.tolist() == [[0.5, 1.0]]
     assert b.tolist() == [[0.5, 0.0]]
+
+
+def test_first_values_of_slstm_and_shm() -> None:
+    sizes = Sizes(16, 16)
+    forget = filled(SLSTMCell(heads=2), sizes)["bias_gates"].chunk(4, -1)[1]
+    torch.testing.assert_close(forget, torch.linspace(3, 6, 8).expand(2, 8))
+    exponential = filled(SLSTMCell(heads=2, exponential_forget=True), sizes)["bias_gates"].chunk(4, -1)[1]
+    torch.testing.assert_close(exponential.exp(), forget.sigmoid())
+    assert not filled(SLSTMCell(), sizes)["weight_hidden"].any()
+    assert filled(SHMCell(memory_size=22))["theta"].abs().max() <= math.sqrt(6 / (128 + 22))
+
+
+def steps(cell: Cell, weights: dict[str, torch.Tensor], inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Features and states after steps from zeros."""
+    packed = cell.pack([weights.get(parameter) for parameter in cell.parameter_names])
+    states = tuple(inputs.new_zeros(1, *shape) for shape in cell.state_shapes(SIZES))
+    features, after = [], []
+    for x in inputs:
+        y, states = cell.step(x.unsqueeze(0), states, *packed)
+        features.append(y)
+        after.append(states)
+    return torch.cat(features), *map(torch.cat, zip(*after, strict=True))
+
+
+@pytest.mark.parametrize("size", [-300.0, 300.0])
+@pytest.mark.parametrize("exponential", [False, True])
+def test_gates_of_slstm_do_not_overflow(size: float, exponential: bool) -> None:
+    """Input gates exp(300) or exp(-300), in float32; n is at least 1 after every step, so that c / n is a mean."""
+    cell = SLSTMCell(exponential_forget=exponential)
+    weights = {name: value.float().requires_grad_() for name, value in parameters(cell).items()}
+    with torch.no_grad():
+        weights["bias_gates"][:, : 2 * HIDDEN] += size
+    features, h, _, n, m = steps(cell, weights, torch.randn(300, INPUTS))
+    assert all(value.isfinite().all() for value in (features, h, n, m))
+    assert n.min() >= 1
+    assert h.abs().max() <= 1
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(features.sum(), list(weights.values())))
+
+
+def test_a_constant_in_the_gates_of_slstm_changes_only_m() -> None:
+    """Input gates that are exp(5) times as large weigh inputs alike, from the first step on."""
+    cell = SLSTMCell(feed_forward=0)
+    weights, inputs = parameters(cell), torch.randn(20, INPUTS, dtype=torch.float64)
+    features, h, c, n, m = steps(cell, weights, inputs)
+    weights["bias_gates"][:, :HIDDEN] += 5
+    torch.testing.assert_close(steps(cell, weights, inputs), (features, h, c, n, m + 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_rows_of_shm_take_turns_in_every_dtype(dtype: torch.dtype) -> None:
+    """Also over sequences, past the numbers that a dtype can count to; each sequence goes on from its stored number."""
+    tokens = 3000
+    starts = torch.zeros(tokens, dtype=torch.bool)
+    starts[[0, 700]] = True
+    stored = torch.zeros(tokens, 1, dtype=dtype)
+    stored[700] = 255
+    found = Segments(Boundaries(starts, (tokens,)), "loop").count(stored, 256)
+    expected = [(t + 1) % 256 for t in range(700)] + [(255 + t + 1) % 256 for t in range(tokens - 700)]
+    assert found.squeeze(1).tolist() == expected
+    turn, stepped = torch.zeros(1, 1, dtype=dtype), []
+    for _ in range(700):
+        turn = ONE_STEP.count(turn, 256)
+        stepped.append(turn.item())
+    assert stepped == expected[:700]
+
+
+def test_every_row_of_shm_is_learned() -> None:
+    cell = SHMCell(memory_size=3, rows=5)
+    weights = {name: value.requires_grad_() for name, value in parameters(cell).items()}
+    features, memory, turn = steps(cell, weights, torch.randn(7, INPUTS, dtype=torch.float64))
+    assert turn.squeeze(1).tolist() == [1, 2, 3, 4, 0, 1, 2]
+    (gradient,) = torch.autograd.grad(features[-1].sum() + memory[-1].sum(), weights["theta"])
+    assert gradient.any(-1).all()
 
 
 @pytest.mark.parametrize(

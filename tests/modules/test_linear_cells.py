@@ -1,4 +1,4 @@
-"""Recurrent modules with linear-recurrence cells: arguments, keys and states."""
+"""Recurrent modules whose layers are blocks: arguments, keys and states."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from recurl.modules import (
     MinLSTMModule,
     RGLRUModule,
     S5Module,
+    SHMModule,
+    SLSTMModule,
     get_env_transforms_from_module,
     set_recurrent_mode,
 )
 from recurl.recurrence import CELLS, record_backends
+from recurl.recurrence.cells.blocks import Block
 
 MODULES = {
     "mingru": MinGRUModule,
@@ -31,12 +34,14 @@ MODULES = {
     "rglru": RGLRUModule,
     "ffm": FFMModule,
     "gtrxl": GTrXLModule,
+    "slstm": SLSTMModule,
+    "shm": SHMModule,
 }
 KEYS = {"in_key": "observation", "out_key": "features"}
 
 
-def test_every_linear_cell_has_a_module() -> None:
-    assert list(MODULES) == [name for name, cell in CELLS.items() if cell.takes_time]
+def test_every_block_has_a_module() -> None:
+    assert list(MODULES) == [name for name, cell in CELLS.items() if isinstance(cell, Block)]
 
 
 @pytest.mark.parametrize("name", MODULES)

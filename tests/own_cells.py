@@ -16,7 +16,9 @@ from recurl.recurrence import (
     MLSTMCell,
     RGLRUCell,
     S5Cell,
+    SHMCell,
     Sizes,
+    SLSTMCell,
 )
 
 
@@ -74,5 +76,7 @@ VARIANTS: dict[str, Cell] = {
     "small mlstm": MLSTMCell(heads=2, expand=1, conv_width=0),
     "small mamba2": Mamba2Cell(heads=2, state_size=3, expand=1, conv_width=2),
     "small gated_deltanet": GatedDeltaNetCell(heads=2, key_size=3, value_size=2, conv_width=0, feed_forward=0),
+    "slstm with a window": SLSTMCell(conv_width=3, feed_forward=0, exponential_forget=True),
+    "shm with few rows": SHMCell(memory_size=3, rows=3),
 }
 """Built-in cells with non-default options."""

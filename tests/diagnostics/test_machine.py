@@ -22,13 +22,15 @@ def test_versions_and_backends() -> None:
     assert seen["pad"].startswith("lstm, gru: yes; ")
     for name in ("loop", "reference"):
         assert seen[name] == "yes"
-    for name in ("scan", "cpu", "triton"):
-        assert seen[name] == "yes" or seen[name].startswith(("no: ", "lstm, gru: no, "))
-    linear = "mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet"
+    assert seen["scan"] == "yes" or seen["scan"].startswith("no: ")
+    for name in ("cpu", "triton"):
+        assert seen[name].startswith(("no: ", "lstm, gru, ", "lstm, gru: no, "))
+        assert seen[name].startswith("no: ") or "; slstm: no, it has kernels for lstm and gru only" in seen[name]
+    others = "mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet, slstm, shm"
     assert seen["auto"].startswith("lstm, gru: pad; under torch.compile ")
-    assert f"; {linear}: loop; under torch.compile " in seen["auto"]
-    assert f"; {linear}: no, it has kernels for lstm and gru only" in seen["pad"]
-    assert seen["fastest"].split(";")[0] in BACKENDS.names
+    assert f"; {others}: loop; under torch.compile " in seen["auto"]
+    assert f"; {others}: no, it has kernels for lstm and gru only" in seen["pad"]
+    assert seen["fastest"].split(";")[0].rpartition(": ")[2] in BACKENDS.names
 
 
 def test_reasons_are_the_registry_s() -> None:
@@ -62,7 +64,8 @@ def test_reasons_are_the_registry_s() -> None:
         BACKENDS._backends = before
     assert seen["broken"].startswith("no: ")
     assert "pip install it" in seen["broken"]
-    assert seen["picky"].startswith("lstm, mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet: yes; gru: no, ")
+    cells = "lstm, mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet, slstm, shm"
+    assert seen["picky"].startswith(f"{cells}: yes; gru: no, ")
     assert "it has three gates" in seen["picky"]
 
 

@@ -1,4 +1,4 @@
-"""Recurrent modules with linear-recurrence cells: arguments, keys and states."""
+"""Recurrent modules whose layers are blocks: arguments, keys and states."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from recurl.modules import (
     MLSTMModule,
     RGLRUModule,
     S5Module,
+    SHMModule,
+    SLSTMModule,
     get_env_transforms_from_module,
     set_recurrent_mode,
 )
 from recurl.recurrence import CELLS, record_backends
+from recurl.recurrence.cells.blocks import Block
 
 MODULES = {
     "mingru": MinGRUModule,
@@ -37,12 +40,14 @@ MODULES = {
     "mlstm": MLSTMModule,
     "mamba2": Mamba2Module,
     "gated_deltanet": GatedDeltaNetModule,
+    "slstm": SLSTMModule,
+    "shm": SHMModule,
 }
 KEYS = {"in_key": "observation", "out_key": "features"}
 
 
-def test_every_linear_cell_has_a_module() -> None:
-    assert list(MODULES) == [name for name, cell in CELLS.items() if cell.takes_time]
+def test_every_block_has_a_module() -> None:
+    assert list(MODULES) == [name for name, cell in CELLS.items() if isinstance(cell, Block)]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence import (
     BACKENDS,
     CELLS,
@@ -25,6 +26,14 @@ from tests.own_cells import OWN, VARIANTS
 
 KNOWN: dict[str, Cell] = CELLS | OWN | VARIANTS
 PATTERNS = ("none", "every", "random", "last", "alternating")
+
+
+def serves(name: str, cell: str) -> bool:
+    try:
+        BACKENDS.check_cell(name, KNOWN[cell])
+    except UnsupportedError:
+        return False
+    return True
 
 
 @dataclass
@@ -52,8 +61,8 @@ class Case:
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
 
-        def normal(*shape: int, below_zero: bool = False) -> Tensor:
-            value = torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.6
+        def normal(*shape: int, below_zero: bool = False, scale: float = 0.6) -> Tensor:
+            value = torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
             return (-value.abs() if below_zero else value).to(self.dtype).requires_grad_()
 
         cell = KNOWN[self.cell]
@@ -68,8 +77,10 @@ class Case:
         self.states = tuple(normal(tokens, slots, *shape) for shape in cell.state_shapes(sizes[0]))
 
         def weights(shapes: dict[str, tuple[int, ...]]) -> Weights:
-            drawn = [  # otherwise S5's clipping of the real parts would make most of their gradients 0
-                normal(*shapes[name], below_zero=name == "lambda_re") if name in shapes else None
+            drawn = [  # otherwise S5's clipping would make most gradients 0, and SHM's memory grow by 2 at every step
+                normal(*shapes[name], below_zero=name == "lambda_re", scale=0.12 if name == "theta" else 0.6)
+                if name in shapes
+                else None
                 for name in cell.parameter_names
             ]
             return cell.pack(drawn)

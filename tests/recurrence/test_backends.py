@@ -12,19 +12,9 @@ from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.recurrence import BACKENDS, LSTM, Boundaries, Options, Support, run_stack
 from tests.pairs import paired
 
-from .contract import KNOWN, PATTERNS, Case, assert_agree, exact_and_allowed
+from .contract import KNOWN, PATTERNS, Case, assert_agree, exact_and_allowed, serves
 
 FAST = ["pad", "loop", "cpu", "scan"]
-
-
-def serves(name: str, cell: str) -> bool:
-    try:
-        BACKENDS.check_cell(name, KNOWN[cell])
-    except UnsupportedError:
-        return False
-    return True
-
-
 SERVED = [(name, cell) for cell in KNOWN for name in FAST if serves(name, cell)]
 DENSE = [(name, cell) for name, cell in SERVED if name != "pad"]  # pad returns states only at segment ends
 OPTIONS = [

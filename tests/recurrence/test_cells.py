@@ -233,7 +233,7 @@ def test_what_is_no_cell(value: object, message: str) -> None:
         (
             "lstn",
             r"There is no cell 'lstn'\. Did you mean lstm\? Cells are lstm, gru, mingru, minlstm, lru, s5, rglru, "
-            "ffm, gtrxl, mlstm, mamba2, gated_deltanet, or module:Class",
+            "ffm, gtrxl, mlstm, mamba2, gated_deltanet, slstm, shm, or module:Class",
         ),
         ("minGRU", r"There is no cell 'minGRU'\. Did you mean mingru\?"),
         ("s55(norm=False)", r"There is no cell 's55'\. Did you mean s5\?"),

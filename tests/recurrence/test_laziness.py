@@ -26,7 +26,7 @@ import torch
 from recurl.recurrence import BACKENDS, CELLS, LSTM, Support
 
 parts = "pad loop scan reference experiment kernel_backend segments linear triton"
-parts += " cells.minimal cells.lru cells.ffm cells.gtrxl cells.mlstm matrix"
+parts += " cells.minimal cells.lru cells.ffm cells.gtrxl cells.mlstm cells.slstm cells.shm matrix"
 unused = {f"recurl.recurrence.{part}" for part in parts.split()}
 assert not unused & set(sys.modules), unused & set(sys.modules)
 assert CELLS["lru"].name == "lru" and [cell.name for cell in CELLS.values()] == list(CELLS)

@@ -1,4 +1,4 @@
-"""Linear-recurrence cells, compared with the formulas of their papers evaluated one number at a time."""
+"""Cells that are blocks, compared with the formulas of their papers evaluated one number at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.modules import S5Module
 from recurl.recurrence import (
     BACKENDS,
-    CELLS,
+    ONE_STEP,
     Boundaries,
     Cell,
     FFMCell,
@@ -28,10 +28,14 @@ from recurl.recurrence import (
     MLSTMCell,
     RGLRUCell,
     S5Cell,
+    SHMCell,
     Sizes,
+    SLSTMCell,
     Support,
+    load_cell,
 )
 from recurl.recurrence.cells.s5 import hippo
+from recurl.recurrence.segments import Segments
 
 INPUTS, HIDDEN, TOKENS = 3, 4, 6
 SIZES = Sizes(INPUTS, HIDDEN)
@@ -278,6 +282,54 @@ def mlstm(w: Weights, inputs: np.ndarray) -> np.ndarray:
             read.append(layer_norm(memory[n] @ qn / max(abs(normalizer[n] @ qn), 1)))
         read = np.concatenate(read) * w["scale_heads"] + w["skip"] * mixed
         features.append(x + w["weight_out"] @ (read * silu(z)) + w["bias_out"])
+
+
+def slstm(exponential: bool) -> Callable[[Weights, np.ndarray], np.ndarray]:
+    """The paper's recurrence without its stabilizer: c and n are sums of products of gates."""
+
+    def run(w: Weights, inputs: np.ndarray) -> np.ndarray:
+        heads, size = 2, HIDDEN // 2
+        h, c, n, features = np.zeros(HIDDEN), np.zeros(HIDDEN), np.zeros(HIDDEN), []
+        window = [np.zeros(HIDDEN)] * 2
+        for x in inputs:
+            u = w["weight_in"] @ x + w["bias_in"]
+            normed = layer_norm(u) * w["scale_gates"]
+            window.append(normed)
+            seen = convolved(w, window)
+            seen = seen * expit(seen)
+            before, read = h.copy(), np.zeros(HIDDEN)
+            for k in range(heads):
+                of = slice(k * size, (k + 1) * size)
+                from_h = w["weight_hidden"][k] @ before[of] + w["bias_gates"][k]
+                from_x = np.concatenate([w["weight_gates"][k] @ seen[of], w["weight_cell"][k] @ normed[of]])
+                i, f, z, o = np.split(from_x + from_h, 4)
+                forget = np.exp(f) if exponential else expit(f)
+                c[of] = forget * c[of] + np.exp(i) * np.tanh(z)
+                n[of] = forget * n[of] + np.exp(i)
+                h[of] = expit(o) * c[of] / n[of]
+                read[of] = layer_norm(h[of])
+            u = u + read * w["scale_hidden"]
+            gate, value = np.split(w["weight_up"] @ (layer_norm(u) * w["scale_up"]), 2)
+            features.append(u + w["weight_down"] @ (gelu(gate) * value))
+        return np.stack(features)
+
+    return run
+
+
+def shm(w: Weights, inputs: np.ndarray) -> np.ndarray:
+    size, features = 3, []
+    memory = np.zeros((size, size))
+    for t, x in enumerate(inputs):
+        u = layer_norm(w["weight_in"] @ x + w["bias_in"]) * w["scale_norm"] + w["bias_norm"]
+        key, query, value, change, strength = np.split(w["weight_memory"] @ u, [3, 6, 9, 12])
+        key, query = (np.maximum(part, 0) / (np.maximum(part, 0).sum() + 1e-5) for part in (key, query))
+        theta = w["theta"][(t + 1) % 4]
+        for i in range(size):
+            for j in range(size):
+                memory[i, j] *= 1 + np.tanh(theta[i] * change[j])
+                memory[i, j] += expit(strength[0]) * value[i] * key[j]
+        read = memory @ query + w["weight_shortcut"] @ u + w["bias_shortcut"]
+        features.append(w["weight_out"] @ read + w["bias_out"])
     return np.stack(features)
 
 
@@ -292,6 +344,9 @@ PAPERS: dict[str, tuple[Cell, Callable[[Weights, np.ndarray], np.ndarray]]] = {
     "mlstm": (MLSTMCell(heads=2, conv_width=3), mlstm),
     "mamba2": (Mamba2Cell(heads=2, state_size=3, conv_width=3), mamba2),
     "gated_deltanet": (GatedDeltaNetCell(heads=2, key_size=3, value_size=2, conv_width=3), gated_deltanet),
+    "slstm": (SLSTMCell(heads=2, conv_width=3), slstm(exponential=False)),
+    "slstm(exponential_forget=True)": (SLSTMCell(2, 3, exponential_forget=True), slstm(exponential=True)),
+    "shm": (SHMCell(memory_size=3, rows=4), shm),
 }
 
 
@@ -322,7 +377,7 @@ def filled(cell: Cell, sizes: Sizes = SIZES) -> dict[str, torch.Tensor]:
 def test_every_parameter_is_filled(name: str) -> None:
     """Initial values keep the features in scale over 300 steps of noise."""
     sizes = Sizes(16, 16)
-    cell = CELLS[name]
+    cell = load_cell(name)
     made = filled(cell, sizes)
     x = torch.randn(300, 16)
     states = tuple(x.new_zeros(300, *shape) for shape in cell.state_shapes(sizes))
@@ -404,6 +459,79 @@ def test_saturated_gates_of_minlstm_stay_finite() -> None:
     assert b.tolist() == [[0.5, 0.0]]
 
 
+def test_first_values_of_slstm_and_shm() -> None:
+    sizes = Sizes(16, 16)
+    forget = filled(SLSTMCell(heads=2), sizes)["bias_gates"].chunk(4, -1)[1]
+    torch.testing.assert_close(forget, torch.linspace(3, 6, 8).expand(2, 8))
+    exponential = filled(SLSTMCell(heads=2, exponential_forget=True), sizes)["bias_gates"].chunk(4, -1)[1]
+    torch.testing.assert_close(exponential.exp(), forget.sigmoid())
+    assert not filled(SLSTMCell(), sizes)["weight_hidden"].any()
+    assert filled(SHMCell(memory_size=22))["theta"].abs().max() <= math.sqrt(6 / (128 + 22))
+
+
+def steps(cell: Cell, weights: dict[str, torch.Tensor], inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Features and states after steps from zeros."""
+    packed = cell.pack([weights.get(parameter) for parameter in cell.parameter_names])
+    states = tuple(inputs.new_zeros(1, *shape) for shape in cell.state_shapes(SIZES))
+    features, after = [], []
+    for x in inputs:
+        y, states = cell.step(x.unsqueeze(0), states, *packed)
+        features.append(y)
+        after.append(states)
+    return torch.cat(features), *map(torch.cat, zip(*after, strict=True))
+
+
+@pytest.mark.parametrize("size", [-300.0, 300.0])
+@pytest.mark.parametrize("exponential", [False, True])
+def test_gates_of_slstm_do_not_overflow(size: float, exponential: bool) -> None:
+    """Input gates exp(300) or exp(-300), in float32; n is at least 1 after every step, so that c / n is a mean."""
+    cell = SLSTMCell(exponential_forget=exponential)
+    weights = {name: value.float().requires_grad_() for name, value in parameters(cell).items()}
+    with torch.no_grad():
+        weights["bias_gates"][:, : 2 * HIDDEN] += size
+    features, h, _, n, m = steps(cell, weights, torch.randn(300, INPUTS))
+    assert all(value.isfinite().all() for value in (features, h, n, m))
+    assert n.min() >= 1
+    assert h.abs().max() <= 1
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(features.sum(), list(weights.values())))
+
+
+def test_a_constant_in_the_gates_of_slstm_changes_only_m() -> None:
+    """Input gates that are exp(5) times as large weigh inputs alike, from the first step on."""
+    cell = SLSTMCell(feed_forward=0)
+    weights, inputs = parameters(cell), torch.randn(20, INPUTS, dtype=torch.float64)
+    features, h, c, n, m = steps(cell, weights, inputs)
+    weights["bias_gates"][:, :HIDDEN] += 5
+    torch.testing.assert_close(steps(cell, weights, inputs), (features, h, c, n, m + 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_rows_of_shm_take_turns_in_every_dtype(dtype: torch.dtype) -> None:
+    """Also over sequences, past the numbers that a dtype can count to; each sequence goes on from its stored number."""
+    tokens = 3000
+    starts = torch.zeros(tokens, dtype=torch.bool)
+    starts[[0, 700]] = True
+    stored = torch.zeros(tokens, 1, dtype=dtype)
+    stored[700] = 255
+    found = Segments(Boundaries(starts, (tokens,)), "loop").count(stored, 256)
+    expected = [(t + 1) % 256 for t in range(700)] + [(255 + t + 1) % 256 for t in range(tokens - 700)]
+    assert found.squeeze(1).tolist() == expected
+    turn, stepped = torch.zeros(1, 1, dtype=dtype), []
+    for _ in range(700):
+        turn = ONE_STEP.count(turn, 256)
+        stepped.append(turn.item())
+    assert stepped == expected[:700]
+
+
+def test_every_row_of_shm_is_learned() -> None:
+    cell = SHMCell(memory_size=3, rows=5)
+    weights = {name: value.requires_grad_() for name, value in parameters(cell).items()}
+    features, memory, turn = steps(cell, weights, torch.randn(7, INPUTS, dtype=torch.float64))
+    assert turn.squeeze(1).tolist() == [1, 2, 3, 4, 0, 1, 2]
+    (gradient,) = torch.autograd.grad(features[-1].sum() + memory[-1].sum(), weights["theta"])
+    assert gradient.any(-1).all()
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -425,6 +553,15 @@ def test_saturated_gates_of_minlstm_stay_finite() -> None:
         (lambda: Mamba2Cell(state_size=0), ArgumentError, "state_size must be at least 1, got 0"),
         (lambda: MLSTMCell(conv_width=1), ArgumentError, "conv_width must be 0, for none, or at least 2"),
         (lambda: FFMCell(context_size=0), ArgumentError, "context_size must be at least 1, got 0"),
+        (lambda: SLSTMCell(heads=3).parameters(SIZES), ArgumentError, "heads must divide hidden_size, 4, .*; got 3"),
+        (lambda: SLSTMCell(heads=4).parameters(SIZES), ArgumentError, "4, into parts of 2 or more; got 4"),
+        (lambda: SLSTMCell(heads=0), ArgumentError, "heads must be at least 1, got 0"),
+        (lambda: SLSTMCell(conv_width=1), ArgumentError, "conv_width must be 0, for none, or at least 2"),
+        (lambda: SLSTMCell(feed_forward=-0.5), ArgumentError, r"feed_forward must be at least 0 and finite, got -0\.5"),
+        (lambda: SLSTMCell(feed_forward=math.nan), ArgumentError, "at least 0 and finite, got nan"),
+        (lambda: SLSTMCell(exponential_forget=1), ArgumentTypeError, "exponential_forget must be True or False, got 1"),
+        (lambda: SHMCell(memory_size=0), ArgumentError, "memory_size must be at least 1, got 0"),
+        (lambda: SHMCell(rows=257), ArgumentError, "rows must be at most 256, .*; got 257"),
     ],
 )
 def test_options_that_are_refused(make: Callable[[], object], error: type[Exception], message: str) -> None:

@@ -30,13 +30,13 @@ from recurl.recurrence.kernels import count_outputs
 from recurl.recurrence.loop import LoopKernels
 from recurl.recurrence.operation import arguments_of
 
-from .contract import KNOWN, Case, assert_agree
+from .contract import KNOWN, Case, assert_agree, serves
 
 pytestmark = pytest.mark.slow
 
 KERNELS = ["loop", "cpu", "scan"]
 ALL_CHECKS = ["test_autograd_registration", "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
-SERVED = [(name, cell) for name in KERNELS for cell in KNOWN if name != "cpu" or cell in CELLS]
+SERVED = [(name, cell) for name in KERNELS for cell in KNOWN if serves(name, cell)]
 CELL_OPTIONS = [("lstm", {}), ("lstm", {"projection": 3, "bias": False}), ("gru", {})]
 OPERATORS = [
     *((name, *problem) for name in KERNELS for problem in CELL_OPTIONS),
@@ -147,7 +147,7 @@ def test_autocast_leaves_a_recurrence_alone(backend: str, cell: str) -> None:
     assert torch.equal(features, exact)
 
 
-@pytest.mark.parametrize("cell", [name for name, cell in CELLS.items() if not cell.takes_time])
+@pytest.mark.parametrize("cell", [name for name, cell in CELLS.items() if cell.derivatives])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_autocast_leaves_gradients_alone(backend: str, cell: str) -> None:
     """Also with the backward pass inside the autocast block, which torch advises against."""

@@ -40,7 +40,8 @@ class BenchRNN:
     """
 
     cell: tuple[str, ...] = ("lstm",)
-    """Cells to time: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet, or module:Class for a custom cell."""
+    """Cells to time: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet, slstm, shm,
+    or module:Class for a custom cell."""
     hidden_size: tuple[Count, ...] = (64,)
     """Widths of the hidden state."""
     input_size: Count | None = None

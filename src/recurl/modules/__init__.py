@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         MLSTMModule,
         RGLRUModule,
         S5Module,
+        SHMModule,
+        SLSTMModule,
     )
     from recurl.modules.lstm_gru import GRUModule, LSTMModule
     from recurl.modules.networks import MLP, LearnedScale
@@ -67,7 +69,7 @@ lazy_names(
         ".joint": "ActionDistribution ActionPart IndependentCategorical IndependentNormal action_parts",
         ".linear_cells": (
             "CellOptions FFMModule GTrXLModule GatedDeltaNetModule LRUModule MLSTMModule Mamba2Module MinGRUModule "
-            "MinLSTMModule RGLRUModule S5Module"
+            "MinLSTMModule RGLRUModule S5Module SHMModule SLSTMModule"
         ),
         ".lstm_gru": "GRUModule LSTMModule",
         ".networks": "MLP LearnedScale",
@@ -124,6 +126,8 @@ __all__ = [
     "RecurrentModule",
     "RewardScaler",
     "S5Module",
+    "SHMModule",
+    "SLSTMModule",
     "TanhNormal",
     "ValueOperator",
     "action_parts",

@@ -1,4 +1,4 @@
-"""Recurrent modules whose layers are blocks: linear recurrences, matrix memories, attention over a window."""
+"""Recurrent modules whose layers are blocks: linear recurrences, matrix memories, windows, exponential gates."""
 
 from __future__ import annotations
 
@@ -403,4 +403,74 @@ class GatedDeltaNetModule(CellModule):
         **options: Unpack[CellOptions],
     ) -> None:
         cell = recurrence.GatedDeltaNetCell(heads, key_size, value_size, conv_width, feed_forward)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class SLSTMModule(CellModule):
+    """LSTMs with exponential gates in the blocks of xLSTM; each layer is a :class:`recurl.recurrence.SLSTMCell`.
+
+    States are h, c, n and m, ``[*B, L, H]``, and, with a convolution, its window ``[*B, L, W - 1, H]``.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        heads: number of blocks of the block-diagonal matrices of the gates.
+        conv_width: W, kernel width of the convolution; 0 for none.
+        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+        exponential_forget: whether forget gates are exponential, too.
+        **options: further arguments of :class:`CellModule`.
+
+    Example:
+        >>> slstm = SLSTMModule(4, 8, heads=2, in_key="observation", out_key="features")
+        >>> slstm.in_keys[1:5]
+        ['recurrent_state_h', 'recurrent_state_c', 'recurrent_state_n', 'recurrent_state_m']
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        heads: int = 1,
+        conv_width: int = 0,
+        feed_forward: float = 4 / 3,
+        exponential_forget: bool = False,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = recurrence.SLSTMCell(heads, conv_width, feed_forward, exponential_forget)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class SHMModule(CellModule):
+    """Stable Hadamard memory (SHM); each layer is a :class:`recurl.recurrence.SHMCell`.
+
+    States are the memory ``[*B, L, K, K]`` and the number of the last row of theta ``[*B, L, 1]``.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        memory_size: K.
+        rows: number of rows of theta, which take turns.
+        **options: further arguments of :class:`CellModule`.
+
+    Example:
+        >>> shm = SHMModule(4, 8, memory_size=16, in_key="observation", out_key="features")
+        >>> shm.make_tensordict_primer().primers["recurrent_state_memory"].shape
+        torch.Size([1, 16, 16])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        memory_size: int = 32,
+        rows: int = 128,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = recurrence.SHMCell(memory_size, rows)
         super().__init__(cell, input_size, hidden_size, num_layers, **options)

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         MLSTMCell,
         RGLRUCell,
         S5Cell,
+        SHMCell,
+        SLSTMCell,
     )
     from recurl.recurrence.experiment import check_step
     from recurl.recurrence.kernel_backend import KernelBackend
@@ -61,7 +63,8 @@ lazy_names(
     __name__,
     {
         ".cells": (
-            "FFMCell GTrXLCell GatedDeltaNetCell LRUCell MLSTMCell Mamba2Cell MinGRUCell MinLSTMCell RGLRUCell S5Cell"
+            "FFMCell GTrXLCell GatedDeltaNetCell LRUCell MLSTMCell Mamba2Cell MinGRUCell MinLSTMCell RGLRUCell S5Cell "
+            "SHMCell SLSTMCell"
         ),
         ".experiment": "check_step",
         ".kernel_backend": "KernelBackend",
@@ -101,6 +104,8 @@ __all__ = [
     "RGLRUCell",
     "ReferenceBackend",
     "S5Cell",
+    "SHMCell",
+    "SLSTMCell",
     "ScanBackend",
     "Shape",
     "Sizes",

@@ -267,6 +267,10 @@ class _Probe:
         self.states_out.append(self._random_like(before))
         return _random_magnitudes(value.shape, self.like, self.generator), self.states_out[-1]
 
+    def count(self, before: Tensor, modulus: int) -> Tensor:
+        self.states_out.append(self._random_like(before))
+        return self.states_out[-1]
+
     def window(self, x: Tensor, before: Tensor) -> Tensor:
         self.inputs.append(x)
         window = torch.cat([self._random_like(before), x.unsqueeze(1)], 1)

@@ -39,6 +39,14 @@ class Segments:
         result = self.recur(_complex(a), _complex(b.expand_as(h)), _complex(h))
         return torch.view_as_real(result).to(h.dtype)
 
+    def count(self, before: Tensor, modulus: int) -> Tensor:
+        """Return the number of steps modulo ``modulus`` at every token."""
+        start = self.boundaries.start_index
+        steps = (torch.arange(before.shape[0], device=before.device) - start + 1) % modulus
+        wide = torch.promote_types(before.dtype, torch.float32)  # sums are up to twice the modulus
+        counted = before[start].to(wide) + steps.view(-1, *(1,) * (before.ndim - 1))
+        return (counted % modulus).to(before.dtype)
+
     def recur_max(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Return the state after ``h = max(a + h, b)`` at every token, by doubling as in ``ScanLinear``."""
         cut = self.boundaries.starts.reshape(-1, *(1,) * (h.ndim - 1))

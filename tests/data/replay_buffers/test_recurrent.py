@@ -245,4 +245,5 @@ def test_zero_start_and_refresh_of_every_cell(cell):
         return
     refresh_states(buffer, sample, policy)
     for key in KNOWN[cell].state_names:
-        torch.testing.assert_close(buffer[:][key], before[key], rtol=0, atol=1e-6)
+        size = before[key].abs().max().clamp_min(1).item()
+        torch.testing.assert_close(buffer[:][key], before[key], rtol=0, atol=1e-6 * size)

@@ -110,7 +110,7 @@ def test_gradients_are_the_reference_s(
 
 @DELTA
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-@pytest.mark.parametrize("where", [0, 1, 2, 3, 4, 5], ids="query key value log_decay rate states".split())
+@pytest.mark.parametrize("where", [0, 1, 2, 3, 4, 5], ids=["query", "key", "value", "log_decay", "rate", "states"])
 def test_what_is_not_finite_stays_in_its_segment(where: int, backend: str, delta: bool) -> None:
     """A query reaches its own result only, others all later results of their segment and head."""
     case, token = Case((2, 40), 0.1), 47
@@ -200,7 +200,11 @@ def test_it_compiles(delta: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_states_in_float32(dtype: torch.dtype) -> None:
     case = Case((2, 100))
-    narrow = [*(one.to(dtype) for one in case.inputs[:3]), *(one.float() for one in case.inputs[3:]), case.states.float()]
+    narrow = [
+        *(one.to(dtype) for one in case.inputs[:3]),
+        *(one.float() for one in case.inputs[3:]),
+        case.states.float(),
+    ]
     result, after = gated_matrix_recurrence(*narrow, case.boundaries, "chunked", delta=True)
     assert after is not None
     assert (result.dtype, after.dtype) == (dtype, torch.float32)

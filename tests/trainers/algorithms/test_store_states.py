@@ -14,7 +14,8 @@ from recurl.trainers.run.faults import FaultWatch
 
 SMALL = {"env": "recurl/RepeatPrevious-v0", "env_kwargs": ("k=1", "episode_length=10"), "hidden_size": 8}
 SIZES = {"num_envs": 4, "rollout_steps": 16, "total_steps": 640}
-LINEAR = ["mingru", "minlstm", "lru", "s5(state_size=8)", "rglru", "ffm", "gtrxl(window=4)", "mlstm", "mamba2(state_size=8)", "gated_deltanet"]
+LINEAR = ["mingru", "minlstm", "lru", "s5(state_size=8)", "rglru", "ffm", "gtrxl(window=4)"]
+OTHERS = ["mlstm", "mamba2(state_size=8)", "gated_deltanet", "slstm", "shm(rows=3)"]
 
 
 def config(kind=PPOConfig, **options):
@@ -36,7 +37,7 @@ def learned(learner, updates=2):
 @pytest.mark.parametrize(
     ("kind", "make", "options"),
     [
-        *((PPOConfig, PPO, {"cell": cell}) for cell in ("lstm", "gru", "none", *LINEAR)),
+        *((PPOConfig, PPO, {"cell": cell}) for cell in ("lstm", "gru", "none", *LINEAR, *OTHERS)),
         (PPOConfig, PPO, {"shared_trunk": False, "num_layers": 2, "vectorization": "device"}),
         (PPOConfig, PPO, {"rollout_steps": 5, "sequence_length": 8}),
         (A2CConfig, A2C, {}),

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from recurl.recurrence.cells.mlstm import MLSTMCell
     from recurl.recurrence.cells.rglru import RGLRUCell
     from recurl.recurrence.cells.s5 import S5Cell
+    from recurl.recurrence.cells.shm import SHMCell
+    from recurl.recurrence.cells.slstm import SLSTMCell
 
 lazy_names(
     __name__,
@@ -44,6 +46,8 @@ lazy_names(
         ".mlstm": "MLSTMCell",
         ".rglru": "RGLRUCell",
         ".s5": "S5Cell",
+        ".shm": "SHMCell",
+        ".slstm": "SLSTMCell",
     },
 )
 
@@ -68,6 +72,8 @@ __all__ = [
     "OneStep",
     "RGLRUCell",
     "S5Cell",
+    "SHMCell",
+    "SLSTMCell",
     "Shape",
     "Sizes",
     "States",

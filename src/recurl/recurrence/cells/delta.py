@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurl.recurrence.cells.blocks import (
     Block,

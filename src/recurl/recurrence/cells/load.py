@@ -38,6 +38,8 @@ _LAZY: Any = {
     "mlstm": "mlstm:MLSTM",
     "mamba2": "mamba2:MAMBA2",
     "gated_deltanet": "delta:GATED_DELTANET",
+    "slstm": "slstm:SLSTM",
+    "shm": "shm:SHM",
 }
 CELLS = _Cells({"lstm": LSTM, "gru": GRU} | _LAZY)
 """Built-in cells by name, used by configurations, benchmarks and the doctor."""

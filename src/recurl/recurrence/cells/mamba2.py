@@ -35,9 +35,9 @@ class Mamba2Cell(Block, name="mamba2"):
     """Mamba-2 cell: S = a S + d B x^T, read as S^T C, one matrix per head (SSD, state space duality).
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), with the block of its code: x, B and C are linear maps of the
-    input (after a root mean square norm), then a convolution and SiLU; B and C are shared by the heads; with a step size
-    d = softplus(W_d u + e), log a = -exp(A) d. The result plus D x is multiplied by SiLU(W_z u), normed, and mapped to
-    the block's width, with a residual connection. Step sizes aren't limited.
+    input (after a root mean square norm), then a convolution and SiLU; B and C are shared by the heads; with a step
+    size d = softplus(W_d u + e), log a = -exp(A) d. The result plus D x is multiplied by SiLU(W_z u), normed, and
+    mapped to the block's width, with a residual connection. Step sizes aren't limited.
 
     Args:
         heads: number of heads. The paper has heads of width 64.
@@ -83,7 +83,7 @@ class Mamba2Cell(Block, name="mamba2"):
         return shapes | affine("out", hidden, width, sizes.bias)
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """Initialize as the paper's code does: exp(A) uniform from 1 to 16, step sizes log-uniform from 0.001 to 0.1."""
+        """Initialize as the paper's code: exp(A) uniform from 1 to 16, step sizes log-uniform from 0.001 to 0.1."""
         if name == "decay":
             with torch.no_grad():
                 parameter.uniform_(*_RATES).log_()

@@ -37,6 +37,15 @@ class Time(Protocol):
         """Return the result of :meth:`recur` for complex numbers given as pairs, so that shapes end in 2."""
         ...
 
+    def count(self, before: Tensor, modulus: int) -> Tensor:
+        """Return the number of steps modulo ``modulus``, this one included; exact in every dtype up to 256.
+
+        Args:
+            before: the number before the step, ``[R, *shape]``.
+            modulus: a positive number.
+        """
+        ...
+
     def recur_max(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Return the state after ``h = max(a + h, b)``, elementwise; all are ``[R, *shape]``."""
         ...
@@ -111,6 +120,10 @@ class OneStep:
     def recur_complex(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Return the result of :meth:`recur` for complex numbers given as pairs."""
         return multiply(a, h) + b
+
+    def count(self, before: Tensor, modulus: int) -> Tensor:
+        """Return the number of steps modulo ``modulus``."""
+        return (before + 1) % modulus
 
     def recur_max(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Return the state after ``h = max(a + h, b)``."""

@@ -1,10 +1,10 @@
 """The backend ``chunked``: matrix products over chunks of tokens, for any device and also under ``torch.compile``.
 
 Within a chunk, with G the product of the decays since the segment's start and S the state before it, the state after
-token t is ``G_t S + sum over s <= t of G_t / G_s k_s u_s^T``. What is written, u, is ``b v``, or with the delta rule the
-solution of a unit triangular system (Yang et al., "Parallelizing linear transformers with the delta rule over sequence
-length", 2024; with decays: Yang et al., "Gated delta networks", 2025). Tokens of other segments are masked, so a chunk
-may hold any number of segments.
+token t is ``G_t S + sum over s <= t of G_t / G_s k_s u_s^T``. What is written, u, is ``b v``, or with the delta rule
+the solution of a unit triangular system (Yang et al., "Parallelizing linear transformers with the delta rule over
+sequence length", 2024; with decays: Yang et al., "Gated delta networks", 2025). Tokens of other segments are masked, so
+a chunk may hold any number of segments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class ChunkedMatrix(MatrixKernels):
     """Chunks of 32 tokens of all rows at once; a loop over the chunks of a row carries the state.
 
     If segments within rows start from stored states that aren't zero or need gradients, segments take the place of
-    rows, where states can be read. Elsewhere, each token of a segment that starts in a chunk reads the stored state by itself.
+    rows, where states can be read. Elsewhere, each token of a segment that starts in a chunk reads the stored state by
+    itself.
     """
 
     name = "chunked"
@@ -147,7 +148,9 @@ class _Chunk(NamedTuple):
         # Matrix products mix segments, and 0 times NaN is NaN: what isn't finite is taken out, and marked.
         start, first = streams.start_index[at], at[:, :1]
         opens = streams.starts[first].unsqueeze(-1).unsqueeze(-1)
-        initial = 0 if streams.stored is None else streams.stored[first.clamp(max=streams.stored.shape[0] - 1)].squeeze(1)
+        initial = (
+            0 if streams.stored is None else streams.stored[first.clamp(max=streams.stored.shape[0] - 1)].squeeze(1)
+        )
         state = torch.where(opens, initial, state)
         order = torch.arange(at.shape[1], device=at.device)
         same = (start.unsqueeze(2) == start.unsqueeze(1)) & (order.unsqueeze(1) >= order)
@@ -203,9 +206,14 @@ class _Chunk(NamedTuple):
         if readable(ends):
             groups, tokens = ends.nonzero(as_tuple=True)
             return self.at[groups, tokens], self._states(groups, tokens)
-        groups, tokens = (number.flatten() for number in torch.meshgrid(
-            torch.arange(ends.shape[0], device=ends.device), torch.arange(ends.shape[1], device=ends.device), indexing="ij"
-        ))
+        groups, tokens = (
+            number.flatten()
+            for number in torch.meshgrid(
+                torch.arange(ends.shape[0], device=ends.device),
+                torch.arange(ends.shape[1], device=ends.device),
+                indexing="ij",
+            )
+        )
         states = self._states(groups, tokens)
         return self.at.flatten(), torch.where(ends.flatten()[:, None, None, None], states, 0)
 

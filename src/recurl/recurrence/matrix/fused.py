@@ -108,7 +108,7 @@ class _Matrix(Cell, name="matrix recurrence"):
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
         raise NotImplementedError
 
-    def step(self, x: Tensor, states: States) -> tuple[Tensor, States]:
+    def step(self, x: Tensor, states: States, absent: Tensor | None = None) -> tuple[Tensor, States]:
         raise NotImplementedError
 
 
@@ -122,7 +122,7 @@ def _layer_call(inputs: MatrixInputs, after: bool) -> LayerCall:
     if stored is None:
         shape = (*key.shape, value.shape[-1])
         stored = value.new_zeros((1,) * len(shape), dtype=COMPUTED[value.dtype]).expand(shape)
-    return LayerCall(cell, (), query, (value, stored, key, log_decay, rate), boundaries)
+    return LayerCall(cell, (None,), query, (value, stored, key, log_decay, rate), boundaries)
 
 
 def _inputs_of(call: LayerCall) -> MatrixInputs:
@@ -166,7 +166,7 @@ class LayerKernels:
         query, key, value, decay, rate, states = self._kernels.backward(inputs, saved, grads[0], grad_after, wanted)
         if to_stored and states is None:
             states = torch.zeros_like(call.states[1])
-        return Inputs(query, (), (value, states, key, decay, rate))
+        return Inputs(query, (None,), (value, states, key, decay, rate))
 
     def saved_like(self, call: LayerCall) -> Saved:
         """Return empty tensors like those that :meth:`forward` saves."""

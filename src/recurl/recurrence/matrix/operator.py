@@ -28,10 +28,10 @@ def gated_matrix_recurrence(
 ) -> tuple[Tensor, Tensor | None]:
     """Write values into a matrix of each head, and read it, over the segments of a stream of N tokens.
 
-    The state is ``S = a S + b k v^T``, or with ``delta`` ``S = a (I - b k k^T) S + b k v^T``, which first takes out what
-    the state holds for the key; the result is ``S^T q``. Where a segment starts, the state stored at that token replaces
-    the previous one. It is selected, not blended in, so NaN and infinities of other segments, and of states that aren't
-    read, don't propagate.
+    The state is ``S = a S + b k v^T``, or with ``delta`` ``S = a (I - b k k^T) S + b k v^T``, which first takes out
+    what the state holds for the key; the result is ``S^T q``. Where a segment starts, the state stored at that token
+    replaces the previous one. It is selected, not blended in, so NaN and infinities of other segments, and of states
+    that aren't read, don't propagate.
 
     Without ``delta`` this is the recurrence of Mamba-2's SSD (Dao and Gu, "Transformers are SSMs", 2024) and of mLSTM
     (Beck et al., "xLSTM", 2024), with it that of Yang et al., "Gated delta networks" (2025).
@@ -101,7 +101,8 @@ def _check(
     batch, heads = value.shape[:-2], value.shape[-2:-1]
     if value.ndim < 3 or batch.numel() != at.num_tokens:
         raise ArgumentError(
-            f"value must be [*B, heads, V] with the N={at.num_tokens} tokens of the boundaries; got {list(value.shape)}."
+            f"value must be [*B, heads, V] with the N={at.num_tokens} tokens of the boundaries; got "
+            f"{list(value.shape)}."
         )
     if key.shape[:-1] != (*batch, *heads) or query.shape != key.shape:
         raise ArgumentError(

@@ -112,13 +112,14 @@ class _Matrix(Cell, name="matrix recurrence"):
         raise NotImplementedError
 
 
-for _flags in product((False, True), repeat=3):
-    remember(_Matrix(*_flags))  # for operators of programs that another process traced
+_CELLS = {flags: _Matrix(*flags) for flags in product((False, True), repeat=3)}
+for _cell in _CELLS.values():
+    remember(_cell)  # for programs that another process traced
 
 
 def _layer_call(inputs: MatrixInputs, after: bool) -> LayerCall:
     query, key, value, log_decay, rate, stored, boundaries, delta = inputs
-    cell = _Matrix(delta, stored is not None, after)
+    cell = _CELLS[delta, stored is not None, after]
     if stored is None:
         shape = (*key.shape, value.shape[-1])
         stored = value.new_zeros((1,) * len(shape), dtype=COMPUTED[value.dtype]).expand(shape)

@@ -69,6 +69,7 @@ class Sizes:
 
 _LONG = 16  # chunks of a row that may be cut into pieces
 _SHORTEST_PIECE = 8
+_WIDE, _NARROW = 64, 16
 
 
 def padded(size: int) -> int:
@@ -80,13 +81,15 @@ def plan_for(sizes: Sizes) -> Plan:
     """Return the division of a call.
 
     A program holds a state, or in the backward pass a state and its gradient, in registers. Rows are cut where the GPU
-    would otherwise be idle: a row in pieces costs about twice as many operations.
+    would otherwise be idle: a row in pieces costs about twice as many operations. Chunks and tiles are those with the
+    fewest compiled instructions per token among those that spill little and leave room for two programs on a
+    multiprocessor of compute capability 9.0.
     """
-    wide = sizes.keys > 64 or sizes.values > 64
-    chunk = min(padded(sizes.length), 32 if sizes.delta or wide or sizes.bits > 16 else 64)
+    wide = sizes.keys > _WIDE or sizes.values > _WIDE
+    chunk = min(padded(sizes.length), 16 if sizes.bits > _NARROW else 32 if sizes.delta or wide else 64)
     keys, values = padded(sizes.keys), padded(sizes.values)
-    forward = Tile(min(values, max(16, 8192 // keys)), 8 if wide else 4, 1)
-    backward = Tile(min(values, max(16, (8192 if wide else 4096) // keys)), 8 if wide else 4, 1)
+    forward = Tile(min(values, max(16, 4096 // keys)), 4, 1)
+    backward = Tile(min(values, max(16, 4096 // keys)), 8 if wide else 4, 1)
     carry = Tile(min(values, 16), 4, 3)
     chunks = -(-sizes.length // chunk)
     piece = chunks

@@ -93,6 +93,12 @@ class Run(NamedTuple):
         """Unique key within a setting."""
         return self.task, self.cell, self.seed
 
+    @property
+    def slug(self) -> str:
+        """Name of the run's folder."""
+        cell = "".join(letter if letter.isalnum() else "-" for letter in self.cell)
+        return f"{self.task}-{cell}-seed{self.seed}"
+
 
 def find_tasks(names: Sequence[str]) -> list[str]:
     """Return the named tasks in table order, or all native tasks if no names are given.
@@ -146,7 +152,7 @@ def make_runs(
     graph = device.startswith("cuda") and settings.get("cuda_graph", True)
     common: dict[str, Any] = {**settings, "total_steps": budget, "device": device, "checkpoint_every": 10**6}
     made: list[Run] = []
-    for name, depth in dict.fromkeys(map(_layers, cells)):
+    for name, depth in dict.fromkeys(map(split_layers, cells)):
         own: dict[str, Any] = {"cell": name, "num_layers": depth, "cuda_graph": graph}
         own["compile"] = AUTO if graph else False  # where it is possible
         first = PPOConfig(env=_env(tasks[0]), **{**common, **own})
@@ -164,8 +170,12 @@ def _check_budget(budget: int, num_envs: Any, rollout_steps: Any) -> None:
         )
 
 
-def _layers(cell: str) -> tuple[str, int]:
-    """Split a cell such as ``s5*4`` into its name and number of layers."""
+def split_layers(cell: str) -> tuple[str, int]:
+    """Split a cell such as ``s5*4`` into its name and number of layers.
+
+    Raises:
+        ArgumentError: layers are requested for ``none``.
+    """
     match = _LAYERS.fullmatch(cell)
     name, depth = (match[1], int(match[2])) if match else (cell, 1)
     if name == NO_CELL and depth != 1:

@@ -173,7 +173,8 @@ def make_runs(
         own: dict[str, Any] = {**settings, **span, **changes, **fixed, "env": task.env, "env_kwargs": task.env_kwargs}
         own["total_steps"] = steps or task.steps
         for name, depth in dict.fromkeys(map(split_layers, cells)):
-            config = PPOConfig(**{**own, "cell": name, "num_layers": depth})
+            own |= {"cell": name, "num_layers": depth}
+            config = PPOConfig(**own)
             if config.total_steps < config.frames_per_batch:
                 raise ArgumentError(
                     f"--steps must cover one batch of {config.frames_per_batch} steps ({config.num_envs} environments "

@@ -108,14 +108,17 @@ class MemorySummary:
         found: dict[str, list[str]] = {}
         if not self.common:
             return found
-        what = f"{len(self.common)} tasks" + (", normalized from 0 to 1" if self._suite == "core" else "")
+        what = f"{len(self.common)} {'task' if len(self.common) == 1 else 'tasks'}" + (
+            ", normalized from 0 to 1" if self._suite == "core" else ""
+        )
         for cell in self.cells:
             scores = [self.normalized(task, cell) for task in self.common]
             values, (low, high) = aggregates(scores), stratified_intervals(scores)
             for name in ("mean", "IQM"):
                 place = AGGREGATES.index(name)
                 found.setdefault(f"{name} of {what}", []).append(f"{values[place]:.3f}")
-                text = f"{low[place]:.3f} to {high[place]:.3f}"
+                several = any(len(one) > 1 for one in scores)
+                text = f"{low[place]:.3f} to {high[place]:.3f}" if several else "one seed"
                 found.setdefault(f"  95% interval of the {name}, over seeds", []).append(text)
                 if name == "mean":
                     text = "{:.3f} to {:.3f}".format(*hierarchical_interval(scores))

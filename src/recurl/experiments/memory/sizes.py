@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -16,7 +17,7 @@ from recurl.trainers.algorithms.table import make_agent
 TOLERANCE = 0.02
 """Accepted relative difference from the number of parameters of the reference."""
 _MULTIPLES = (16, 8, 4, 2, 1)  # multiples of 16 fill the tiles of kernels, and divide into heads
-_REFUSED = 4  # successive sizes that a cell may refuse
+_REFUSED = 64  # successive sizes that a cell may refuse
 
 
 def equal_size(config: PPOConfig) -> tuple[int, int]:
@@ -69,36 +70,29 @@ def nearest_size(count: Callable[[int], int], wanted: int, start: int) -> int:
         >>> nearest_size(lambda size: size**2, 50, 16)
         7
     """
-    below, above = 1, max(2, start)  # counts below the wanted one or not, and above it
-    while _count_from(count, above) <= wanted:
+    below, above = 1, max(2, start)
+    while count(_accepted(count, above)) <= wanted:
         below, above = above, 2 * above
-    while above - below > 1:
+    while above - below > 1:  # the count of the next accepted size is not above the wanted one, and above it
         middle = (below + above) // 2
-        below, above = (middle, above) if _count_from(count, middle) <= wanted else (below, middle)
+        below, above = (middle, above) if count(_accepted(count, middle)) <= wanted else (below, middle)
     found: dict[int, float] = {}
     for multiple in _MULTIPLES:
-        for size in (max(1, below // multiple) * multiple, (below // multiple + 1) * multiple):
-            try:
+        for size in (below // multiple * multiple, (below // multiple + 1) * multiple):
+            size = _accepted(count, max(1, size)) if multiple == 1 else size
+            with suppress(ArgumentError):
                 found[size] = abs(count(size) / wanted - 1)
-            except ArgumentError:
-                continue
-        best = min(found, key=found.__getitem__, default=None)
-        if best is not None and found[best] <= TOLERANCE:
+        best = min(found, key=found.__getitem__, default=0)
+        if best and found[best] <= TOLERANCE:
             return best
-    if not found:
-        _count_from(count, below)
-    return min(found, key=found.__getitem__, default=below)
+    return min(found, key=found.__getitem__)
 
 
-def _count_from(count: Callable[[int], int], size: int) -> int:
-    """Return the count of a size, or of the next multiple of 16 that isn't refused."""
-    try:
-        return count(size)
-    except ArgumentError:
-        first = (size // 16 + 1) * 16
-        for other in range(first, first + 16 * _REFUSED, 16):
-            try:
-                return count(other)
-            except ArgumentError:
-                continue
-        raise
+def _accepted(count: Callable[[int], int], size: int) -> int:
+    """Return the first size from this one on that isn't refused."""
+    for other in range(size, size + _REFUSED):
+        with suppress(ArgumentError):
+            count(other)
+            return other
+    count(size)
+    return size

@@ -10,8 +10,8 @@ from recurl.core.errors import ArgumentError
 from recurl.core.messages import nearest
 from recurl.core.ranges import AUTO
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
+from recurl.experiments.popgym.settings import check_steps, options_text, split_layers
 from recurl.experiments.popgym.settings import find_tasks as find_popgym_tasks
-from recurl.experiments.popgym.settings import options_text, split_layers
 from recurl.recurrence import CELLS as KNOWN
 from recurl.trainers.algorithms.configs import PPOConfig
 from recurl.trainers.config import NO_CELL
@@ -172,14 +172,9 @@ def make_runs(
         }
         own: dict[str, Any] = {**settings, **span, **changes, **fixed, "env": task.env, "env_kwargs": task.env_kwargs}
         own["total_steps"] = steps or task.steps
+        check_steps("--steps", own["total_steps"], own["num_envs"], own["rollout_steps"])
         for name, depth in dict.fromkeys(map(split_layers, cells)):
             own |= {"cell": name, "num_layers": depth}
             config = PPOConfig(**own)
-            if config.total_steps < config.frames_per_batch:
-                raise ArgumentError(
-                    f"--steps must cover one batch of {config.frames_per_batch} steps ({config.num_envs} environments "
-                    f"x {config.rollout_steps}), got {config.total_steps}: raise it, or lower one of them (--set "
-                    "num_envs=8)."
-                )
             made.append(MemoryRun(task.name, name if depth == 1 else f"{name}*{depth}", 0, config))
     return [run._replace(seed=seed, config=replace(run.config, seed=seed)) for seed in range(seeds) for run in made]

@@ -148,7 +148,7 @@ def make_runs(
         ArgumentError: a cell is unknown, layers are requested for ``none``, an option can't be used, or the budget is
             smaller than a batch.
     """
-    _check_budget(budget, settings["num_envs"], settings["rollout_steps"])
+    check_steps("--budget", budget, settings["num_envs"], settings["rollout_steps"])
     graph = device.startswith("cuda") and settings.get("cuda_graph", True)
     common: dict[str, Any] = {**settings, "total_steps": budget, "device": device, "checkpoint_every": 10**6}
     made: list[Run] = []
@@ -161,12 +161,22 @@ def make_runs(
     return [run._replace(seed=seed, config=replace(run.config, seed=seed)) for seed in range(seeds) for run in made]
 
 
-def _check_budget(budget: int, num_envs: Any, rollout_steps: Any) -> None:
-    """Raise if the budget is smaller than a batch; PPO reports values that are not integers."""
-    if isinstance(num_envs, int) and isinstance(rollout_steps, int) and budget < num_envs * rollout_steps:
+def check_steps(option: str, steps: int, num_envs: Any, rollout_steps: Any) -> None:
+    """Check that the steps of a run cover a batch; PPO reports values that are not integers.
+
+    Args:
+        option: the option that sets the steps.
+        steps: environment steps of the run.
+        num_envs: number of environments.
+        rollout_steps: steps of each between updates.
+
+    Raises:
+        ArgumentError: the steps are fewer.
+    """
+    if isinstance(num_envs, int) and isinstance(rollout_steps, int) and steps < num_envs * rollout_steps:
         raise ArgumentError(
-            f"--budget must cover one batch of {num_envs * rollout_steps} steps ({num_envs} environments x "
-            f"{rollout_steps}), got {budget}: raise it, or lower one of them (--set num_envs=8)."
+            f"{option} must cover one batch of {num_envs * rollout_steps} steps ({num_envs} environments x "
+            f"{rollout_steps}), got {steps}: raise it, or lower one of them (--set num_envs=8)."
         )
 
 

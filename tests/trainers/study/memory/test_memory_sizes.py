@@ -8,7 +8,7 @@ from recurl.experiments.memory.suites import SUITES, TUNED_ON, find_tasks, make_
 from recurl.experiments.popgym.settings import setting
 from recurl.trainers.algorithms.table import make_algorithm
 
-SMALL = {"encoder_width": 16, "head_width": 16, "hidden_size": 48, "num_envs": 4, "minibatches": 2}
+SMALL = {"encoder_width": 16, "head_width": 16, "hidden_size": 96, "num_envs": 4, "minibatches": 2}
 
 
 def runs(*cells, tasks=("TMaze10",), suite="core", **changes):
@@ -24,13 +24,13 @@ def test_policies_have_equally_many_parameters(cell):
     size, wanted = equal_size(run.config)
     found = count_parameters(run.config, size)
     assert abs(found / wanted - 1) <= TOLERANCE
-    assert (cell != "gru") or (size, found) == (48, wanted)
+    assert (cell != "gru") or (size, found) == (96, wanted)
 
 
 def test_the_count_is_that_of_the_trained_policy():
     (run,) = runs("lstm")
     agent = make_algorithm(run.config).agent
-    assert count_parameters(run.config, 48) == sum(parameter.numel() for parameter in agent.parameters())
+    assert count_parameters(run.config, 96) == sum(parameter.numel() for parameter in agent.parameters())
 
 
 def test_coarse_sizes_are_preferred_where_they_are_near_enough():

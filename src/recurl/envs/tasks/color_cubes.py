@@ -99,9 +99,9 @@ class ColorCubes(Dynamics):
         other = jump // self._free
         jumper = xp.where(hits, target, other + (other >= target))
         moved = hits | (xp.pick(state["luck"], steps) < self.teleport)
-        place, taken = jump % self._free, xp.sort(cells, axis=0)
-        for number in range(self.cubes):  # the free cell of this number
-            place = place + (place >= taken[number])
+        place = number = jump % self._free
+        for _ in range(self.cubes):  # until it is the free cell of this number
+            place = number + xp.sum(cells <= place, axis=0)
         step = xp.take(xp.asarray(_MOVES), actions)
         row = xp.clip(agent // self.size + step[:, 0], 0, self.size - 1)
         column = xp.clip(agent % self.size + step[:, 1], 0, self.size - 1)

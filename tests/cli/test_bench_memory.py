@@ -115,8 +115,8 @@ def test_a_killed_benchmark_resumes_and_leaves_nothing_behind(tmp_path, programs
     command = [sys.executable, "-m", "recurl", *small(20), *TWO, "--cells", "none", "--out", str(tmp_path)]
     process = programs.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    while not process.stdout.readline().startswith("3/40"):
-        pass
+    while not (line := process.stdout.readline()).startswith("3/40"):
+        assert line
     process.kill()
     process.communicate(timeout=60)
     finished = rows(tmp_path)

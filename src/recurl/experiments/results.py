@@ -7,35 +7,36 @@ import io
 from collections.abc import Hashable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from recurl.core.errors import ArgumentError
 from recurl.core.untrusted import read_bytes
 from recurl.trainers.files.durable import write_atomic
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    class Finished(DataclassInstance, Protocol):
-        """Result of a finished run: a dataclass of texts and numbers."""
-
-        @property
-        def key(self) -> Hashable:
-            """Unique key within the file."""
-            ...
-
-        @property
-        def name(self) -> str:
-            """The run, for messages."""
-            ...
-
-        def check(self) -> None:
-            """Check the values; raise ValueError with the reason if one is not valid."""
-            ...
-
-
 _MAX_BYTES = 2**26  # size of the file
-_Row = TypeVar("_Row", bound="Finished")
+
+
+class Finished(Protocol):
+    """Result of a finished run: a dataclass of texts and numbers."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def key(self) -> Hashable:
+        """Unique key within the file."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The run, for messages."""
+        ...
+
+    def check(self) -> None:
+        """Check the values; raise ValueError with the reason if one is not valid."""
+        ...
+
+
+_Row = TypeVar("_Row", bound=Finished)
 
 
 class ResultsFile(Generic[_Row]):

@@ -28,14 +28,28 @@ from torch import nn
 
 from recurl.collectors import Collector
 from recurl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorEnv, interact
-from recurl.envs.tasks import Bandit, Dynamics, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze, check_dynamics
+from recurl.envs.tasks import (
+    Bandit,
+    ColorCubes,
+    Dynamics,
+    EndlessTMaze,
+    MaskedCartPole,
+    MaskedPendulum,
+    RepeatPrevious,
+    RockSample,
+    TMaze,
+    check_dynamics,
+)
 from recurl.envs.tasks.popgym import POPGYM_TASKS
 from recurl.execution.lowering import Entries
 from recurl.execution.readback import refuse_read_back
 from recurl.modules import GRUModule
 
 TASKS: dict[str, Callable[[], Dynamics]] = {
-    task.__name__: task for task in (Bandit, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze)
+    task.__name__: task
+    for task in (
+        *(Bandit, ColorCubes, EndlessTMaze, MaskedCartPole, MaskedPendulum, RepeatPrevious, RockSample, TMaze),
+    )
 }
 
 

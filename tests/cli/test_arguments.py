@@ -9,6 +9,7 @@ from recurl.cli import arguments, compare, doctor, evaluate, export, play, sweep
 from recurl.cli.arguments import parse_arguments, parse_known_arguments, parse_subcommand
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import fields_of, flag
+from recurl.experiments.bench_memory import BenchMemory
 from recurl.experiments.bench_popgym import BenchPopgym
 from recurl.experiments.bench_rnn import BenchRNN
 from recurl.experiments.bench_train import BenchTrain
@@ -96,6 +97,7 @@ EVERYTHING = {
     "train --resume": train.Resume,
     "bench rnn": BenchRNN,
     "bench popgym": BenchPopgym,
+    "bench memory": BenchMemory,
     "sweep": sweep.SweepOptions,
     "compare": compare.Compare,
     "evaluate": evaluate.Evaluate,

@@ -137,7 +137,7 @@ def test_the_algorithms_are_listed(word: str, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "command", ["sweep", "compare", "evaluate", "play", "export", "doctor", "bench rnn", "bench popgym"]
+    "command", ["sweep", "compare", "evaluate", "play", "export", "doctor", "bench rnn", "bench popgym", "bench memory"]
 )
 def test_other_commands_have_one_group(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, *command.split(), "--help")

@@ -48,6 +48,7 @@ COMMANDS = {
     "bench": {
         "rnn": "time every recurrent backend on this machine for your shapes",
         "popgym": "compare memory cells on the POPGym tasks",
+        "memory": "compare memory cells with equal numbers of parameters, in pieces: --resume",
     },
     "cache": {
         "show": "show what was compiled and measured once, and where it is kept",

@@ -15,7 +15,7 @@ from recurl.core.devices import check_device, core_count
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import Count, Steps
 from recurl.experiments.bench_rnn import device_name
-from recurl.experiments.popgym.jobs import Failed, default_jobs, train_all
+from recurl.experiments.jobs import Failed, default_jobs, train_all
 from recurl.experiments.popgym.results import Results
 from recurl.experiments.popgym.settings import CELLS, Run, find_tasks, make_runs, options_text, setting
 from recurl.experiments.popgym.summary import Summary
@@ -99,7 +99,7 @@ def _train_all(runs: list[Run], args: BenchPopgym, results: Results, stop: StopO
     )
     estimate = _Estimate(args.budget * len(runs), min(jobs, len(runs)))
     failed: list[str] = []
-    ended = train_all(runs, work, jobs, cores=cores, on_speed=estimate, should_stop=stop.requested)
+    ended = train_all(runs, work, min(jobs, len(runs)), cores=cores, on_speed=estimate, should_stop=stop.requested)
     with closing(ended):
         for place, (run, outcome) in enumerate(ended):
             name = f"{run.task} {run.cell} seed {run.seed}"

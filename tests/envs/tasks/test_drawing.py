@@ -10,10 +10,13 @@ from recurl.envs.tasks.drawing import BLACK, BLUE, GREEN, RED, Canvas
 
 SIZES = {
     "recurl/Bandit-v0": (100, 300, 3),
+    "recurl/ColorCubes-v0": (200, 200, 3),
+    "recurl/EndlessTMaze-v0": (120, 300, 3),
     "recurl/MaskedArm-v0": (200, 200, 3),
     "recurl/MaskedCartPole-v1": (200, 300, 3),
     "recurl/MaskedPendulum-v1": (200, 200, 3),
     "recurl/RepeatPrevious-v0": (100, 300, 3),
+    "recurl/RockSample-v0": (200, 200, 3),
     "recurl/TMaze-v0": (120, 300, 3),
 }
 

@@ -12,11 +12,14 @@ from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import (
     Bandit,
+    ColorCubes,
     Dynamics,
+    EndlessTMaze,
     MaskedArm,
     MaskedCartPole,
     MaskedPendulum,
     RepeatPrevious,
+    RockSample,
     TaskVectorEnv,
     TMaze,
     check_dynamics,
@@ -117,6 +120,9 @@ def test_parts_of_an_observation_may_be_left_out():
     "dynamics",
     [
         Bandit(),
+        ColorCubes(hide_colors=True),
+        EndlessTMaze(random_lengths=True),
+        RockSample(),
         MaskedArm(),
         MaskedArm(gravity=True),
         MaskedCartPole(),

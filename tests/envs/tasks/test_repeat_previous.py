@@ -37,9 +37,9 @@ def test_worked_by_hand():
     np.testing.assert_array_equal([r[3] for r in rewards], [[False] * 2] * 4 + [[True] * 2])
 
 
-@pytest.mark.parametrize("k", [1, 4, 8])
-def test_memory_reaches_the_optimal_return(k):
-    env = RepeatPreviousVectorEnv(16, k=k)
+@pytest.mark.parametrize(("k", "episode_length"), [(1, 64), (4, 64), (8, 64), (512, 1024)])
+def test_memory_reaches_the_optimal_return(k, episode_length):
+    env = RepeatPreviousVectorEnv(16, k=k, episode_length=episode_length)
     total, _ = returns(env, lambda seen: seen[-1 - k] if len(seen) > k else np.zeros(16, dtype=np.int64))
     np.testing.assert_allclose(total, env.optimal_return(k=k), rtol=1e-12)
 

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from recurl.envs.tasks.agreement import check_dynamics
     from recurl.envs.tasks.bandit import Bandit, BanditEnv, BanditVectorEnv
     from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
+    from recurl.envs.tasks.color_cubes import ColorCubes, ColorCubesEnv, ColorCubesVectorEnv
     from recurl.envs.tasks.dynamics import Dynamics
+    from recurl.envs.tasks.endless_tmaze import EndlessTMaze, EndlessTMazeEnv, EndlessTMazeVectorEnv
     from recurl.envs.tasks.masked_arm import ARM_MIRROR, MaskedArm, MaskedArmEnv, MaskedArmVectorEnv
     from recurl.envs.tasks.masked_cartpole import (
         CARTPOLE_MIRROR,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     )
     from recurl.envs.tasks.masked_pendulum import MaskedPendulum, MaskedPendulumEnv, MaskedPendulumVectorEnv
     from recurl.envs.tasks.repeat_previous import RepeatPrevious, RepeatPreviousEnv, RepeatPreviousVectorEnv
+    from recurl.envs.tasks.rock_sample import RockSample, RockSampleEnv, RockSampleVectorEnv
     from recurl.envs.tasks.tmaze import TMaze, TMazeEnv, TMazeVectorEnv
 
 lazy_names(
@@ -28,11 +31,14 @@ lazy_names(
         ".agreement": "check_dynamics",
         ".bandit": "Bandit BanditEnv BanditVectorEnv",
         ".base": "TaskEnv TaskVectorEnv",
+        ".color_cubes": "ColorCubes ColorCubesEnv ColorCubesVectorEnv",
         ".dynamics": "Dynamics",
+        ".endless_tmaze": "EndlessTMaze EndlessTMazeEnv EndlessTMazeVectorEnv",
         ".masked_arm": "ARM_MIRROR MaskedArm MaskedArmEnv MaskedArmVectorEnv",
         ".masked_cartpole": "CARTPOLE_MIRROR MaskedCartPole MaskedCartPoleEnv MaskedCartPoleVectorEnv",
         ".masked_pendulum": "MaskedPendulum MaskedPendulumEnv MaskedPendulumVectorEnv",
         ".repeat_previous": "RepeatPrevious RepeatPreviousEnv RepeatPreviousVectorEnv",
+        ".rock_sample": "RockSample RockSampleEnv RockSampleVectorEnv",
         ".tmaze": "TMaze TMazeEnv TMazeVectorEnv",
     },
 )
@@ -44,7 +50,13 @@ __all__ = [
     "Bandit",
     "BanditEnv",
     "BanditVectorEnv",
+    "ColorCubes",
+    "ColorCubesEnv",
+    "ColorCubesVectorEnv",
     "Dynamics",
+    "EndlessTMaze",
+    "EndlessTMazeEnv",
+    "EndlessTMazeVectorEnv",
     "MaskedArm",
     "MaskedArmEnv",
     "MaskedArmVectorEnv",
@@ -57,6 +69,9 @@ __all__ = [
     "RepeatPrevious",
     "RepeatPreviousEnv",
     "RepeatPreviousVectorEnv",
+    "RockSample",
+    "RockSampleEnv",
+    "RockSampleVectorEnv",
     "TMaze",
     "TMazeEnv",
     "TMazeVectorEnv",

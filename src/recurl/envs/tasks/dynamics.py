@@ -15,7 +15,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.keys import ACTION_MASK
 from recurl.envs.tasks.namespaces import Draw, Namespace
 
-__all__ = ["Dynamics", "State", "check_count", "check_parameters", "check_state", "parts"]
+__all__ = ["Dynamics", "State", "check_count", "check_flag", "check_parameters", "check_state", "is_number", "parts"]
 
 State: TypeAlias = dict[str, Any]
 """Arrays by name, with rows along the last axis."""
@@ -31,6 +31,23 @@ def check_count(name: str, value: Any, minimum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ArgumentError(f"{name} must be an integer of at least {minimum}; got {value!r}")
     return value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False; otherwise raise an ArgumentError that names it.
+
+    Example:
+        >>> check_flag("hide_colors", False)
+        False
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} must be True or False; got {value!r}")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Return whether an argument is an integer or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Dynamics(ABC):

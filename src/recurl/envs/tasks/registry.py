@@ -65,10 +65,13 @@ TASKS = {
     task_id: Task(task_id, f"recurl.envs.tasks.{task}Env", f"recurl.envs.tasks.{task}VectorEnv")
     for task_id, task in {
         "recurl/Bandit-v0": "bandit:Bandit",
+        "recurl/ColorCubes-v0": "color_cubes:ColorCubes",
+        "recurl/EndlessTMaze-v0": "endless_tmaze:EndlessTMaze",
         "recurl/MaskedArm-v0": "masked_arm:MaskedArm",
         "recurl/MaskedCartPole-v1": "masked_cartpole:MaskedCartPole",
         "recurl/MaskedPendulum-v1": "masked_pendulum:MaskedPendulum",
         "recurl/RepeatPrevious-v0": "repeat_previous:RepeatPrevious",
+        "recurl/RockSample-v0": "rock_sample:RockSample",
         "recurl/TMaze-v0": "tmaze:TMaze",
     }.items()
 }

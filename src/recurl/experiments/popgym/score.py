@@ -39,6 +39,7 @@ class MaxMeanReturn:
         self.episodes = 0
         self.last = math.nan
         self._largest = math.nan
+        self._sum, self._count = 0.0, 0  # of the windows that count
         self._running = RunningEpisodes(num_envs)
         self._steps = 0
         self._window: list[Any] = []  # returns of episodes in the current window
@@ -50,6 +51,11 @@ class MaxMeanReturn:
         if math.isnan(self._largest) and len(self._latest):
             return float(self._latest.mean())
         return self._largest
+
+    @property
+    def mean(self) -> float:
+        """The mean over the windows; like :attr:`value`, the mean of the last episodes if no window counts."""
+        return self._sum / self._count if self._count else self.value
 
     def on_batch(self, batch: TensorDictBase) -> None:
         """Process a batch ``[B, T]``."""
@@ -73,4 +79,5 @@ class MaxMeanReturn:
         returns, self._window = np.concatenate(self._window), []
         if self.episodes >= MIN_EPISODES:
             self.last = float((returns if len(returns) >= MIN_EPISODES else self._latest).mean())
+            self._sum, self._count = self._sum + self.last, self._count + 1
             self._largest = self.last if math.isnan(self._largest) else max(self._largest, self.last)

@@ -93,6 +93,12 @@ class Run(NamedTuple):
         """Unique key within a setting."""
         return self.task, self.cell, self.seed
 
+    @property
+    def slug(self) -> str:
+        """Name of the run's folder."""
+        cell = "".join(letter if letter.isalnum() else "-" for letter in self.cell)
+        return f"{self.task}-{cell}-seed{self.seed}"
+
 
 def find_tasks(names: Sequence[str]) -> list[str]:
     """Return the named tasks in table order, or all native tasks if no names are given.
@@ -142,11 +148,11 @@ def make_runs(
         ArgumentError: a cell is unknown, layers are requested for ``none``, an option can't be used, or the budget is
             smaller than a batch.
     """
-    _check_budget(budget, settings["num_envs"], settings["rollout_steps"])
+    check_steps("--budget", budget, settings["num_envs"], settings["rollout_steps"])
     graph = device.startswith("cuda") and settings.get("cuda_graph", True)
     common: dict[str, Any] = {**settings, "total_steps": budget, "device": device, "checkpoint_every": 10**6}
     made: list[Run] = []
-    for name, depth in dict.fromkeys(map(_layers, cells)):
+    for name, depth in dict.fromkeys(map(split_layers, cells)):
         own: dict[str, Any] = {"cell": name, "num_layers": depth, "cuda_graph": graph}
         own["compile"] = AUTO if graph else False  # where it is possible
         first = PPOConfig(env=_env(tasks[0]), **{**common, **own})
@@ -155,17 +161,31 @@ def make_runs(
     return [run._replace(seed=seed, config=replace(run.config, seed=seed)) for seed in range(seeds) for run in made]
 
 
-def _check_budget(budget: int, num_envs: Any, rollout_steps: Any) -> None:
-    """Raise if the budget is smaller than a batch; PPO reports values that are not integers."""
-    if isinstance(num_envs, int) and isinstance(rollout_steps, int) and budget < num_envs * rollout_steps:
+def check_steps(option: str, steps: int, num_envs: Any, rollout_steps: Any) -> None:
+    """Check that the steps of a run cover a batch; PPO reports values that are not integers.
+
+    Args:
+        option: the option that sets the steps.
+        steps: environment steps of the run.
+        num_envs: number of environments.
+        rollout_steps: steps of each between updates.
+
+    Raises:
+        ArgumentError: the steps are fewer.
+    """
+    if isinstance(num_envs, int) and isinstance(rollout_steps, int) and steps < num_envs * rollout_steps:
         raise ArgumentError(
-            f"--budget must cover one batch of {num_envs * rollout_steps} steps ({num_envs} environments x "
-            f"{rollout_steps}), got {budget}: raise it, or lower one of them (--set num_envs=8)."
+            f"{option} must cover one batch of {num_envs * rollout_steps} steps ({num_envs} environments x "
+            f"{rollout_steps}), got {steps}: raise it, or lower one of them (--set num_envs=8)."
         )
 
 
-def _layers(cell: str) -> tuple[str, int]:
-    """Split a cell such as ``s5*4`` into its name and number of layers."""
+def split_layers(cell: str) -> tuple[str, int]:
+    """Split a cell such as ``s5*4`` into its name and number of layers.
+
+    Raises:
+        ArgumentError: layers are requested for ``none``.
+    """
     match = _LAYERS.fullmatch(cell)
     name, depth = (match[1], int(match[2])) if match else (cell, 1)
     if name == NO_CELL and depth != 1:

@@ -89,3 +89,29 @@ def stratified_intervals(scores: Sequence[Array]) -> tuple[Array, Array]:
     drawn = [one[random.integers(len(one), size=(_RESAMPLES, len(one)))] for one in scores]
     low, high = np.percentile(aggregates(drawn), _PERCENTILES, axis=0)
     return low, high
+
+
+def hierarchical_interval(scores: Sequence[Array]) -> tuple[float, float]:
+    """Return the bounds of a 95% bootstrap interval of the mean over tasks of the mean over runs.
+
+    Tasks are resampled with replacement, and the runs of each resampled task too: the interval is about other tasks of
+    this kind, that of :func:`stratified_intervals` about other seeds of these tasks. The same scores give the same
+    interval.
+
+    Args:
+        scores: ``[runs]`` per task.
+
+    Example:
+        >>> low, high = hierarchical_interval([np.array([0.0, 0.0]), np.array([1.0, 1.0])])
+        >>> low, high
+        (0.0, 1.0)
+    """
+    random = np.random.default_rng(derive_seed(0, "hierarchical bootstrap"))
+    total = np.zeros(_RESAMPLES)
+    for _ in scores:
+        tasks = random.integers(len(scores), size=_RESAMPLES)
+        for task, one in enumerate(scores):
+            drawn = np.flatnonzero(tasks == task)
+            total[drawn] += one[random.integers(len(one), size=(len(drawn), len(one)))].mean(axis=-1)
+    low, high = np.percentile(total / len(scores), _PERCENTILES)
+    return float(low), float(high)

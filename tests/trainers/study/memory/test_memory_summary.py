@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recurl.core.errors import ArgumentError
+from recurl.experiments.memory.suites import find_tasks, make_runs
+from recurl.experiments.memory.summary import MemorySummary
+from recurl.experiments.memory.training import MemoryResult
+from recurl.experiments.popgym.settings import setting
+from recurl.experiments.results import ResultsFile
+from recurl.trainers.study.statistics import hierarchical_interval
+
+TASKS = find_tasks("core", ["TMaze10", "RepeatPrevious4"])
+RUNS = make_runs(TASKS, ["gru", "none"], 2, setting("fast", {}), changes={}, steps=None, device="cpu")
+
+
+def result(run, greedy):
+    return MemoryResult(
+        task=run.task,
+        cell=run.cell,
+        options=run.options,
+        hidden_size=256,
+        parameters=990,
+        reference=1000,
+        seed=run.seed,
+        steps=run.config.total_steps,
+        greedy=greedy,
+        best=0.9,
+        mean=0.1,
+        episodes=7,
+        env_steps=1000,
+        wall_s=1.5,
+        device="a CPU",
+        versions="recurl 1",
+        commit="",
+        date="2026-01-01",
+    )
+
+
+def summary(scores):
+    rows = [result(run, scores[run.task, run.cell]) for run in RUNS if (run.task, run.cell) in scores]
+    return MemorySummary("core", TASKS, RUNS, rows)
+
+
+def test_scores_are_normalized_and_clipped():
+    made = summary({("TMaze10", "gru"): 0.75, ("TMaze10", "none"): -40.0, ("RepeatPrevious4", "gru"): 1.0})
+    assert made.normalized("TMaze10", "gru").tolist() == [0.5, 0.5]
+    assert made.normalized("TMaze10", "none").tolist() == [0.0, 0.0]
+    assert made.common == ["TMaze10"]
+    assert made.missing == ["RepeatPrevious4 none seed 0", "RepeatPrevious4 none seed 1"]
+    text = made.table()
+    assert "mean of 1 task, normalized from 0 to 1" in text
+    assert "Not in the means, as a cell has no run: RepeatPrevious4." in text
+    assert "Missing: 2 of 8 runs: RepeatPrevious4 none seed 0, RepeatPrevious4 none seed 1." in text
+    assert "-1.0%" in text
+
+
+def test_results_of_other_settings_are_left_out():
+    rows = [result(RUNS[0], 0.5), replace(result(RUNS[0], 1.0), steps=1), replace(result(RUNS[0], 1.0), options="")]
+    made = MemorySummary("core", TASKS, RUNS, rows)
+    assert made.scores == {(RUNS[0].task, "gru"): [0.5]}
+    assert made.others == 2
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    rows = [result(run, 0.5) for run in RUNS]
+    file = ResultsFile(tmp_path / "memory.csv", MemoryResult, "recurl bench memory")
+    for row in rows:
+        file.add(row)
+    assert ResultsFile(tmp_path / "memory.csv", MemoryResult, "recurl bench memory").rows == rows
+    path = tmp_path / "memory.csv"
+    path.write_text(path.read_text().replace("TMaze10,", "TMaze11,"))
+    with pytest.raises(ArgumentError, match=r"can't be read \(there is no task 'TMaze11'\)"):
+        ResultsFile(path, MemoryResult, "recurl bench memory")
+
+
+def test_an_interval_over_tasks_covers_other_tasks():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        means = rng.normal(size=12)
+        low, high = hierarchical_interval([mean + rng.normal(size=3) for mean in means])
+        covered += low <= 0 <= high
+    assert covered > 175

@@ -37,6 +37,7 @@ from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 from recurl.sequences.index import Boundaries, boundaries_of
 
 if TYPE_CHECKING:
+    from recurl.recurrence.attention import windowed_attention
     from recurl.recurrence.cells import FFMCell, GTrXLCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
     from recurl.recurrence.experiment import check_step
     from recurl.recurrence.kernel_backend import KernelBackend
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 lazy_names(
     __name__,
     {
+        ".attention": "windowed_attention",
         ".cells": "FFMCell GTrXLCell LRUCell MinGRUCell MinLSTMCell RGLRUCell S5Cell",
         ".experiment": "check_step",
         ".kernel_backend": "KernelBackend",
@@ -103,4 +105,5 @@ __all__ = [
     "run_stack",
     "states_of",
     "step_stack",
+    "windowed_attention",
 ]

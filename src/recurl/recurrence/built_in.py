@@ -1,4 +1,4 @@
-"""The built-in implementations of both operations by name, each imported on first use, and their operators."""
+"""The built-in implementations of the operations by name, each imported on first use, and their operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.library import Library
 
-from recurl.recurrence.backend import BACKENDS, LINEAR
+from recurl.recurrence.backend import ATTENTION, BACKENDS, LINEAR
 from recurl.recurrence.operation import Operation
 from recurl.sequences.index import Boundaries
 
@@ -31,8 +31,18 @@ _LINEAR = {
     "triton": "cuda.linear.backend:TritonLinear",
     "reference": "linear.loop:ReferenceLinear",
 }
+_ATTENTION = {
+    "chunked": "attention.chunked:ChunkedAttention",
+    "loop": "attention.chunked:ChunkedAttention",
+    "scan": "attention.chunked:ChunkedAttention",
+    "cpu": "attention.chunked:ChunkedAttention",
+    "triton": "cuda.attention.backend:TritonAttention",
+    "reference": "attention.reference:ReferenceAttention",
+}
 LINEAR_OPERATIONS: dict[str, Operation] = {}
 """Operations of the kernels of linear recurrences, by name."""
+ATTENTION_OPERATIONS: dict[str, Operation] = {}
+"""Operations of the kernels of windowed attention, by name."""
 
 
 def _make(path: str, *args: Any) -> Any:
@@ -58,6 +68,12 @@ for _name, _path in _LINEAR.items():
         _of_kernels = partial(_make, "linear.operator:LayerKernels", _name)
         LINEAR_OPERATIONS[_name] = Operation(_name, _of_kernels, f"linear_{_name}", closed=True)
         BACKENDS.add_linear(_name, partial(_make, "segments:LinearBackend", _name))
+for _name, _path in _ATTENTION.items():
+    _of_kernels = cache(partial(_make, _path, _name))
+    ATTENTION.add(_name, _of_kernels, _DEVICES.get(_name), fast=_name == "triton")
+    if _name != "reference":
+        _in_operation = partial(_make, "attention.operator:LayerKernels", _name)
+        ATTENTION_OPERATIONS[_name] = Operation(_name, _in_operation, f"attention_{_name}")
 
 
 def _linear_recurrence(a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int, backend: str) -> Tensor:

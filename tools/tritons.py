@@ -19,9 +19,11 @@ FOLDER = ROOT / "build" / "tritons"
 TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")  # of torch 2.11, of 2.12 and 2.13, of 2.14, and the newest
 LISTS = """
 from tests.recurrence import test_triton
+from tests.recurrence.attention import test_triton as attention
 from tests.recurrence.linear import test_triton as linear
 for capability, (cases, _) in test_triton.COMPILED.items():
     print("tests.recurrence.triton_offline", capability, *cases)
+print("tests.recurrence.attention.triton_offline 90", *attention.COMPILED)
 print("tests.recurrence.linear.triton_offline 90", *linear.COMPILED)
 print("tests.trainers.optim.adam_offline 90")
 """

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, UsageError
 from recurl.modules import GTrXLModule, set_recurrent_mode
 from recurl.recurrence import GTrXLCell, load_cell, segments
+from recurl.recurrence.attention import chunked
 
 INPUTS, HIDDEN = 3, 4
 
@@ -85,6 +86,20 @@ def test_what_is_not_finite_reaches_only_those_that_attend_to_it(where: str) -> 
     assert gradient[0, 6:].isfinite().all()
 
 
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_gradients_that_are_not_finite_reach_only_what_was_attended_to(poison: float) -> None:
+    module = memory(num_layers=1)
+    batch = batch_of(1, 12, 3, starts=0.0, layers=1)
+    batch["is_init"][0, 6] = True
+    x = batch["x"].requires_grad_()
+    y = run(module, batch, "loop")[0]
+    grads = [torch.ones_like(y), torch.ones_like(y)]
+    grads[1][0, 10] = poison
+    clean, found = (torch.autograd.grad(y, x, grad, retain_graph=True)[0] for grad in grads)
+    assert (~found.isfinite().all(-1))[0].nonzero().flatten().tolist() == [7, 8, 9, 10]
+    torch.testing.assert_close(found[0, [*range(7), 11]], clean[0, [*range(7), 11]])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     """Distances and the softmax are computed in float32."""
@@ -108,7 +123,7 @@ def test_where_tensors_cannot_be_read(rows: int, steps: int, window: int, seed: 
     batch = batch_of(rows, steps, window, starts=0.3)
     wanted = run(module, batch, "loop")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "readable", lambda value: False)
+        patch.setattr(chunked, "readable", lambda value: False)
         torch.testing.assert_close(run(module, batch, "loop"), wanted)
 
 
@@ -135,3 +150,14 @@ def test_gradients() -> None:
 def test_options_that_are_refused(make: object, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_windows_that_do_not_fit_into_memory_name_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    module, batch = memory(num_layers=1), batch_of(2, 5, 3, layers=1)
+    monkeypatch.setattr(segments.Segments, "_kept", fail)
+    monkeypatch.setattr(segments, "_free_on_host", lambda: 2 * 3 * 10 * (HIDDEN + 1) * 8)
+    with pytest.raises(UsageError, match=r"The windows after 10 tokens, of 3 inputs of 4 numbers.*a window of 2 fits"):
+        run(module, batch, "loop")

@@ -37,6 +37,7 @@ from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 from recurl.sequences.index import Boundaries, boundaries_of
 
 if TYPE_CHECKING:
+    from recurl.recurrence.attention import windowed_attention
     from recurl.recurrence.cells import (
         FFMCell,
         GatedDeltaNetCell,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 lazy_names(
     __name__,
     {
+        ".attention": "windowed_attention",
         ".cells": (
             "FFMCell GTrXLCell GatedDeltaNetCell LRUCell MLSTMCell Mamba2Cell MinGRUCell MinLSTMCell RGLRUCell S5Cell "
             "SHMCell SLSTMCell"
@@ -127,4 +129,5 @@ __all__ = [
     "run_stack",
     "states_of",
     "step_stack",
+    "windowed_attention",
 ]

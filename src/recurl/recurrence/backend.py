@@ -18,11 +18,12 @@ from recurl.recurrence.cells.cell import Cell
 from recurl.sequences.index import Boundaries
 
 if TYPE_CHECKING:
+    from recurl.recurrence.attention.kernels import AttentionKernels
     from recurl.recurrence.linear.kernels import LinearKernels
     from recurl.recurrence.matrix.kernels import MatrixKernels
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Support | LinearSupport")
+S = TypeVar("S", bound="Support | LinearSupport | AttentionSupport")
 
 
 class Options(NamedTuple):
@@ -72,6 +73,24 @@ class LinearSupport(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     compiling: bool = False
+
+
+class AttentionSupport(NamedTuple):
+    """Requirements of windowed attention, like those of a layer in :class:`Support`.
+
+    Attributes:
+        device: device of the tensors.
+        dtype: dtype of the tensors.
+        compiling: whether ``torch.compile`` or ``torch.export`` is tracing the call.
+        head_size: width of a head.
+        width: E, the width of stored inputs.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    compiling: bool = False
+    head_size: int = 1
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -233,6 +252,17 @@ class Registry(Generic[T, S]):
         return kernels.missing() or kernels.unsupported(support.device, support.dtype)
 
 
+class AttentionRegistry(Registry[T, AttentionSupport]):
+    """Registry of the kernels of windowed attention."""
+
+    def __init__(self) -> None:
+        super().__init__("The backend of windowed attention", "The backend", "windowed attention")
+
+    def _refusal(self, name: str, support: AttentionSupport) -> str | None:
+        kernels: Any = self.named(name)
+        return kernels.missing() or kernels.unsupported(support)
+
+
 class LayerRegistry(Registry[Backend, Support]):
     """Registry of the backends of layers."""
 
@@ -312,6 +342,7 @@ LINEAR: Registry[LinearKernels, LinearSupport] = Registry(
 MATRIX: Registry[MatrixKernels, LinearSupport] = Registry(
     "The backend of a matrix recurrence", "The backend", "matrix recurrence", traced="chunked"
 )
+ATTENTION: AttentionRegistry[AttentionKernels] = AttentionRegistry()
 
 
 def register_backend(backend: Backend, fast: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The built-in implementations of both operations by name, each imported on first use, and their operators."""
+"""The built-in implementations of the operations by name, each imported on first use, and their operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.library import Library
 
-from recurl.recurrence.backend import BACKENDS, LINEAR, MATRIX
+from recurl.recurrence.backend import ATTENTION, BACKENDS, LINEAR, MATRIX
 from recurl.recurrence.operation import Operation
 from recurl.sequences.index import Boundaries
 
@@ -39,12 +39,22 @@ _MATRIX = {
     "reference": "matrix.loop:ReferenceMatrix",
 }
 _MATRIX_KERNELS = {"triton": "cuda.matrix.backend:TritonMatrix"}
+_ATTENTION = {
+    "chunked": "attention.chunked:ChunkedAttention",
+    "loop": "attention.chunked:ChunkedAttention",
+    "scan": "attention.chunked:ChunkedAttention",
+    "cpu": "attention.chunked:ChunkedAttention",
+    "triton": "cuda.attention.backend:TritonAttention",
+    "reference": "attention.reference:ReferenceAttention",
+}
 LINEAR_OPERATIONS: dict[str, Operation] = {}
 """Operations of the kernels of linear recurrences, by name."""
 MATRIX_KERNELS: dict[str, Callable[[], Any]] = {}
 """Functions that import the kernels of matrix recurrences, by name."""
 MATRIX_OPERATIONS: dict[str, Operation] = {}
 """Their operations."""
+ATTENTION_OPERATIONS: dict[str, Operation] = {}
+"""Operations of the kernels of windowed attention, by name."""
 
 
 def _make(path: str, *args: Any) -> Any:
@@ -78,6 +88,12 @@ for _name, _path in _MATRIX.items():
         MATRIX.add(_name, partial(_make, _path, _name), _DEVICES.get(_name), fast=True)
     else:
         MATRIX.add(_name, partial(_make, _path), _DEVICES.get(_name), fast=_name in _DEVICES)
+for _name, _path in _ATTENTION.items():
+    _of_kernels = cache(partial(_make, _path, _name))
+    ATTENTION.add(_name, _of_kernels, _DEVICES.get(_name), fast=_name == "triton")
+    if _name != "reference":
+        _in_operation = partial(_make, "attention.operator:LayerKernels", _name)
+        ATTENTION_OPERATIONS[_name] = Operation(_name, _in_operation, f"attention_{_name}")
 
 
 def _linear_recurrence(a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int, backend: str) -> Tensor:

@@ -13,7 +13,7 @@ from recurl.core.errors import ArgumentError
 from recurl.core.seeding import derive_seed
 from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.cells import Cell, OneStep, Sizes, States
-from recurl.recurrence.cells.time import Projection
+from recurl.recurrence.cells.attention import Attention
 from recurl.sequences.index import Boundaries
 
 _ROWS = 3
@@ -277,13 +277,10 @@ class _Probe:
         self.states_out.append(window[:, 1:])
         return window
 
-    def attend(
-        self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection
-    ) -> tuple[Tensor, Tensor]:
-        del project
-        self.inputs += [query, position]
+    def attend(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        self.inputs += attention
         window = self.window(inputs, before)
-        return _random_magnitudes(query.shape, self.like, self.generator), window[:, 1:]
+        return _random_magnitudes(attention.query.shape, self.like, self.generator), window[:, 1:]
 
     def _random_like(self, state: Tensor) -> Tensor:
         self.states_in.append(state)

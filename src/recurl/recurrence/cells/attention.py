@@ -1,4 +1,4 @@
-"""Attention over a window of past inputs: scores by distance, and sums over keys that may lie in two places."""
+"""Attention over a window of past inputs: what a cell passes to :meth:`Time.attend`."""
 
 from __future__ import annotations
 
@@ -8,74 +8,51 @@ import torch
 from torch import Tensor
 
 
-class Keys(NamedTuple):
-    """What a set of tokens may attend to.
+class Attention(NamedTuple):
+    """Queries, keys and values of R rows.
 
     Attributes:
-        keys: ``[G, K, heads, D]``, for G groups of tokens.
-        values: ``[G, K, heads, D]``.
-        distance: int64, how many steps each key lies back, broadcastable to ``[G, Q, K]``.
-        allowed: bool, which keys each of the Q tokens of a group attends to, broadcastable to ``[G, Q, K]``.
+        query: ``[R, heads, D]``, scaled.
+        key: keys of the rows' own inputs, ``[R, heads, D]``.
+        value: their values, ``[R, heads, D]``.
+        position: scores of the distances 0 (the own input) to M, ``[R, heads, M + 1]``.
+        to_key: map from inputs to their keys, ``[heads, D, E]``.
+        to_value: map from inputs to their values, ``[heads, D, E]``.
     """
 
-    keys: Tensor
-    values: Tensor
-    distance: Tensor
-    allowed: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    position: Tensor
+    to_key: Tensor
+    to_value: Tensor
+
+    def once(self, before: Tensor) -> Tensor:
+        """Return the result ``[R, heads, D]`` of one step, each row with its own window ``[R, M, E]``.
+
+        An input x has the key ``K x``, and ``query (K x) = (query K) x``: queries are mapped instead of the windows.
+        """
+        before, present = present_inputs(before)
+        readers = torch.einsum("rhd,hde->rhe", self.query, self.to_key)
+        content = [torch.einsum("rhe,rme->rhm", readers, before), (self.query * self.key).sum(-1, keepdim=True)]
+        scores = torch.cat(content, -1) + self.position.flip(-1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        allowed = torch.cat([present, torch.ones_like(present[:, :1])], 1)
+        weights = scores.masked_fill(~allowed.unsqueeze(1), -torch.inf).softmax(-1).to(self.value.dtype)
+        sums = torch.einsum("rhm,rme->rhe", weights[..., :-1], before)
+        return torch.einsum("rhe,hde->rhd", sums, self.to_value) + weights[..., -1:] * self.value
 
 
-class Scored(NamedTuple):
-    """Scores of keys, and what they weigh.
+def present_inputs(window: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs ``[*, E]``, zeros where there is none, and where there is one.
 
-    Attributes:
-        scores: ``[G, heads, Q, K]``, at least float32; hugely negative where a key isn't allowed.
-        values: ``[G, K, heads, D]``, zero where they aren't finite.
-        tainted: bool ``[G, Q]``: tokens whose query isn't finite, or that attend to a key or value that isn't.
+    Example:
+        >>> present_inputs(torch.tensor([[5.0, 0.0], [6.0, 1.0]]))
+        (tensor([[0., 0.],
+                [6., 1.]]), tensor([False,  True]))
     """
-
-    scores: Tensor
-    values: Tensor
-    tainted: Tensor
-
-
-def score(query: Tensor, position: Tensor, to: Keys) -> Scored:
-    """Return the scores of keys; what isn't finite reaches only tokens that attend to it, and no gradient of others.
-
-    Args:
-        query: ``[G, Q, heads, D]``, scaled.
-        position: scores of the distances, ``[G, Q, heads, M + 1]``.
-        to: the keys.
-    """
-    # Products are taken of all pairs in a group, so what isn't finite is taken out: 0 times NaN is NaN.
-    groups, tokens = query.shape[:2]
-    allowed = to.allowed.expand(groups, tokens, to.keys.shape[1])
-    broken = ~(to.keys.isfinite() & to.values.isfinite()).flatten(2).all(2)
-    tainted = (allowed & broken.unsqueeze(1)).any(-1) | ~query.isfinite().flatten(2).all(2)
-    query, position = (torch.where(tainted[..., None, None], 0, value) for value in (query, position))
-    keys, values = (torch.where(broken[..., None, None], 0, value) for value in (to.keys, to.values))
-    content = torch.einsum("gqhd,gkhd->ghqk", query, keys)
-    distance = to.distance.clamp(0, position.shape[-1] - 1).expand(allowed.shape)
-    at = distance.unsqueeze(1).expand(content.shape)
-    scores = content + position.transpose(1, 2).gather(-1, at)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return Scored(scores.masked_fill(~allowed.unsqueeze(1), least(scores)), values, tainted)
-
-
-def least(scores: Tensor) -> float:
-    """Return the score of a key that isn't allowed; finite, so that tokens without any key have no NaN."""
-    return torch.finfo(scores.dtype).min / 2
-
-
-def weighted(scored: Scored, total: Tensor) -> Tensor:
-    """Return the sum of values weighted by the softmax of their scores, ``[G, Q, heads, D]``.
-
-    Args:
-        scored: the keys.
-        total: logarithm of the sum of all exponentials of a token's scores, ``[G, heads, Q]``.
-    """
-    weights = (scored.scores - total.unsqueeze(-1)).exp().to(scored.values.dtype)
-    result = torch.einsum("ghqk,gkhd->gqhd", weights, scored.values)
-    return result.masked_fill(scored.tainted[..., None, None], torch.nan)
+    present = window[..., -1] > 0
+    return torch.where(present.unsqueeze(-1), window, 0), present
 
 
 def sinusoids(count: int, width: int, like: Tensor) -> Tensor:

@@ -164,6 +164,10 @@ class Cell(ABC):
         """Return the shape of each state of one row, ``(H,)`` by default."""
         return tuple((sizes.hidden_size,) for _ in self.state_names)
 
+    def attention(self, hidden_size: int) -> tuple[int, int] | None:
+        """Return D and E of ``time.attend``, if :meth:`step` calls it: backends that can't run it are refused."""
+        return None
+
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
         """Initialize one parameter, by default from U(-1/sqrt(H), 1/sqrt(H))."""
         bound = 1.0 / math.sqrt(sizes.hidden_size)

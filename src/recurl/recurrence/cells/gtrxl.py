@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recurl.recurrence.cells.attention import sinusoids
+from recurl.recurrence.cells.attention import Attention, sinusoids
 from recurl.recurrence.cells.blocks import Block, affine, check_numbers, check_sizes, encode, encoder
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
@@ -32,9 +32,10 @@ class GTrXLCell(Block, name="gtrxl"):
     ReLU. A gate is a GRU whose update starts nearly closed: gate(x, y) = (1 - z) x + z tanh(W_h y + U_h (r x)),
     z = sigmoid(W_z y + U_z x - b), r = sigmoid(W_r y + U_r x).
 
-    The state holds the last M inputs of the block, oldest first, each followed by 1; what lies before the episode is 0,
-    and isn't attended to. So L layers look back L M steps. Gradients reach the past inputs of the same sequence. The
-    papers cut episodes into segments of which a token sees all, and the M inputs before; here it is always M.
+    The state holds the last M inputs of the block, normed without scale and bias, oldest first, each followed by 1;
+    what lies before the episode is 0, and isn't attended to. So L layers look back L M steps. Gradients reach the past
+    inputs of the same sequence. The papers cut episodes into segments of which a token sees all, and the M inputs
+    before; here it is always M.
 
     Args:
         window: M.
@@ -61,10 +62,14 @@ class GTrXLCell(Block, name="gtrxl"):
         """Return the shape of each state."""
         return ((self.window, sizes.hidden_size + 1),)
 
+    def attention(self, hidden_size: int) -> tuple[int, int]:
+        """Return the widths of heads and of stored inputs."""
+        return self.head_size or -(-hidden_size // self.heads), hidden_size + 1
+
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
         """Return the shapes of the parameters of one layer."""
         hidden = sizes.hidden_size
-        inner = self.heads * (self.head_size or -(-hidden // self.heads))
+        inner = self.heads * self.attention(hidden)[0]
         shapes = encoder(sizes)
         for name in ("query", "key", "value", "position"):
             shapes |= affine(name, inner, hidden, bias=False)
@@ -119,25 +124,42 @@ class GTrXLCell(Block, name="gtrxl"):
         """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
         split = partial(torch.unflatten, dim=-1, sizes=(self.heads, -1))
-        norm = partial(F.layer_norm, normalized_shape=x.shape[-1:], weight=scale_attention, bias=bias_attention)
-
-        def project(inputs: Tensor) -> tuple[Tensor, Tensor]:
-            normed = norm(inputs)
-            return split(F.linear(normed, weight_key)), split(F.linear(normed, weight_value))
-
-        query = F.linear(norm(x), weight_query)
+        plain = F.layer_norm(x, x.shape[-1:])
+        normed = plain * scale_attention if bias_attention is None else plain * scale_attention + bias_attention
+        query = F.linear(normed, weight_query)
         distances = split(F.linear(sinusoids(self.window + 1, x.shape[-1], x), weight_position))
         position = torch.einsum("rhd,phd->rhp", split(query + bias_position), distances)
         scale = (weight_query.shape[0] // self.heads) ** -0.5
-        inputs = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-        query = split(query + bias_content)
-        attended, after = time.attend(scale * query, scale * position, inputs, states[0], project)
+        attention = Attention(
+            scale * split(query + bias_content),
+            split(F.linear(normed, weight_key)),
+            split(F.linear(normed, weight_value)),
+            scale * position,
+            _of_inputs(weight_key, scale_attention, bias_attention, self.heads),
+            _of_inputs(weight_value, scale_attention, bias_attention, self.heads),
+        )
+        inputs = torch.cat([plain, torch.ones_like(x[:, :1])], 1)
+        attended, after = time.attend(attention, inputs, states[0])
         attended = F.linear(attended.flatten(1), weight_out).relu()
         y = _gate(x, attended, weight_attention_y, weight_attention_x, weight_attention_reset, gate_attention)
         hidden = F.layer_norm(y, y.shape[-1:], scale_feed_forward, bias_feed_forward)
         hidden = F.linear(F.linear(hidden, weight_up, bias_up).relu(), weight_down, bias_down).relu()
         weights = weight_feed_forward_y, weight_feed_forward_x, weight_feed_forward_reset, gate_feed_forward
         return _gate(y, hidden, *weights), (after,)
+
+    def fused_step(self, x: Tensor, states: States, *weights: Any) -> tuple[Tensor, States]:
+        """Return the result of :meth:`step`, on a GPU with attention by a kernel."""
+        if not x.is_cuda:
+            return self.step(x, states, *weights)
+        from recurl.recurrence.cuda.attention.backend import KERNEL_STEP  # noqa: PLC0415 - needed only on a GPU
+
+        return self.step(x, states, *weights, time=KERNEL_STEP)
+
+
+def _of_inputs(weight: Tensor, scale: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """Return the map to keys or values of an input that is followed by 1, ``[heads, D, H + 1]``."""
+    constant = torch.zeros_like(weight[:, 0]) if bias is None else weight @ bias
+    return torch.cat([weight * scale, constant.unsqueeze(1)], 1).unflatten(0, (heads, -1))
 
 
 def _gate(x: Tensor, y: Tensor, weight_y: Tensor, weight_x: Tensor, weight_reset: Tensor, bias: Tensor) -> Tensor:

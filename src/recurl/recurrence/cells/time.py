@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from recurl.recurrence.cells.attention import Keys, score, weighted
-
-Projection: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Keys and values ``[*, heads, D]`` of inputs ``[*, H]``."""
+from recurl.recurrence.cells.attention import Attention, present_inputs
 
 
 class Time(Protocol):
@@ -88,19 +84,15 @@ class Time(Protocol):
         """
         ...
 
-    def attend(
-        self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the last inputs, the own included; return the result ``[R, heads, D]`` and the M inputs to keep.
 
         The weights are the softmax of query times key, plus the score of the distance.
 
         Args:
-            query: ``[R, heads, D]``, scaled.
-            position: scores of the distances 0 (the own input) to M, ``[R, heads, M + 1]``.
-            inputs: ``[R, H + 1]``, of which the last number is 1.
-            before: the M inputs before it, oldest first, ``[R, M, H + 1]``; the last number is 0 where there is none.
-            project: function from inputs ``[*, H]`` to their keys and values, each input by itself.
+            attention: queries, keys and values.
+            inputs: ``[R, E]``, of which the last number is 1.
+            before: the M inputs before it, oldest first, ``[R, M, E]``; the last number is 0 where there is none.
         """
         ...
 
@@ -150,30 +142,13 @@ class OneStep:
         """Return the last inputs, including ``x``."""
         return torch.cat([before, x.unsqueeze(1)], 1)
 
-    def attend(
-        self, query: Tensor, position: Tensor, inputs: Tensor, before: Tensor, project: Projection
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the last inputs; return the result and the inputs to keep."""
-        window, present = present_inputs(self.window(inputs, before))
-        distance = torch.arange(window.shape[1] - 1, -1, -1, device=window.device)
-        keys = Keys(*project(window[..., :-1]), distance, present.unsqueeze(1))
-        found = score(query.unsqueeze(1), position.unsqueeze(1), keys)
-        return weighted(found, found.scores.logsumexp(-1)).squeeze(1), window[:, 1:]
+        window = self.window(inputs, before)[:, 1:]
+        return attention.once(before), present_inputs(window)[0]
 
 
 ONE_STEP = OneStep()
-
-
-def present_inputs(window: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inputs of :meth:`Time.attend` ``[*, H + 1]``, zeros where there is none, and where there is one.
-
-    Example:
-        >>> present_inputs(torch.tensor([[5.0, 0.0], [6.0, 1.0]]))
-        (tensor([[0., 0.],
-                [6., 1.]]), tensor([False,  True]))
-    """
-    present = window[..., -1] > 0
-    return torch.where(present.unsqueeze(-1), window, 0), present
 
 
 def _read(state: Tensor, key: Tensor) -> Tensor:

@@ -145,11 +145,11 @@ def backward_kernel(
         # Tokens whose queries or gradients aren't finite spoil what their segment did up to them; keys and rates, what
         # it does from them on.
         bad_grad = tl.zeros([CHUNK], tl.float32)
-        bad_key = b - b
+        bad_key = b * 0.0
         if BLOCK_K == BLOCK_V:
-            any_bad = poison((queries - queries) + (keys - keys) + (grads - grads))
+            any_bad = poison(queries * 0.0 + keys * 0.0 + grads * 0.0)
         else:
-            any_bad = poison((queries - queries) + (keys - keys)) + poison(grads)
+            any_bad = poison(queries * 0.0 + keys * 0.0) + poison(grads)
         if is_bad(any_bad):
             bad_grad = poison(queries) + poison(grads)
             bad_key += poison(keys)
@@ -184,7 +184,7 @@ def backward_kernel(
             overlap = between * dot(keys, tl.trans(keys), PRECISION)
             mixed = tl.where(below, clean(b[:, None] * overlap), 0.0)
             solver = inverse(mixed, CHUNK, SOLVE)
-            bad = poison(du) + (b - b)
+            bad = poison(du) + b * 0.0
             if is_bad(bad):
                 du = clean(du)
             du = dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), du, SOLVE)

@@ -183,7 +183,7 @@ def forward_kernel(
         between = tl.exp(elapsed[:, None] - elapsed[None, :])
         if DELTA:
             y -= decay[:, None] * before
-        bad = poison(y) + (b - b)
+        bad = poison(y) + b * 0.0
         spoilt = is_bad(bad)
         if spoilt:
             b = clean(b)

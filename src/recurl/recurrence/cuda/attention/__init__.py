@@ -1,0 +1,1 @@
+"""Windowed attention on a GPU."""

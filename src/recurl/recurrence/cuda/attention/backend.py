@@ -1,0 +1,105 @@
+"""Windowed attention on an NVIDIA GPU, in kernels whose grids depend on the number of tokens alone."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.core.torch_compat import are_modes_active
+from recurl.recurrence.attention.chunked import ChunkedAttention
+from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels, Gradients, Needs
+from recurl.recurrence.backend import ATTENTION, AttentionSupport, record_run
+from recurl.recurrence.cells.attention import Attention
+from recurl.recurrence.cells.time import OneStep
+from recurl.recurrence.cuda.attention.config import Tiles, tiles_for
+from recurl.recurrence.cuda.backend import missing_package, refused_device
+from recurl.recurrence.cuda.step.operation import RECORDED, can_step_on
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WIDEST_HEAD, _WIDEST = 128, 513  # what a multiprocessor's memory holds, in float32
+
+
+class TritonAttention(AttentionKernels):
+    """Forward and backward pass of windowed attention.
+
+    Attributes:
+        tiles: sizes of the tiles, of all passes; None for those of :func:`~recurl.recurrence.cuda.attention.config`.
+    """
+
+    tiles: Tiles | None = None
+
+    def missing(self) -> str | None:
+        """Return how to install Triton, which comes with torch's CUDA builds, if it is missing, else None."""
+        return missing_package()
+
+    def unsupported(self, support: AttentionSupport) -> str | None:
+        """Return why a call isn't supported, or None: it needs an NVIDIA GPU, and heads and inputs that fit on it."""
+        refusal = refused_device(support.device)
+        if refusal is not None:
+            return refusal
+        if support.dtype not in _DTYPES:
+            return f"it computes in float32, bfloat16 and float16, got {support.dtype}; use 'loop'"
+        if support.head_size > _WIDEST_HEAD:
+            return (
+                f"it holds heads of at most {_WIDEST_HEAD} numbers, got {support.head_size}; use 'loop' or more heads"
+            )
+        if support.width > _WIDEST:
+            return f"it holds stored inputs of at most {_WIDEST} numbers, got {support.width}; use 'loop'"
+        return None
+
+    def forward(self, inputs: AttentionInputs, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the result; saves the logarithms of the sums of the exponentials."""
+        result, total = _launch().run_forward(inputs, self._tiles("forward", inputs))
+        return result, (total,) if keep else ()
+
+    def backward(
+        self, inputs: AttentionInputs, result: Tensor, saved: tuple[Tensor, ...], grad: Tensor, needs: Needs
+    ) -> Gradients:
+        """Return the gradients; that of the windows, as large as they are, by operations of torch."""
+        tiles = self._tiles("backward", inputs)
+        total = saved[0] if saved else _launch().run_forward(inputs, self._tiles("forward", inputs))[1]
+        found = list(_launch().run_backward(inputs, result, total, grad, needs, tiles))
+        if needs[4]:
+            only = tuple(k == 4 for k in range(len(needs)))
+            found[4] = ChunkedAttention("chunked").backward(inputs, result, (), grad, only)[4]
+        return tuple(found)
+
+    def saved_like(self, inputs: AttentionInputs) -> tuple[Tensor, ...]:
+        """Return a tensor like the saved one."""
+        return (inputs.query.new_empty(inputs.query.shape[:2], dtype=torch.float32),)
+
+    def _tiles(self, direction: str, inputs: AttentionInputs) -> Tiles:
+        return self.tiles or tiles_for(direction, inputs.query.shape[-1], inputs.windows.shape[-1], inputs.query.dtype)
+
+
+class KernelStep(OneStep):
+    """One step of every row, with attention by a kernel where the GPU has it and nothing is differentiated."""
+
+    def attend(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to the last inputs; return the result and the inputs to keep."""
+        if not _serves(attention, inputs, before):
+            return super().attend(attention, inputs, before)
+        record_run(RECORDED)
+        return _launch().run_step(attention, inputs, before, "ieee")
+
+
+KERNEL_STEP = KernelStep()
+
+
+def _serves(attention: Attention, inputs: Tensor, before: Tensor) -> bool:
+    tensors, query = (*attention, inputs, before), attention.query
+    if not query.shape[0] or not can_step_on(query) or are_modes_active():
+        return False
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        return False
+    alike = all(one.dtype == query.dtype and one.device == query.device for one in tensors)
+    support = AttentionSupport(query.device, query.dtype, False, query.shape[-1], before.shape[-1])
+    return alike and ATTENTION.named("triton").unsupported(support) is None
+
+
+def _launch() -> Any:
+    # By name: a static import would make users without a GPU load Triton.
+    return importlib.import_module("recurl.recurrence.cuda.attention.launch")

@@ -1,0 +1,491 @@
+# pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Attention of a stream of tokens to itself: a token's keys are those of its segment at most WINDOW tokens back.
+
+A program holds the queries of a tile of tokens and one head (or keys, for their gradients), and walks over the tiles of
+keys (queries) that lie within the window, with a softmax whose largest score grows on the way. Nothing depends on where
+segments start, except which pairs count, and where the walk may end early.
+
+Products are taken of all pairs of a tile. What isn't finite is 0 times NaN for pairs that don't count, so that sums
+that should be finite aren't. If a program's sums aren't finite, it walks again, careful: what isn't finite is taken out
+of the products, and put where it belongs afterwards.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = 1.4426950408889634
+_LOG2E = tl.constexpr(LOG2E)
+
+
+@triton.jit
+def not_finite(x):
+    """Return which numbers aren't finite."""
+    return (x != x) | (tl.abs(x) == float("inf"))
+
+
+@triton.jit
+def any_in_rows(x):
+    """Return which rows have a number that isn't zero."""
+    return tl.max(x.to(tl.int32), 1) != 0
+
+
+@triton.jit
+def any_in_columns(x):
+    """Return which columns have a number that isn't zero."""
+    return tl.max(x.to(tl.int32), 0) != 0
+
+
+@triton.jit
+def any_of(x):
+    """Return whether a number isn't zero."""
+    return tl.max(tl.max(x.to(tl.int32), 1), 0) != 0
+
+
+@triton.jit
+def at_rows(begin, row, head, d, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the offset of a tile, and of its numbers in it ``[rows, D]`` (in 32 bits), and which exist.
+
+    Args:
+        begin: the first row.
+        row: the rows.
+        head: the head.
+        d: the numbers of a row.
+        tokens: number of rows.
+        HEADS: number of heads.
+        WIDTH: numbers of a row.
+    """
+    offset = (row - begin)[:, None] * (HEADS * WIDTH) + d[None, :]
+    return (tl.full([], begin, tl.int64) * HEADS + head) * WIDTH, offset, (row < tokens)[:, None] & (d < WIDTH)[None, :]
+
+
+@triton.jit
+def _scores(
+    q, k, position, top, row, column, head, allowed, HEADS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Return scores for the base 2, and the offset of their positions, and in them; ``top`` is the first row."""
+    base = (tl.full([], top, tl.int64) * HEADS + head) * (WINDOW + 1)
+    at = (row - top)[:, None] * (HEADS * (WINDOW + 1)) + (row[:, None] - column[None, :])
+    score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    score += tl.load(position + base + at, mask=allowed, other=0.0).to(tl.float32)
+    return score * _LOG2E, base, at
+
+
+@triton.jit
+def _pairs(row, column, first, WINDOW: tl.constexpr):
+    """Return which keys count for which tokens."""
+    distance = row[:, None] - column[None, :]
+    return (distance >= 0) & (distance <= WINDOW) & (column[None, :] >= first[:, None])
+
+
+@triton.jit
+def _walk_forward(
+    q,
+    key,
+    value,
+    position,
+    top,
+    row,
+    first,
+    head,
+    low,
+    high,
+    tokens,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAREFUL: tl.constexpr,
+):
+    """Return the largest score, the sum of exponentials, the sums of values, and which tokens aren't finite."""
+    d = tl.arange(0, PADDED)
+    best = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sums = tl.zeros([QUERIES, PADDED], tl.float32)
+    tainted = tl.zeros([QUERIES], tl.int32)
+    for begin in range(low, high, KEYS):
+        column = begin + tl.arange(0, KEYS)
+        base, at, inside = at_rows(begin, column, head, d, tokens, HEADS, WIDTH)
+        k = tl.load(key + base + at, mask=inside, other=0.0)
+        v = tl.load(value + base + at, mask=inside, other=0.0)
+        allowed = _pairs(row, column, first, WINDOW)
+        if CAREFUL:
+            broken = any_in_rows(not_finite(k)) | any_in_rows(not_finite(v))
+            tainted = tl.maximum(tainted, tl.max((allowed & broken[None, :]).to(tl.int32), 1))
+            k = tl.where(broken[:, None], 0.0, k)
+            v = tl.where(broken[:, None], 0.0, v)
+            allowed = allowed & (broken[None, :] == 0)
+        score, _, _ = _scores(q, k, position, top, row, column, head, allowed, HEADS, WINDOW, PRECISION)
+        score = tl.where(allowed, score, float("-inf"))
+        largest = tl.maximum(best, tl.max(score, 1))
+        shift = tl.where(largest == float("-inf"), 0.0, largest)
+        weights = tl.exp2(score - shift[:, None])
+        rescale = tl.exp2(best - shift)
+        total = total * rescale + tl.sum(weights, 1)
+        sums = sums * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        best = largest
+    return best, total, sums, tainted
+
+
+@triton.jit
+def forward_kernel(
+    query,
+    key,
+    value,
+    position,
+    start,
+    result,
+    totals,
+    tokens,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write the result, and the logarithms (base 2) of the sums of exponentials, ``[N, heads]``."""
+    head = tl.program_id(1)
+    begin = tl.program_id(0) * QUERIES
+    row = begin + tl.arange(0, QUERIES)
+    d = tl.arange(0, PADDED)
+    first = tl.load(start + row, mask=row < tokens, other=0).to(tl.int32)
+    base, at, inside = at_rows(begin, row, head, d, tokens, HEADS, WIDTH)
+    q = tl.load(query + base + at, mask=inside, other=0.0)
+    low = tl.maximum(tl.maximum(begin - WINDOW, 0), tl.load(start + begin).to(tl.int32)) // KEYS * KEYS
+    high = tl.minimum(begin + QUERIES, tokens)
+    best, total, sums, tainted = _walk_forward(
+        q,
+        key,
+        value,
+        position,
+        begin,
+        row,
+        first,
+        head,
+        low,
+        high,
+        tokens,
+        HEADS,
+        WINDOW,
+        WIDTH,
+        PADDED,
+        QUERIES,
+        KEYS,
+        PRECISION,
+        False,
+    )
+    if any_of(not_finite(sums)):
+        best, total, sums, tainted = _walk_forward(
+            q,
+            key,
+            value,
+            position,
+            begin,
+            row,
+            first,
+            head,
+            low,
+            high,
+            tokens,
+            HEADS,
+            WINDOW,
+            WIDTH,
+            PADDED,
+            QUERIES,
+            KEYS,
+            PRECISION,
+            True,
+        )
+    found = tl.where((tainted != 0)[:, None], float("nan"), sums / total[:, None])
+    tl.store(result + base + at, found.to(result.dtype.element_ty), mask=inside)
+    tl.store(totals + row * HEADS + head, best + tl.log2(total), mask=row < tokens)
+
+
+@triton.jit
+def _walk_queries(
+    q,
+    grad,
+    total,
+    delta,
+    key,
+    value,
+    position,
+    to_position,
+    top,
+    row,
+    first,
+    head,
+    low,
+    high,
+    tokens,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAREFUL: tl.constexpr,
+):
+    """Return the gradients of queries; write those of positions."""
+    d = tl.arange(0, PADDED)
+    to_query = tl.zeros([QUERIES, PADDED], tl.float32)
+    for begin in range(low, high, KEYS):
+        column = begin + tl.arange(0, KEYS)
+        base, at, inside = at_rows(begin, column, head, d, tokens, HEADS, WIDTH)
+        k = tl.load(key + base + at, mask=inside, other=0.0)
+        v = tl.load(value + base + at, mask=inside, other=0.0)
+        allowed = _pairs(row, column, first, WINDOW) & (row < tokens)[:, None]
+        if CAREFUL:
+            broken = any_in_rows(not_finite(k)) | any_in_rows(not_finite(v))
+            k = tl.where(broken[:, None], 0.0, k)
+            v = tl.where(broken[:, None], 0.0, v)
+        score, base_of_places, place = _scores(
+            q, k, position, top, row, column, head, allowed, HEADS, WINDOW, PRECISION
+        )
+        towards = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+        to_score = tl.where(allowed, tl.exp2(score - total[:, None]) * (towards - delta[:, None]), 0.0)
+        tl.store(to_position + base_of_places + place, to_score.to(to_position.dtype.element_ty), mask=allowed)
+        to_query += tl.dot(to_score.to(k.dtype), k, input_precision=PRECISION)
+    return to_query
+
+
+@triton.jit
+def queries_kernel(
+    query,
+    key,
+    value,
+    position,
+    start,
+    result,
+    totals,
+    grads,
+    to_query,
+    to_position,
+    deltas,
+    tokens,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write the gradients of queries and positions, and the products of results and their gradients, ``[N, heads]``."""
+    head = tl.program_id(1)
+    begin = tl.program_id(0) * QUERIES
+    row = begin + tl.arange(0, QUERIES)
+    d = tl.arange(0, PADDED)
+    first = tl.load(start + row, mask=row < tokens, other=0).to(tl.int32)
+    base, at, inside = at_rows(begin, row, head, d, tokens, HEADS, WIDTH)
+    q = tl.load(query + base + at, mask=inside, other=0.0)
+    grad = tl.load(grads + base + at, mask=inside, other=0.0)
+    delta = tl.sum(grad.to(tl.float32) * tl.load(result + base + at, mask=inside, other=0.0).to(tl.float32), 1)
+    total = tl.load(totals + row * HEADS + head, mask=row < tokens, other=0.0)
+    tl.store(deltas + row * HEADS + head, delta, mask=row < tokens)
+    low = tl.maximum(tl.maximum(begin - WINDOW, 0), tl.load(start + begin).to(tl.int32)) // KEYS * KEYS
+    high = tl.minimum(begin + QUERIES, tokens)
+    found = _walk_queries(
+        q,
+        grad,
+        total,
+        delta,
+        key,
+        value,
+        position,
+        to_position,
+        begin,
+        row,
+        first,
+        head,
+        low,
+        high,
+        tokens,
+        HEADS,
+        WINDOW,
+        WIDTH,
+        PADDED,
+        QUERIES,
+        KEYS,
+        PRECISION,
+        False,
+    )
+    if any_of(not_finite(found)):
+        found = _walk_queries(
+            q,
+            grad,
+            total,
+            delta,
+            key,
+            value,
+            position,
+            to_position,
+            begin,
+            row,
+            first,
+            head,
+            low,
+            high,
+            tokens,
+            HEADS,
+            WINDOW,
+            WIDTH,
+            PADDED,
+            QUERIES,
+            KEYS,
+            PRECISION,
+            True,
+        )
+    tl.store(to_query + base + at, found.to(to_query.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _walk_keys(
+    k,
+    v,
+    query,
+    position,
+    start,
+    totals,
+    grads,
+    deltas,
+    column,
+    head,
+    low,
+    high,
+    tokens,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAREFUL: tl.constexpr,
+):
+    """Return the gradients of keys and values, and which of them aren't finite."""
+    d = tl.arange(0, PADDED)
+    to_key = tl.zeros([KEYS, PADDED], tl.float32)
+    to_value = tl.zeros([KEYS, PADDED], tl.float32)
+    touched = tl.zeros([KEYS], tl.int32)
+    for begin in range(low, high, QUERIES):
+        row = begin + tl.arange(0, QUERIES)
+        there = row < tokens
+        base, at, inside = at_rows(begin, row, head, d, tokens, HEADS, WIDTH)
+        q = tl.load(query + base + at, mask=inside, other=0.0)
+        grad = tl.load(grads + base + at, mask=inside, other=0.0)
+        first = tl.load(start + row, mask=there, other=0).to(tl.int32)
+        total = tl.load(totals + row * HEADS + head, mask=there, other=0.0)
+        delta = tl.load(deltas + row * HEADS + head, mask=there, other=0.0)
+        allowed = _pairs(row, column, first, WINDOW) & there[:, None]
+        if CAREFUL:
+            sick = not_finite(delta)
+            touched = tl.maximum(touched, tl.max((allowed & sick[:, None]).to(tl.int32), 0))
+            q = tl.where(sick[:, None], 0.0, q)
+            grad = tl.where(sick[:, None], 0.0, grad)
+            allowed = allowed & (sick[:, None] == 0)
+        score, _, _ = _scores(q, k, position, begin, row, column, head, allowed, HEADS, WINDOW, PRECISION)
+        weights = tl.where(allowed, tl.exp2(score - total[:, None]), 0.0)
+        to_value += tl.dot(tl.trans(weights.to(grad.dtype)), grad, input_precision=PRECISION)
+        towards = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+        to_score = tl.where(allowed, weights * (towards - delta[:, None]), 0.0)
+        to_key += tl.dot(tl.trans(to_score.to(q.dtype)), q, input_precision=PRECISION)
+    return to_key, to_value, touched
+
+
+@triton.jit
+def keys_kernel(
+    query,
+    key,
+    value,
+    position,
+    start,
+    flags,
+    totals,
+    grads,
+    deltas,
+    to_key,
+    to_value,
+    tokens,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WINDOW_PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write the gradients of keys and values."""
+    head = tl.program_id(1)
+    begin = tl.program_id(0) * KEYS
+    column = begin + tl.arange(0, KEYS)
+    d = tl.arange(0, PADDED)
+    base, at, inside = at_rows(begin, column, head, d, tokens, HEADS, WIDTH)
+    k = tl.load(key + base + at, mask=inside, other=0.0)
+    v = tl.load(value + base + at, mask=inside, other=0.0)
+    low = begin // QUERIES * QUERIES
+    high = tl.minimum(begin + KEYS + WINDOW, tokens)
+    later = begin + KEYS + tl.arange(0, WINDOW_PADDED)  # the walk ends where the last key's segment does
+    starts = tl.load(flags + later, mask=later < tokens, other=0)
+    high = tl.minimum(high, tl.min(tl.where(starts != 0, later, tokens), 0))
+    found, other, touched = _walk_keys(
+        k,
+        v,
+        query,
+        position,
+        start,
+        totals,
+        grads,
+        deltas,
+        column,
+        head,
+        low,
+        high,
+        tokens,
+        HEADS,
+        WINDOW,
+        WIDTH,
+        PADDED,
+        QUERIES,
+        KEYS,
+        PRECISION,
+        False,
+    )
+    if any_of(not_finite(found) | not_finite(other)):
+        found, other, touched = _walk_keys(
+            k,
+            v,
+            query,
+            position,
+            start,
+            totals,
+            grads,
+            deltas,
+            column,
+            head,
+            low,
+            high,
+            tokens,
+            HEADS,
+            WINDOW,
+            WIDTH,
+            PADDED,
+            QUERIES,
+            KEYS,
+            PRECISION,
+            True,
+        )
+    sick = (touched != 0)[:, None]
+    tl.store(to_key + base + at, tl.where(sick, float("nan"), found).to(to_key.dtype.element_ty), mask=inside)
+    tl.store(to_value + base + at, tl.where(sick, float("nan"), other).to(to_value.dtype.element_ty), mask=inside)

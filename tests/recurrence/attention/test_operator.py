@@ -1,0 +1,244 @@
+"""Contract tests of all backends of windowed attention."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import grad, jvp, vmap
+from torch.library import opcheck
+
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.modules import GTrXLModule
+from recurl.recurrence import Boundaries, record_backends
+from recurl.recurrence.attention import chunked, windowed_attention
+from recurl.recurrence.attention.kernels import AttentionInputs
+from recurl.recurrence.attention.operator import layer_call
+from recurl.recurrence.backend import ATTENTION, AttentionSupport
+from recurl.recurrence.built_in import ATTENTION_OPERATIONS
+from recurl.recurrence.operation import arguments_of
+
+from .problems import NAMES, Problem, error_of, exact, problem, reached, worst_error
+
+BACKENDS = ("reference", "chunked")
+SHAPES = [(1,), (40,), (3, 7), (5, 1), (2, 1, 19)]
+SICK = 12
+
+
+@pytest.mark.parametrize("width", [5, 0])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_result_and_gradients_are_exact(backend: str, width: int) -> None:
+    for seed, shape in enumerate(SHAPES):
+        for rate in (0.0, 0.3, 1.0):
+            case = problem(shape, width=width, rate=rate, seed=seed)
+            assert worst_error(case.solve(backend), exact(case)) <= 1e-12
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 40), st.integers(1, 3), st.booleans())
+def test_any_boundaries_and_windows(backend: str, starts: list[bool], past: int, heads: int, readable: bool) -> None:
+    case = problem((len(starts),), heads, past=past, seed=past)
+    case = replace(case, boundaries=Boundaries.from_is_init(torch.tensor(starts)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked, "readable", lambda value: readable)
+        assert worst_error(case.solve(backend), exact(case)) <= 1e-12
+
+
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_poison_reaches_only_those_that_attend(
+    backend: str, poison: float, readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tokens and of gradients; infinities, and the reference, may leave a number finite that could be reached."""
+    monkeypatch.setattr(chunked, "readable", lambda value: readable)
+    exactly = poison != poison and backend != "reference"
+    check_isolation(problem((30,), rate=0.0, past=4), lambda case: case.solve(backend), poison, exactly)
+
+
+def check_isolation(case: Problem, solve, poison: float, exactly: bool) -> None:
+    """Check what one poisoned token out of 30 in three segments reaches, and one poisoned input of a window."""
+    case.boundaries.starts[[10, 20]] = True
+    case = replace(case, boundaries=Boundaries(case.boundaries.starts, (30,)))
+    case.windows[10, :, -1] = 1
+    clean = solve(case)
+    for name in ("query", "key", "value", "position", "grad"):
+        bad = getattr(case, name).clone()
+        bad[SICK, 0] = poison
+        found, where = solve(replace(case, **{name: bad})), reached(case, torch.arange(30) == SICK)
+        alone = name in ("query", "position")
+        result = torch.arange(30) == SICK if alone else where["result"]
+        sick = where["seen"] if alone else where["attended"]
+        if name == "grad":
+            result, sick = torch.zeros(30, dtype=torch.bool), where["seen"]
+        own = torch.arange(30) == SICK if name == "grad" else result
+        for of, at in (("result", result), ("query", own), ("position", own), ("key", sick), ("value", sick)):
+            check_reached(found[of], clean[of], at, exactly, f"{name} to {of}")
+        inside = torch.zeros(30, dtype=torch.bool)
+        inside[10] = True
+        check_reached(found["windows"], clean["windows"], inside, exactly, f"{name} to windows")
+    windows = case.windows.clone()
+    windows[10, 1, 0] = poison
+    found = solve(replace(case, windows=windows))
+    readers = (torch.arange(30) >= 10) & (torch.arange(30) < 12)
+    seen = reached(case, readers)["seen"]
+    for of, at in (("result", readers), ("query", readers), ("key", seen), ("value", seen)):
+        check_reached(found[of], clean[of], at, exactly, f"windows to {of}")
+    windows = torch.where((case.windows[..., -1:] > 0) & case.boundaries.starts[:, None, None], case.windows, torch.nan)
+    windows[..., -1] = case.windows[..., -1]
+    for of, one in solve(replace(case, windows=windows)).items():
+        assert of == "windows" or torch.equal(one, clean[of]), f"what isn't read changes {of}"
+
+
+def check_reached(found: torch.Tensor, clean: torch.Tensor, at: torch.Tensor, exactly: bool, what: str) -> None:
+    broken = ~found.flatten(1).isfinite().all(1)
+    assert not (broken & ~at).any(), what
+    assert not exactly or (broken == at).all(), what
+    torch.testing.assert_close(found[~at], clean[~at], msg=what)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_same_input_same_bits(backend: str) -> None:
+    case = problem((3, 40), dtype=torch.float32)
+    one, other = case.solve(backend), case.solve(backend)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_lower_precisions_are_as_good_as_their_rounding(dtype: torch.dtype) -> None:
+    case = problem((4, 100), 2, 16, 32, 17, dtype, 0.05)
+    found = case.solve("chunked")
+    assert all(one.dtype == dtype for one in found.values())
+    assert worst_error(found, exact(case.to(torch.float64))) <= 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0)])
+def test_nothing_to_do(backend: str, shape: tuple[int, ...]) -> None:
+    assert problem(shape).solve(backend)["result"].shape == (0, 2, 3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_wanted_gradients(backend: str) -> None:
+    case = problem()
+    expected = exact(case)
+    for wanted in NAMES:
+        leaves = {name: one.detach().requires_grad_(name == wanted) for name, one in case.tensors.items()}
+        result = windowed_attention(**leaves, boundaries=case.boundaries, recurrent_backend=backend)
+        (found,) = torch.autograd.grad(result, leaves[wanted], case.grad)
+        assert error_of(found, expected[wanted]) <= 1e-12
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_derivatives_of_second_order_and_in_forward_mode(backend: str) -> None:
+    case = problem((5,), 1, 2, 2, 3)
+    case.windows[..., -1] = 1
+    leaves = [one.detach().requires_grad_() for one in case.tensors.values()]
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        return windowed_attention(*tensors[:4], case.boundaries, *tensors[4:], recurrent_backend=backend)
+
+    assert torch.autograd.gradgradcheck(run, leaves)
+    tangents = tuple(torch.randn_like(one) for one in leaves)
+    _, along = jvp(run, tuple(case.tensors.values()), tangents)
+    gradients = exact(case)
+    expected = sum((gradients[name] * t).sum() for name, t in zip(NAMES, tangents, strict=True))
+    assert abs((along * case.grad).sum() - expected) <= 1e-10
+
+
+@pytest.mark.parametrize("mapped", [NAMES[:5], NAMES, ("query",)])
+def test_vmap_equals_a_loop(mapped: tuple[str, ...]) -> None:
+    cases = [problem((9,), seed=seed) for seed in range(3)]
+    stacked = {
+        name: torch.stack([case.tensors[name] for case in cases]) if name in mapped else cases[0].tensors[name]
+        for name in NAMES
+    }
+
+    def loss(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        found = windowed_attention(**tensors, boundaries=cases[0].boundaries, recurrent_backend="chunked")
+        return (found * cases[0].grad).sum()
+
+    def one(index: int) -> dict[str, torch.Tensor]:
+        return {name: value[index] if name in mapped else value for name, value in stacked.items()}
+
+    dims = ({name: 0 if name in mapped else None for name in NAMES},)
+    expected = [grad(loss)(one(index)) for index in range(3)]
+    for name, found in vmap(grad(loss), dims)(stacked).items():
+        assert error_of(found, torch.stack([each[name] for each in expected])) <= 1e-12
+
+
+@pytest.mark.slow
+def test_opcheck() -> None:
+    case, operation = problem(), ATTENTION_OPERATIONS["chunked"]
+    leaves = [one.detach().requires_grad_() for one in case.tensors.values()]
+    call = layer_call(AttentionInputs(*leaves, case.boundaries))
+    opcheck(operation.forward, (*arguments_of(call), False))
+
+
+@pytest.mark.slow
+def test_compiled() -> None:
+    """One graph for several lengths, with gradients."""
+
+    def run(*tensors: torch.Tensor, is_init: torch.Tensor) -> torch.Tensor:
+        boundaries = Boundaries.from_is_init(is_init)
+        return windowed_attention(*tensors[:4], boundaries, *tensors[4:], recurrent_backend="auto")
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in ((3, 7), (2, 12)):
+        case = problem(shape)
+        leaves = [one.detach().requires_grad_() for one in case.tensors.values()]
+        result = compiled(*leaves, is_init=case.boundaries.starts.view(shape))
+        found = torch.autograd.grad(result, leaves, case.grad)
+        assert worst_error(dict(zip(NAMES, found, strict=True)), exact(case)) <= 1e-12
+
+
+def test_a_module_is_copied_and_saved() -> None:
+    module = GTrXLModule(3, 4, window=3, heads=2, in_key="x", out_key="y", recurrent_backend="loop")
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
+
+
+def test_automatic_choices() -> None:
+    case = problem()
+    with record_backends() as ran:
+        for backend in ("auto", "fastest", "cpu", "scan"):
+            windowed_attention(**case.tensors, boundaries=case.boundaries, recurrent_backend=backend)
+    assert ran == ["loop", "loop", "cpu", "scan"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: replace(c, key=c.key.float()), "same dtype, one of bfloat16.*got torch.float32, torch.float64"),
+        (lambda c: c.to(torch.int64), "must have the same dtype.*got torch.int64"),
+        (lambda c: replace(c, query=c.query.flatten(1)), r"split a width that the heads divide by unflatten"),
+        (lambda c: replace(c, query=c.query[:20]), r"the N=21 tokens of the boundaries; got \(20, 2, 3\)"),
+        (lambda c: replace(c, position=c.position[..., :1]), r"with M at least 1.*got \(21, 2, 1\)"),
+        (lambda c: replace(c, windows=c.windows[:, 1:]), r"N=21 and M=4.*got \(21, 3, 5\)"),
+        (lambda c: replace(c, to_key=c.to_key[:1]), r"each \(2, 3, 5\); got to_key \(1, 3, 5\)"),
+        (lambda c: replace(c, to_value=None), r"got to_key \(2, 3, 5\)"),
+        (lambda c: replace(c, windows=None), "pass windows too"),
+        (lambda c: replace(c, value=c.value.to("meta")), "must be on one device; got cpu, meta"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message: str) -> None:
+    case = change(problem())
+    with pytest.raises(ArgumentError, match=message):
+        windowed_attention(**case.tensors, boundaries=case.boundaries)
+
+
+def test_backends_that_cannot_are_refused() -> None:
+    case = problem()
+    with pytest.raises(ArgumentError, match=r"must be one of auto, fastest, chunked, loop.*got 'pad'"):
+        windowed_attention(**case.tensors, boundaries=case.boundaries, recurrent_backend="pad")
+    with pytest.raises(ArgumentError, match="precision must be one of ieee, tf32, tf32x3; got 'fast'"):
+        windowed_attention(**case.tensors, boundaries=case.boundaries, precision="fast")
+    with pytest.raises(UnsupportedError, match=r"'triton' can't run this windowed attention: it needs"):
+        ATTENTION.choose("triton", AttentionSupport(torch.device("cpu"), torch.float32))

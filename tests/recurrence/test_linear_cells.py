@@ -282,6 +282,7 @@ def mlstm(w: Weights, inputs: np.ndarray) -> np.ndarray:
             read.append(layer_norm(memory[n] @ qn / max(abs(normalizer[n] @ qn), 1)))
         read = np.concatenate(read) * w["scale_heads"] + w["skip"] * mixed
         features.append(x + w["weight_out"] @ (read * silu(z)) + w["bias_out"])
+    return np.stack(features)
 
 
 def slstm(exponential: bool) -> Callable[[Weights, np.ndarray], np.ndarray]:

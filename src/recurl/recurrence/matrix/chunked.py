@@ -108,10 +108,16 @@ class _Streams(NamedTuple):
     def of(inputs: MatrixInputs, inside: bool) -> _Streams:
         query, key, value, log_decay, rate, stored, boundaries, delta = inputs
         wide = COMPUTED[value.dtype]
-        padded = [torch.cat([x, torch.zeros_like(x[:1])]).to(wide) for x in (query, key, value, log_decay, rate)]
+
+        def padded(x: Tensor) -> Tensor:
+            return torch.cat([x, torch.zeros_like(x[:1])]).to(wide)
+
         starts, ends = F.pad(boundaries.starts, (0, 1)), F.pad(boundaries.ends, (0, 1))
         start_index = F.pad(boundaries.start_index, (0, 1), value=boundaries.num_tokens)
-        return _Streams(*padded, stored, starts, start_index, ends, inside, delta)
+        return _Streams(
+            *(padded(query), padded(key), padded(value), padded(log_decay), padded(rate)),
+            *(stored, starts, start_index, ends, inside, delta),
+        )
 
 
 class _Chunk(NamedTuple):

@@ -25,7 +25,8 @@ class ReferenceMatrix(MatrixKernels):
         for n, (starts, ends) in enumerate(zip(boundaries.starts.tolist(), boundaries.ends.tolist(), strict=True)):
             if starts:
                 state = zero if stored is None else stored[n : n + 1].double()
-            result, state = ONE_STEP.remember(*(stream[n] for stream in streams), state, delta)
+            q, k, v, a, b = (stream[n] for stream in streams)
+            result, state = ONE_STEP.remember(q, k, v, a, b, state, delta)
             results.append(result)
             states.append(state if ends else zero)
         return torch.cat(results).to(value.dtype), torch.cat(states).to(COMPUTED[value.dtype]) if after else None
@@ -48,7 +49,8 @@ class LoopMatrix(MatrixKernels):
         for step in zip(*(part.split(plan.steps) for part in packed), strict=True):
             rows = step[0].shape[0]
             finished.append(state[rows:].flip(0))
-            result, state = ONE_STEP.remember(*step, state[:rows], delta)
+            q, k, v, a, b = step
+            result, state = ONE_STEP.remember(q, k, v, a, b, state[:rows], delta)
             results.append(result)
         order = torch.empty_like(plan.order)
         order[plan.order] = torch.arange(order.shape[0], device=order.device)

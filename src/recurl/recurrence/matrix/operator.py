@@ -68,8 +68,7 @@ def gated_matrix_recurrence(
         ([0.5, 0.75, 0.5], [0.0, 0.75, 0.5])
     """
     batch = value.shape[:-2]
-    given = (query, key, value, log_decay, rate)
-    _check(*given, states, boundaries)
+    _check(query, key, value, log_decay, rate, states, boundaries)
     kernels = MATRIX.choose(recurrent_backend, LinearSupport(value.device, value.dtype, is_compiling()))
     tokens, state_shape = boundaries.num_tokens, (value.shape[-2], key.shape[-1], value.shape[-1])
     if value.numel() == 0 or key.numel() == 0:
@@ -77,8 +76,12 @@ def gated_matrix_recurrence(
         return value * 0, empty if after else None
     if not is_compiling():
         record_run(kernels.name)
-    streams = [part.reshape(tokens, *part.shape[len(batch) :]) for part in given]
-    stored = None if states is None else states.reshape(tokens, *state_shape)
+
+    def flat(part: Tensor) -> Tensor:
+        return part.reshape(tokens, *part.shape[len(batch) :])
+
+    stored = None if states is None else flat(states)
+    streams = (flat(query), flat(key), flat(value), flat(log_decay), flat(rate))
     result, final = kernels.run(MatrixInputs(*streams, stored, boundaries, delta), after)
     return result.reshape(value.shape), None if final is None else final.reshape(*batch, *state_shape)
 

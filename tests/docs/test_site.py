@@ -150,7 +150,7 @@ def test_every_public_package_has_its_page() -> None:
     inner = {"recurl.cli", "recurl.recurrence.cpu", "recurl.recurrence.cuda"}
     inner |= {"recurl"}  # its names are on the pages of their packages
     # their names are on the page of recurl.recurrence
-    inner |= {"recurl.recurrence.attention", "recurl.recurrence.cells", "recurl.recurrence.linear"}
+    inner |= {f"recurl.recurrence.{room}" for room in ("attention", "cells", "linear", "matrix")}
     samplers = {"recurl.data.replay_buffers.samplers"}  # its names are on the page of the replay buffers
     assert public - inner - samplers <= documented()
 

@@ -171,8 +171,7 @@ class RunConfig:
 
     cell: str = "lstm"
     """Recurrent cell: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet, slstm,
-    shm, module:Class for a custom cell, or none for a feed-forward network. Cell options follow in parentheses:
-    "s5(state_size=128, norm=False)"."""
+    shm, a custom module:Class, or none. Options follow in parentheses: "s5(state_size=128, norm=False)"."""
     hidden_size: Count = 64
     """Size of the hidden state."""
     num_layers: Count = 1

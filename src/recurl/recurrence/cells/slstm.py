@@ -22,6 +22,7 @@ from recurl.recurrence.cells.blocks import (
     convolve,
     encode,
     encoder,
+    initialize_convolution,
 )
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
@@ -113,8 +114,7 @@ class SLSTMCell(Block, name="slstm"):
         elif name == "weight_hidden":
             nn.init.zeros_(parameter)
         elif name == "weight_conv":
-            bound = 1 / math.sqrt(self.conv_width)
-            nn.init.uniform_(parameter, -bound, bound)
+            initialize_convolution(parameter)
         elif name in ("weight_gates", "weight_cell", "weight_up"):
             nn.init.normal_(parameter, std=math.sqrt(2 / (5 * sizes.hidden_size)))
         elif name == "weight_down":

@@ -129,7 +129,7 @@ def test_it_is_the_installed_recurl(fresh_python: Path, tmp_path: Path) -> None:
     assert Path(path.strip()).is_relative_to(fresh_python.parents[1])
     assert run(fresh_python.with_name("recurl"), "--version", cwd=tmp_path).strip() == recurl.__version__
     if platform.machine() in ("x86_64", "aarch64"):
-        assert "cpu         yes" in run(fresh_python.with_name("recurl"), "doctor", cwd=tmp_path)
+        assert "cpu         lstm, gru, mingru" in run(fresh_python.with_name("recurl"), "doctor", cwd=tmp_path)
 
 
 @pytest.mark.full

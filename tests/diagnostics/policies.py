@@ -54,7 +54,7 @@ CELLS = {
     "mamba2": partial(Mamba2Module, state_size=4),
     "gated_deltanet": GatedDeltaNetModule,
     "slstm": partial(SLSTMModule, heads=2, conv_width=3),
-    "shm": partial(SHMModule, memory_size=6, rows=3),
+    "shm": partial(SHMModule, memory_size=16, rows=3),
 }
 TYPICAL = {"lstm", "own_mingru", "mingru", "lru"}  # with two states, a cell's step in Python, a window, complex numbers
 SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # with the backend to use

@@ -46,11 +46,15 @@ def recomputed(policy, sample):
 
 
 def check_features(policy, sample):
-    """Check that features recomputed on a sample equal the collected ones, except at padding."""
+    """Check that features recomputed on a sample equal the collected ones, except at padding.
+
+    Cells with matrices norm small sums of large terms, which multiplies rounding.
+    """
     mask = sample.get(("collector", "mask"), torch.ones(sample.shape, dtype=torch.bool))
     features = sample["features"][mask]
     size = max(1.0, features.abs().max().item())  # for an LSTM it is below 1
-    torch.testing.assert_close(recomputed(policy, sample)[mask], features, rtol=0, atol=1e-6 * size)
+    rounding = 5e-5 if policy[0].net.cell.states_at_ends else 1e-6
+    torch.testing.assert_close(recomputed(policy, sample)[mask], features, rtol=0, atol=rounding * size)
 
 
 def segments(sample):

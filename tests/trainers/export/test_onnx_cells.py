@@ -10,7 +10,7 @@ import torch
 import tests.envs.masked
 import tests.trainers.sights  # noqa: F401 - both register environments
 from recurl.envs import set_exploration_type
-from recurl.recurrence import CELLS
+from recurl.recurrence import CELLS, load_cell
 from recurl.sequences.mode import ExplorationType
 from recurl.trainers import PPOConfig, SACConfig, export_run, load_agent, make_env
 from recurl.trainers.export.policy_step import PolicyStep
@@ -78,7 +78,9 @@ def test_a_rollout_in_onnx_is_that_of_the_policy(tmp_path, cell, kind):
         feed = {name: value.numpy() for name, value in zip(names, arguments, strict=True)}
         return list(map(torch.from_numpy, session.run(None, feed)))
 
+    # Cells with matrices norm small sums of large terms, which multiplies rounding.
+    rounding = 1e-4 if load_cell(cell).states_at_ends else 1e-5
     with make_env(config, 3, policy=agent.actor) as envs:
         envs.set_seed(0)
         for found, expected in rollout(policy, envs, function):
-            np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=rounding, atol=rounding)

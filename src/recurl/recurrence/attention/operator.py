@@ -66,6 +66,7 @@ def windowed_attention(
         UnsupportedError: the backend can't run this call; the message states the reason.
 
     Example:
+        >>> import torch
         >>> boundaries = Boundaries.from_is_init(torch.tensor([True, False, True, False]))
         >>> value = torch.tensor([1.0, 3.0, 10.0, 20.0]).reshape(4, 1, 1)
         >>> zeros = torch.zeros_like(value)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench_linear_recurrence import captured, graphed, milliseconds
 from recurl.recurrence import ONE_STEP, Boundaries
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels
 from recurl.recurrence.backend import ATTENTION
@@ -166,42 +166,8 @@ def step_checks(forms: list[str]) -> Iterator[tuple[str, bool, str]]:
         yield f"{form} step of {rows}", error <= LIMITS[form] and torch.equal(found[1], wanted[1]), f"{error:.1e}"
 
 
-def captured(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = function()
-    return graph, results
-
-
-def milliseconds(function: Callable[[], Any], device: str, repeat: int = 20) -> float:
-    """Return the median over successive calls."""
-    times = []
-    for _ in range(repeat + 2):
-        if device == "cuda":
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            function()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        else:
-            start = time.perf_counter()
-            function()
-            times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[2:])
-
-
 def timed(function: Callable[[], Any], device: str) -> float:
-    if device != "cuda":
-        return milliseconds(function, device, 3)
-    graph, _ = captured(function)
-    return milliseconds(graph.replay, device)
+    return graphed(function) if device == "cuda" else milliseconds(function, device, 3)
 
 
 def stream(kernels: AttentionKernels, device: str, forms: list[str], hidden: int = 0) -> None:

@@ -79,12 +79,12 @@ class Segments:
         Chunks take the place of ``scan``, of ``loop`` where lengths of segments can't be read, and of ``triton`` for
         dtypes that its kernels don't have. Of matrices that aren't wanted, those stored are returned.
         """
-        chunked = {
-            "scan": True,
-            "loop": not readable(self.boundaries.starts),
-            "triton": self.backend == "triton" and MATRIX.named("triton").unsupported(value.device, value.dtype),
-        }
-        backend = "chunked" if chunked.get(self.backend) else self.backend
+        chunked = (
+            self.backend == "scan"
+            or (self.backend == "loop" and not readable(self.boundaries.starts))
+            or (self.backend == "triton" and MATRIX.named("triton").unsupported(value.device, value.dtype))
+        )
+        backend = "chunked" if chunked else self.backend
         wide = torch.promote_types(value.dtype, torch.float32)
         inputs = (query, key, value, log_decay.to(wide), rate.to(wide), before.to(wide), self.boundaries, backend)
         result, after = gated_matrix_recurrence(*inputs, delta=delta, after=self.after)

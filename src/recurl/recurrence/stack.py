@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -187,7 +188,7 @@ def step_stack(
     # torch can't vmap ATen's fused kernels, nor propagate tangents through them on every device.
     # On a GPU, Inductor fuses the definition into one kernel but can't see into the fused operation.
     known = not x.is_cuda if is_compiling() else custom_backward_allowed()
-    step = cell.fused_step if fused and known else cell.step
+    step = _fused_step(cell, x) if fused and known else cell.step
     after: list[States] = []
     features = x
     for depth, (layer,) in enumerate(weights):
@@ -207,6 +208,15 @@ def _step_by_kernels(
         if triton.can_step_on(x):
             return triton.step(cell, weights, x, states, is_init, options)
     return cpu_step(cell, weights, x, states, is_init) if can_call() else None
+
+
+def _fused_step(cell: Cell, x: Tensor) -> Callable[..., tuple[Tensor, States]]:
+    """Return the cell's fused step, or on a GPU its step with kernels for what accesses past steps."""
+    if not (cell.takes_time and _is_on_gpu(x) and type(cell).fused_step is Cell.fused_step):
+        return cell.fused_step
+    from recurl.recurrence.cuda.attention.backend import KERNEL_STEP  # noqa: PLC0415 - needed only on a GPU
+
+    return partial(cell.step, time=KERNEL_STEP)
 
 
 def _is_on_gpu(x: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,22 @@ def encode(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def rms_norm(x: Tensor, scale: Tensor) -> Tensor:
     """Return ``x`` divided by its root mean square (Zhang and Sennrich 2019), scaled."""
     return x * (x.square().mean(-1, keepdim=True) + _EPSILON).rsqrt() * scale
+
+
+def gated_feed_forward(
+    x: Tensor,
+    activation: Callable[[Tensor], Tensor],
+    scale: Tensor | None,
+    weight_up: Tensor | None,
+    bias_up: Tensor | None,
+    weight_down: Tensor | None,
+    bias_down: Tensor | None,
+) -> Tensor:
+    """Return x + W_down (activation(W_g u) W_up u), with u the root mean square norm of x; x without weights."""
+    if scale is None or weight_up is None or weight_down is None:
+        return x
+    gate, up = F.linear(rms_norm(x, scale), weight_up, bias_up).chunk(2, -1)
+    return x + F.linear(activation(gate) * up, weight_down, bias_down)
 
 
 def convolve(

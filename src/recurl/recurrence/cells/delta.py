@@ -18,6 +18,7 @@ from recurl.recurrence.cells.blocks import (
     convolve,
     encode,
     encoder,
+    gated_feed_forward,
     heads_of,
     initialize_convolution,
     initialize_step_offset,
@@ -144,10 +145,7 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
         read, h = time.remember(scale * query, key, value, log_decay, rate.sigmoid(), states[0], delta=True)
         read = rms_norm(read, scale_heads).flatten(1) * F.silu(opening)
         x = x + F.linear(read, weight_out, bias_out)
-        if scale_up is not None and weight_up is not None and weight_down is not None:
-            gate, up = F.linear(rms_norm(x, scale_up), weight_up, bias_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, weight_down, bias_down)
-        return x, (h, *window)
+        return gated_feed_forward(x, F.silu, scale_up, weight_up, bias_up, weight_down, bias_down), (h, *window)
 
 
 GATED_DELTANET = GatedDeltaNetCell()

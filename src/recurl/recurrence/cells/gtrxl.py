@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recurl.recurrence.cells.attention import Attention, sinusoids
-from recurl.recurrence.cells.blocks import Block, affine, check_numbers, check_sizes, encode, encoder
+from recurl.recurrence.cells.blocks import Block, affine, check_numbers, check_sizes, encode, encoder, heads_of
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
 from recurl.recurrence.cells.time import ONE_STEP, Time
@@ -123,7 +123,7 @@ class GTrXLCell(Block, name="gtrxl"):
     ) -> tuple[Tensor, States]:
         """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
-        split = partial(torch.unflatten, dim=-1, sizes=(self.heads, -1))
+        split = partial(heads_of, heads=self.heads)
         plain = F.layer_norm(x, x.shape[-1:])
         normed = plain * scale_attention if bias_attention is None else plain * scale_attention + bias_attention
         query = F.linear(normed, weight_query)
@@ -146,14 +146,6 @@ class GTrXLCell(Block, name="gtrxl"):
         hidden = F.linear(F.linear(hidden, weight_up, bias_up).relu(), weight_down, bias_down).relu()
         weights = weight_feed_forward_y, weight_feed_forward_x, weight_feed_forward_reset, gate_feed_forward
         return _gate(y, hidden, *weights), (after,)
-
-    def fused_step(self, x: Tensor, states: States, *weights: Any) -> tuple[Tensor, States]:
-        """Return the result of :meth:`step`, on a GPU with attention by a kernel."""
-        if not x.is_cuda:
-            return self.step(x, states, *weights)
-        from recurl.recurrence.cuda.attention.backend import KERNEL_STEP  # noqa: PLC0415 - needed only on a GPU
-
-        return self.step(x, states, *weights, time=KERNEL_STEP)
 
 
 def _of_inputs(weight: Tensor, scale: Tensor, bias: Tensor | None, heads: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -20,6 +21,8 @@ from recurl.recurrence.cells.blocks import (
     convolve,
     encode,
     encoder,
+    gated_feed_forward,
+    heads_of,
     rms_norm,
 )
 from recurl.recurrence.cells.by_hand import States
@@ -133,16 +136,14 @@ class RGLRUCell(Block, name="rglru"):
         x = encode(x, weight_in, bias_in)
         gate, inner = F.linear(rms_norm(x, scale_branches), weight_branches, bias_branches).chunk(2, -1)
         inner, window = convolve(time, inner, states[1:], weight_conv, bias_conv)
-        gates = torch.einsum("rhi,hoi->rho", inner.unflatten(-1, (self.heads, -1)), weight_gates)
+        gates = torch.einsum("rhi,hoi->rho", heads_of(inner, self.heads), weight_gates)
         gates = gates if bias_gates is None else gates + bias_gates
         recurrence, input_gate = (part.flatten(1).sigmoid() for part in gates.chunk(2, -1))
         log_a = -_SHARPNESS * F.softplus(decay) * recurrence
         h = time.recur(log_a.exp(), _bounded_sqrt(-torch.expm1(2 * log_a)) * input_gate * inner, states[0])
         x = x + F.linear(h * F.gelu(gate, approximate="tanh"), weight_out, bias_out)
-        if scale_up is not None and weight_up is not None and weight_down is not None:
-            opening, value = F.linear(rms_norm(x, scale_up), weight_up, bias_up).chunk(2, -1)
-            x = x + F.linear(F.gelu(opening, approximate="tanh") * value, weight_down, bias_down)
-        return x, (h, *window)
+        gelu = partial(F.gelu, approximate="tanh")
+        return gated_feed_forward(x, gelu, scale_up, weight_up, bias_up, weight_down, bias_down), (h, *window)
 
 
 def _bounded_sqrt(x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench_linear_recurrence import captured, graphed, milliseconds
+from bench_linear_recurrence import captured, graphed, milliseconds, outcomes
 from recurl.recurrence import ONE_STEP, Boundaries
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels
 from recurl.recurrence.backend import ATTENTION
@@ -40,6 +40,7 @@ SHAPES, EVERY = [(256, 128), (1, 32_768), (8, 4096)], [0, 50]
 FORMS = {"bf16": (torch.bfloat16, "ieee"), "tf32": (torch.float32, "tf32"), "ieee": (torch.float32, "ieee")}
 LIMITS = {"bf16": 2e-2, "tf32": 5e-3, "ieee": 1e-5}
 ROWS = [1, 16, 256, 1024, 4096, 16_384]
+SECONDS = 240  # after which a sweep stops compiling
 PARTS = ("checks", "stream", "stored", "step", "sweep")
 
 
@@ -141,13 +142,18 @@ def checks(kernels: AttentionKernels, device: str, forms: list[str]) -> Iterator
 
 def replays(kernels: AttentionKernels, form: str) -> bool:
     case, other = (case_of(form, (8, 300), every, "cuda", hidden=64) for every in (50, 70))
-    graph, results = captured(lambda: case.run(kernels))
+    starts = case.inputs.boundaries.starts
+
+    def run() -> list[Tensor]:
+        return replace(case, inputs=replace_boundaries(case.inputs, Boundaries(starts, (8, 300)))).run(kernels)
+
+    graph, results = captured(run)
     expected = other.run(kernels)
     for to, value in zip((*case.inputs.tensors, case.grad), (*other.inputs.tensors, other.grad), strict=True):
         assert to is not None
         assert value is not None
         to.copy_(value)
-    case.inputs.boundaries.starts.copy_(other.inputs.boundaries.starts)
+    starts.copy_(other.inputs.boundaries.starts)
     graph.replay()
     return all(torch.equal(one, two) for one, two in zip(results, expected, strict=True))
 
@@ -230,29 +236,50 @@ def steps(forms: list[str]) -> None:
             write(name, form, (rows, 1), 0, HIDDEN, one, None)
 
 
+Way = tuple[str, int, Tiles]
+
+
+def kernels_with(tiles: Tiles) -> TritonAttention:
+    kernels = TritonAttention("triton")
+    kernels.tiles = tiles
+    return kernels
+
+
+def tried(form: str, hidden: int, tiles: Tiles) -> str:
+    """Compile the kernels of tiles, in a separate process; return what is wrong, if anything."""
+    try:
+        case = case_of(form, (3, 150), 50, "cuda", hidden=hidden)
+        found, wanted = case.run(kernels_with(tiles)), case.exact()
+    except Exception as error:  # noqa: BLE001 - the tiles are too large
+        return f"{type(error).__name__} {str(error)[:80]!r}"
+    worst = max(error_of(one, other) for one, other in zip(found, wanted, strict=True))
+    return "" if worst <= LIMITS[form] else f"{worst:.1e}"
+
+
 def sweep(forms: list[str]) -> None:
-    """Time tiles of the stream's kernels, with all gradients, and of those that read windows."""
-    for form, hidden in itertools.product(forms, (0, HIDDEN)):
-        rows = []
-        sizes = [(a, b, 32, 32) for a in (32, 64, 128) for b in (32, 64, 128)]
-        if hidden:
-            sizes = [(64, 64, a, b) for a in (16, 32, 64) for b in (16, 32, 64)]
-        for size, warps, stages in itertools.product(sizes, (4, 8), (1, 2, 3)):
-            if hidden and (warps, stages) != (4, 2):  # those of the stream
-                continue
-            kernels = TritonAttention("triton")
-            kernels.tiles = Tiles(*size, warps, stages)
-            case = case_of(form, (8, 4096) if not hidden else (256, 128), 50, "cuda", hidden=hidden)
-            try:
-                runs = (lambda c=case, k=kernels: c.forward(k)), (lambda c=case, k=kernels: c.run(k))
-                took = timed(runs[0], "cuda"), timed(runs[1], "cuda")
-            except Exception as error:  # noqa: BLE001 - the tiles are too large
-                print(f"{form} {kernels.tiles}: {type(error).__name__} {str(error)[:80]!r}", flush=True)
-                continue
-            rows.append((*took, kernels.tiles))
-        for index, name in enumerate(("forward", "both")):
+    """Compile and check tiles in parallel, of the stream and of stored windows, then time both passes apart."""
+    sizes = [(a, b, 32, 32) for a in (32, 64, 128) for b in (32, 64, 128)]
+    ways = [(form, 0, Tiles(*size, warps, stages)) for form in forms for size in sizes
+            for warps, stages in itertools.product((4, 8), (1, 2, 3))]  # fmt: skip
+    ways += [(form, HIDDEN, Tiles(64, 64, a, b)) for form in forms for a in (16, 32, 64) for b in (16, 32, 64)]
+    wrong = outcomes(tried, ways, SECONDS)
+    for way, problem in wrong.items():
+        if problem:
+            print("wrong:", *way, problem)
+    for form, hidden, every in itertools.product(forms, (0, HIDDEN), EVERY):
+        case = case_of(form, (256, 128) if hidden else (8, 4096), every, "cuda", hidden=hidden)
+        mine = [way[2] for way, problem in wrong.items() if way[:2] == (form, hidden) and not problem]
+        rows = [(*split_times(case, kernels_with(tiles)), tiles) for tiles in mine]
+        for index, name in enumerate(("forward", "backward")):
             for row in sorted(rows, key=lambda one: one[index])[:6]:
-                print(f"{form:6}{name:9} stored {hidden} {row[index]:.4f} ms  {row[2]}", flush=True)
+                print(f"{form} {name} stored {hidden} every {every}: {row[index]:.4f} ms  {row[2]}", flush=True)
+
+
+def split_times(case: Case, kernels: AttentionKernels) -> tuple[float, float]:
+    """Return milliseconds of the forward and of the backward pass."""
+    result, saved = kernels.forward(case.inputs, keep=True)
+    backward = timed(lambda: kernels.backward(case.inputs, result, saved, case.grad, case.needs), "cuda")
+    return timed(lambda: case.forward(kernels), "cuda"), backward
 
 
 def write(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.util
+import os
 import statistics
 import sys
 import time
@@ -167,6 +168,19 @@ def graphed(function: Callable[[], Any]) -> float:
     return milliseconds(graph.replay, "cuda")
 
 
+def outcomes(tried: Callable[..., str], ways: list[Any], seconds: float) -> dict[Any, str]:
+    """Compile what a sweep times, in parallel; return what is wrong with each: "" for nothing, "late" if cut off."""
+    began = time.monotonic()
+    workers = ProcessPoolExecutor(max(1, (os.cpu_count() or 1) - 2), get_context("spawn"))
+    futures = {way: workers.submit(tried, *way) for way in ways}
+    wait(futures.values(), seconds)
+    workers.shutdown(cancel_futures=True)
+    wrong = {way: "late" if future.cancelled() else future.result() for way, future in futures.items()}
+    late = [*wrong.values()].count("late")
+    print(f"compiled and checked {len(ways) - late} of {len(ways)} in {time.monotonic() - began:.0f} s", flush=True)
+    return wrong
+
+
 def copy_bandwidth(device: str) -> float:
     source = torch.randn(2**26 if device == "cuda" else 2**24, device=device)
     target = torch.empty_like(source)
@@ -285,13 +299,7 @@ def sweep(args: argparse.Namespace) -> None:
     began, bandwidth = time.monotonic(), nominal_bandwidth("cuda")
     passes = [(direction, form) for form in args.forms for direction in args.directions]
     todo = [(direction, form, ways(form)[k]) for k in range(len(WAYS)) for direction, form in passes]
-    workers = ProcessPoolExecutor(args.workers, get_context("spawn"))
-    futures = {one: workers.submit(tried, *one) for one in todo}
-    wait(futures.values(), 0.65 * args.seconds)
-    workers.shutdown(cancel_futures=True)
-    wrong = {one: "late" if future.cancelled() else future.result() for one, future in futures.items()}
-    done = len(todo) - list(wrong.values()).count("late")
-    print(f"compiled and checked in {time.monotonic() - began:.0f} s: {done} of {len(todo)} kernels", flush=True)
+    wrong = outcomes(tried, todo, 0.65 * args.seconds)
     cases = {form: [case_of(form, shape, resets, "cuda") for shape, resets in SWEPT] for form in args.forms}
     hs = {form: [LINEAR.named("triton").forward(case.inputs) for case in cases[form]] for form in args.forms}
     rows: dict[tuple[str, str], list[Any]] = {one: [] for one in passes}
@@ -350,7 +358,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     parser.add_argument("--sweep", action="store_true", help="check and time many chunk sizes instead")
     parser.add_argument("--csv", type=Path, help="file for a sweep's table")
-    parser.add_argument("--workers", type=int, default=14, help="number of compiling processes for a sweep")
     parser.add_argument("--best", type=int, default=6, help="number of printed lines of a sweep per pass")
     parser.add_argument("--seconds", type=float, default=110, help="time after which a sweep stops timing")
     parser.add_argument("--directions", nargs="+", choices=("forward", "backward"), default=["forward", "backward"])

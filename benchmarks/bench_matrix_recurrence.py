@@ -3,13 +3,13 @@
 Checks compare outputs, states after segments and gradients with a loop in float64, and test determinism, NaN in one
 segment and a replayed CUDA graph whose segments change. Then milliseconds, forward and forward with backward, of
 replayed graphs and of eager calls, medians over calls, beside flash-linear-attention if it is installed (``simple_gla``
-or ``gated_delta_rule``, segments as ``cu_seqlens``) and beside an associative scan over states at a size that fits.
-Nothing is timed if a check fails. Usage::
+or ``gated_delta_rule``, segments as ``cu_seqlens``; where it refuses gradients, for its times) and beside an
+associative scan over states at a size that fits. Nothing is timed if a check fails. Usage::
 
     python benchmarks/bench_matrix_recurrence.py
     python benchmarks/bench_matrix_recurrence.py --dtypes bf16 --forms delta --shapes 256x128
-    python benchmarks/bench_matrix_recurrence.py --sweep --dtypes bf16 --forms delta
-    python benchmarks/bench_matrix_recurrence.py --step
+    python benchmarks/bench_matrix_recurrence.py --only checks       # or times, scan, step
+    python benchmarks/bench_matrix_recurrence.py --only sweep --dtypes bf16 --forms delta
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench_linear_recurrence import captured, error_of, graphed, milliseconds
+from bench_linear_recurrence import captured, error_of, graphed, milliseconds, outcomes
 from recurl.recurrence import Boundaries
 from recurl.recurrence.cuda.matrix.backend import TritonMatrix
 from recurl.recurrence.cuda.matrix.config import Plan, Sizes, Tile, plan_for
@@ -192,17 +190,22 @@ class Timed:
 
 
 def timed(forward: Callable[[], Any], both: Callable[[], Any]) -> Timed:
-    """Time functions; a graph that can't be captured takes infinitely long."""
+    """Time functions; what fails, or can't be captured, takes infinitely long."""
 
-    def replayed(function: Callable[[], Any]) -> float:
+    def attempt(measure: Callable[[Callable[[], Any]], float], function: Callable[[], Any]) -> float:
         try:
-            return graphed(function)
-        except RuntimeError:
+            return measure(function)
+        except Exception as error:  # noqa: BLE001 - any error of a peer is printed
+            print(f"{measure.__name__}: {type(error).__name__} {str(error)[:160]!r}", flush=True)
             torch.cuda.synchronize()
             return float("inf")
 
-    eager = milliseconds(forward, "cuda"), milliseconds(both, "cuda")
-    return Timed(replayed(forward), replayed(both), *eager)
+    times = [attempt(measure, function) for measure in (graphed, eager) for function in (forward, both)]
+    return Timed(*times)
+
+
+def eager(function: Callable[[], Any]) -> float:
+    return milliseconds(function, "cuda")
 
 
 def flash(case: Case, shape: tuple[int, int]) -> Timed:
@@ -231,7 +234,12 @@ def flash(case: Case, shape: tuple[int, int]) -> Timed:
         with torch.no_grad():
             return call()
 
-    return timed(forward, lambda: torch.autograd.grad(call(), given, grad))
+    def both() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(call(), given, grad)
+
+    # It refuses gradients on Hopper before Triton 3.7.1, whose compiler gets them wrong (its issue 640), not slow.
+    importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
+    return timed(forward, both)
 
 
 def scanned(case: Case, shape: tuple[int, int]) -> Timed:
@@ -290,6 +298,9 @@ def peer(name: str, run: Callable[[], Timed]) -> Timed | None:
         torch.cuda.empty_cache()
 
 
+PARTS = ("checks", "times", "scan", "step", "sweep")
+
+
 def table(args: argparse.Namespace) -> None:
     """Time all cases; the last columns are the ratios to flash-linear-attention, of graphs if both were captured."""
     installed = importlib.util.find_spec("fla") is not None
@@ -313,6 +324,11 @@ def table(args: argparse.Namespace) -> None:
             )
             line += f"{forward:8.2f}{both:8.2f}   fla{other}"
         print(line, flush=True)
+
+
+def scans(args: argparse.Namespace) -> None:
+    """Time an associative scan, at a size that fits."""
+    kernels = TritonMatrix(precision=args.precision)
     for form in args.forms:
         shape = (16, 128)
         case = case_of(shape, torch.float32, FORMS[form])
@@ -335,7 +351,7 @@ def write(name: str, dtype: str, form: str, shape: str, segments: str, took: Tim
     })  # fmt: skip
 
 
-def steps() -> None:
+def steps(_: argparse.Namespace) -> None:
     """Time single steps in place, and print the bandwidth they reach."""
     kernels = TritonMatrix()
     for rows in (1, 16, 256, 4096, 16_384):
@@ -368,9 +384,8 @@ def planned(chunk: int, tile: tuple[int, int], piece: int | None = None, stages:
 Way = tuple[str, str, int, tuple[int, int]]
 
 
-def tried(way: Way) -> str:
+def tried(dtype: str, form: str, chunk: int, tile: tuple[int, int]) -> str:
     """Compile the kernels of a plan, in a separate process, and check them; return what is wrong, if anything."""
-    dtype, form, chunk, tile = way
     try:
         case = case_of((2, 200), DTYPES[dtype], FORMS[form], "resets")
         passed, numbers = compared(case, TritonMatrix(planned(chunk, tile)))
@@ -387,14 +402,7 @@ def sweep(args: argparse.Namespace) -> None:
     Both passes of a call have the same chunk; their tiles are free. Then lengths of pieces, for the best chunk.
     """
     ways: list[Way] = list(product(args.dtypes, args.forms, CHUNKS, TILES))
-    began = time.monotonic()
-    workers = ProcessPoolExecutor(args.workers, get_context("spawn"))
-    futures = {way: workers.submit(tried, way) for way in ways}
-    wait(futures.values(), args.seconds)
-    workers.shutdown(cancel_futures=True)
-    wrong = {way: "late" if future.cancelled() else future.result() for way, future in futures.items()}
-    late = [*wrong.values()].count("late")
-    print(f"compiled and checked {len(ways) - late} of {len(ways)} in {time.monotonic() - began:.0f} s", flush=True)
+    wrong = outcomes(tried, ways, args.seconds)
     for way, problem in wrong.items():
         if problem:
             print("wrong:", *way, problem)
@@ -429,25 +437,19 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--precision", choices=("tf32x3", "ieee", "tf32"), default="tf32x3", help="of float32 products")
-    parser.add_argument("--sweep", action="store_true", help="check and time chunks, tiles and pieces instead")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS[:4]))
     parser.add_argument("--resets", action="store_true", help="sweep with segments")
-    parser.add_argument("--step", action="store_true", help="time single steps instead")
-    parser.add_argument("--workers", type=int, default=14, help="number of compiling processes for a sweep")
     parser.add_argument("--seconds", type=float, default=300, help="time after which a sweep stops compiling")
     args = parser.parse_args()
-    if args.sweep:
-        sweep(args)
-        return
-    if args.step:
-        steps()
-        return
     failed = 0
-    for name, passed, numbers in checks(args.dtypes, args.forms):
+    for name, passed, numbers in checks(args.dtypes, args.forms) if "checks" in args.only else ():
         print("ok  " if passed else "FAIL", name, numbers, flush=True)
         failed += not passed
     if failed:
         sys.exit(f"{failed} checks failed: nothing is timed")
-    table(args)
+    for part, run in (("times", table), ("scan", scans), ("step", steps), ("sweep", sweep)):
+        if part in args.only:
+            run(args)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,10 @@ def exactly(batch: TensorDict) -> TensorDict:
 
 
 def error(found: list[Tensor], wanted: list[Tensor]) -> float:
-    """Return the largest error relative to the norm of a result."""
+    """Return the largest error relative to the norm of a result, or to a hundredth of the largest norm."""
+    least = max(one.norm().item() for one in wanted) / 100
     pairs = zip(found, wanted, strict=True)
-    return max(((one.cpu().double() - two.double()).norm() / two.norm().clamp_min(1e-6)).item() for one, two in pairs)
+    return max(((one.cpu().double() - two.double()).norm() / two.norm().clamp_min(least)).item() for one, two in pairs)
 
 
 def captured(module: CellModule, batch: TensorDict, other: TensorDict) -> list[Tensor]:

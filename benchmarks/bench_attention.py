@@ -30,8 +30,9 @@ from recurl.recurrence import ONE_STEP, Boundaries
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels
 from recurl.recurrence.backend import ATTENTION
 from recurl.recurrence.cells.attention import Attention
-from recurl.recurrence.cuda.attention.backend import KERNEL_STEP, TritonAttention
+from recurl.recurrence.cuda.attention.backend import TritonAttention
 from recurl.recurrence.cuda.attention.config import Tiles
+from recurl.recurrence.cuda.kernel_step import KERNEL_STEP
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "attention.csv"
@@ -258,10 +259,11 @@ def tried(form: str, hidden: int, tiles: Tiles) -> str:
 
 def sweep(forms: list[str]) -> None:
     """Compile and check tiles in parallel, of the stream and of stored windows, then time both passes apart."""
-    sizes = [(a, b, 32, 32) for a in (32, 64, 128) for b in (32, 64, 128)]
-    ways = [(form, 0, Tiles(*size, warps, stages)) for form in forms for size in sizes
-            for warps, stages in itertools.product((4, 8), (1, 2, 3))]  # fmt: skip
-    ways += [(form, HIDDEN, Tiles(64, 64, a, b)) for form in forms for a in (16, 32, 64) for b in (16, 32, 64)]
+    streams = [(*sizes, 2 if sizes[0] == 64 else warps, stages) for sizes in ((16, 64), (32, 32), (32, 64), (64, 32))
+               for warps, stages in ((2, 2), (4, 1), (4, 2), (4, 3))]  # fmt: skip
+    readings = list(itertools.product((16, 32), (16, 32), (4, 8)))
+    ways: list[Way] = [(form, 0, Tiles(*one, 32, 32, 8)) for form in forms for one in dict.fromkeys(streams)]
+    ways += [(form, HIDDEN, Tiles(32, 32, 4, 2, *one)) for form in forms for one in readings]
     wrong = outcomes(tried, ways, SECONDS)
     for way, problem in wrong.items():
         if problem:

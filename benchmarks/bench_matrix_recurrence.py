@@ -364,9 +364,9 @@ def steps(_: argparse.Namespace) -> None:
             print(f"step {form}, {rows} rows: {1e3 * took:.1f} us, {2e-9 * states.nbytes / took:.2f} TB/s", flush=True)
 
 
-TILES = [(64, 4), (64, 8), (32, 4), (32, 8), (64, 2), (32, 2), (16, 4)]
-CHUNKS = (16, 32, 64)
-PIECES = (4, 8, 16, 32, 64)
+TILES = [(64, 4), (64, 8), (32, 4), (64, 2), (32, 2)]
+CHUNKS = (16, 32)
+PIECES = (8, 16, 32)
 
 
 def planned(chunk: int, tile: tuple[int, int], piece: int | None = None, stages: int = 1) -> Callable[[Sizes], Plan]:
@@ -389,8 +389,7 @@ def tried(dtype: str, form: str, chunk: int, tile: tuple[int, int]) -> str:
     try:
         case = case_of((2, 200), DTYPES[dtype], FORMS[form], "resets")
         passed, numbers = compared(case, TritonMatrix(planned(chunk, tile)))
-        piece = case_of((1, 400), DTYPES[dtype], FORMS[form])
-        replace(piece).run(TritonMatrix(planned(chunk, tile, 2)))
+        case_of((2, 4096), DTYPES[dtype], FORMS[form]).run(TritonMatrix(planned(chunk, tile)))  # in pieces
     except Exception as error:  # noqa: BLE001 - the tile is too large
         return f"{type(error).__name__} {str(error)[:80]!r}"
     return "" if passed else numbers

@@ -196,6 +196,8 @@ def step_stack(
             features = features * masks[depth - 1]
         features, state_after = step(features, tuple(state[:, depth] for state in states), *layer)
         after.append(state_after)
+    if len(after) == 1:  # windows and matrices are large: no copy
+        return features, tuple(state.unsqueeze(1) for state in after[0])
     return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))
 
 
@@ -214,7 +216,7 @@ def _fused_step(cell: Cell, x: Tensor) -> Callable[..., tuple[Tensor, States]]:
     """Return the cell's fused step, or on a GPU its step with kernels for what accesses past steps."""
     if not (cell.takes_time and _is_on_gpu(x) and type(cell).fused_step is Cell.fused_step):
         return cell.fused_step
-    from recurl.recurrence.cuda.attention.backend import KERNEL_STEP  # noqa: PLC0415 - needed only on a GPU
+    from recurl.recurrence.cuda.kernel_step import KERNEL_STEP  # noqa: PLC0415 - needed only on a GPU
 
     return partial(cell.step, time=KERNEL_STEP)
 

@@ -26,7 +26,7 @@ allow_bounds()
 patch_once()
 allow_bfloat16_products()
 KERNELS = TritonAttention("triton")
-KERNELS.tiles = Tiles(16, 16, 16, 16)  # small: several tiles
+KERNELS.tiles = Tiles(16, 16, 4, 2, 16, 16, 8)  # small: several tiles
 
 
 def solve(
@@ -67,7 +67,7 @@ def alone() -> float:
 def tiles() -> float:
     """Compare tiles of different sizes."""
     worst = 0.0
-    for sizes in ((32, 16, 16, 16), (16, 32, 32, 32)):
+    for sizes in ((32, 16, 4, 2, 16, 16, 8), (16, 32, 4, 2, 32, 32, 8)):
         kernels = TritonAttention("triton")
         kernels.tiles = Tiles(*sizes)
         worst = max(worst, error(problem((75,), 2, 4, 20, 6, torch.float32, 0.03), kernels))

@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.core.torch_compat import are_modes_active
 from recurl.recurrence.attention.chunked import ChunkedAttention
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels, Gradients, Needs
-from recurl.recurrence.backend import ATTENTION, AttentionSupport, record_run
+from recurl.recurrence.backend import AttentionSupport
 from recurl.recurrence.cells.attention import Attention
-from recurl.recurrence.cells.time import OneStep
 from recurl.recurrence.cuda.attention.config import Tiles, tiles_for
 from recurl.recurrence.cuda.backend import missing_package, refused_device
-from recurl.recurrence.cuda.step.operation import RECORDED, can_step_on
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST_HEAD, _WIDEST = 128, 513  # what a multiprocessor's memory holds, in float32
@@ -67,37 +64,16 @@ class TritonAttention(AttentionKernels):
             found[4] = ChunkedAttention("chunked").backward(inputs, result, (), grad, only)[4]
         return tuple(found)
 
+    def step(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the result of one step of every row and the inputs to keep, from one kernel, without gradients."""
+        return _launch().run_step(attention, inputs, before, "ieee")
+
     def saved_like(self, inputs: AttentionInputs) -> tuple[Tensor, ...]:
         """Return a tensor like the saved one."""
         return (inputs.query.new_empty(inputs.query.shape[:2], dtype=torch.float32),)
 
     def _tiles(self, direction: str, inputs: AttentionInputs) -> Tiles:
         return self.tiles or tiles_for(direction, inputs.query.shape[-1], inputs.windows.shape[-1], inputs.query.dtype)
-
-
-class KernelStep(OneStep):
-    """One step of every row, with attention by a kernel where the GPU has it and nothing is differentiated."""
-
-    def attend(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to the last inputs; return the result and the inputs to keep."""
-        if not _serves(attention, inputs, before):
-            return super().attend(attention, inputs, before)
-        record_run(RECORDED)
-        return _launch().run_step(attention, inputs, before, "ieee")
-
-
-KERNEL_STEP = KernelStep()
-
-
-def _serves(attention: Attention, inputs: Tensor, before: Tensor) -> bool:
-    tensors, query = (*attention, inputs, before), attention.query
-    if not query.shape[0] or not can_step_on(query) or are_modes_active():
-        return False
-    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-        return False
-    alike = all(one.dtype == query.dtype and one.device == query.device for one in tensors)
-    support = AttentionSupport(query.device, query.dtype, False, query.shape[-1], before.shape[-1])
-    return alike and ATTENTION.named("triton").unsupported(support) is None
 
 
 def _launch() -> Any:

@@ -9,30 +9,33 @@ import torch
 
 @dataclass(frozen=True)
 class Tiles:
-    """Work of one program of the attention kernels; all are powers of two, and all but the last two at least 16.
+    """Work of one program of the attention kernels, in powers of two; tokens and stored inputs are at least 16.
+
+    With more than 32 rows and 4 warps, Triton would multiply matrices by asynchronous instructions of Hopper (wgmma)
+    with operands in registers, which ptxas before CUDA 13.3 lets be overwritten while they are read (triton-lang/triton
+    pull request 11781).
 
     Attributes:
-        queries: tokens whose queries a program holds, or processes at once.
-        keys: tokens whose keys a program holds, or processes at once.
+        held: tokens whose queries a program holds, or whose keys, for their gradients.
+        walked: tokens whose keys, or queries, it processes at once.
+        warps: warps of such a program.
+        stages: tiles that are under way from memory at once.
         readers: tokens that read stored windows, per program.
         stored: stored inputs that are processed at once.
-        warps: warps of a program.
-        stages: tiles that are under way from memory at once.
+        reading_warps: warps of a program that reads stored windows.
     """
 
-    queries: int
-    keys: int
+    held: int
+    walked: int
+    warps: int
+    stages: int
     readers: int
     stored: int
-    warps: int = 4
-    stages: int = 2
+    reading_warps: int
 
 
 def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype) -> Tiles:
     """Return the tiles.
-
-    A program's sums take at most half of the registers of a multiprocessor. Tiles have 64 tokens: with larger ones more
-    of the keys they cover lie outside the window.
 
     Args:
         direction: ``"forward"`` or ``"backward"``.
@@ -40,11 +43,16 @@ def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype) ->
         width: E.
         dtype: dtype of the numbers.
     """
-    large = padded(head_size) * max(dtype.itemsize, 2) > 256  # bytes of a row
-    tokens = 32 if large or (direction == "backward" and dtype.itemsize > 2) else 64
+    narrow = dtype.itemsize <= 2 and padded(head_size) <= 64
+    walked = 64 if narrow else 32
     numbers = 32768 // max(dtype.itemsize, 2) // (1 if direction == "forward" else 2)
-    readers = max(16, min(64, numbers // padded(max(1, width - 1))))
-    return Tiles(tokens, tokens, readers, 16 if width > 513 else 32, 8 if padded(head_size) > 128 else 4)
+    readers = max(16, min(32, numbers // padded(max(1, width - 1))))
+    return Tiles(32, walked, 4, 2, readers, 16 if width > 513 else 32, 8)
+
+
+def aligned(size: int) -> int:
+    """Return the size of rows with at least as many numbers, all of which begin at a multiple of 16 bytes."""
+    return -(-size // 8) * 8
 
 
 def padded(size: int) -> int:

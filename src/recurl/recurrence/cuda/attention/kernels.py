@@ -6,7 +6,9 @@
 
 A program holds the queries of a tile of tokens and one head (or keys, for their gradients), and walks over the tiles of
 keys (queries) that lie within the window, with a softmax whose largest score grows on the way. Nothing depends on where
-segments start, except which pairs count, and where the walk may end early.
+segments start, except which pairs count, and where the walk may end early. The keys of a tile stand last to first:
+along them distances grow by one, as do the addresses of the scores of distances, so that loads and stores of these are
+coalesced.
 
 Products are taken of all pairs of a tile. What isn't finite is 0 times NaN for pairs that don't count, so that sums
 that should be finite aren't. If a program's sums aren't finite, it walks again, careful: what isn't finite is taken out
@@ -64,22 +66,15 @@ def at_rows(begin, row, head, d, tokens, HEADS: tl.constexpr, WIDTH: tl.constexp
 
 
 @triton.jit
-def _scores(
-    q, k, position, top, row, column, head, allowed, HEADS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Return scores for the base 2, and the offset of their positions, and in them; ``top`` is the first row."""
-    base = (tl.full([], top, tl.int64) * HEADS + head) * (WINDOW + 1)
-    at = (row - top)[:, None] * (HEADS * (WINDOW + 1)) + (row[:, None] - column[None, :])
-    score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    score += tl.load(position + base + at, mask=allowed, other=0.0).to(tl.float32)
-    return score * _LOG2E, base, at
+def _reach(row, first, tokens, WINDOW: tl.constexpr):
+    """Return how far back the keys of each token reach; -1 for rows after the last token."""
+    return tl.where(row < tokens, tl.minimum(row - first, WINDOW), -1)
 
 
 @triton.jit
-def _pairs(row, column, first, WINDOW: tl.constexpr):
-    """Return which keys count for which tokens."""
-    distance = row[:, None] - column[None, :]
-    return (distance >= 0) & (distance <= WINDOW) & (column[None, :] >= first[:, None])
+def _places(top, row, head, HEADS: tl.constexpr, WINDOW: tl.constexpr):
+    """Return the offset of the positions of a tile's tokens, and of each token's in them; ``top`` is the first row."""
+    return (tl.full([], top, tl.int64) * HEADS + head) * (WINDOW + 1), (row - top) * (HEADS * (WINDOW + 1))
 
 
 @triton.jit
@@ -90,7 +85,7 @@ def _walk_forward(
     position,
     top,
     row,
-    first,
+    reach,
     head,
     low,
     high,
@@ -105,25 +100,29 @@ def _walk_forward(
     CAREFUL: tl.constexpr,
 ):
     """Return the largest score, the sum of exponentials, the sums of values, and which tokens aren't finite."""
+    c = tl.arange(0, KEYS)
     d = tl.arange(0, PADDED)
     best = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sums = tl.zeros([QUERIES, PADDED], tl.float32)
     tainted = tl.zeros([QUERIES], tl.int32)
+    place_base, place = _places(top, row, head, HEADS, WINDOW)
     for begin in range(low, high, KEYS):
-        column = begin + tl.arange(0, KEYS)
-        base, at, inside = at_rows(begin, column, head, d, tokens, HEADS, WIDTH)
+        base, at, inside = at_rows(begin, begin + KEYS - 1 - c, head, d, tokens, HEADS, WIDTH)
         k = tl.load(key + base + at, mask=inside, other=0.0)
         v = tl.load(value + base + at, mask=inside, other=0.0)
-        allowed = _pairs(row, column, first, WINDOW)
+        distance = (row - (begin + KEYS - 1))[:, None] + c[None, :]
+        allowed = (distance >= 0) & (distance <= reach[:, None])
         if CAREFUL:
             broken = any_in_rows(not_finite(k)) | any_in_rows(not_finite(v))
             tainted = tl.maximum(tainted, tl.max((allowed & broken[None, :]).to(tl.int32), 1))
             k = tl.where(broken[:, None], 0.0, k)
             v = tl.where(broken[:, None], 0.0, v)
             allowed = allowed & (broken[None, :] == 0)
-        score, _, _ = _scores(q, k, position, top, row, column, head, allowed, HEADS, WINDOW, PRECISION)
-        score = tl.where(allowed, score, float("-inf"))
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        at = place[:, None] + distance
+        score += tl.load(position + place_base + at, mask=allowed, other=0.0).to(tl.float32)
+        score = tl.where(allowed, score * _LOG2E, float("-inf"))
         largest = tl.maximum(best, tl.max(score, 1))
         shift = tl.where(largest == float("-inf"), 0.0, largest)
         weights = tl.exp2(score - shift[:, None])
@@ -157,7 +156,7 @@ def forward_kernel(
     begin = tl.program_id(0) * QUERIES
     row = begin + tl.arange(0, QUERIES)
     d = tl.arange(0, PADDED)
-    first = tl.load(start + row, mask=row < tokens, other=0).to(tl.int32)
+    reach = _reach(row, tl.load(start + row, mask=row < tokens, other=0).to(tl.int32), tokens, WINDOW)
     base, at, inside = at_rows(begin, row, head, d, tokens, HEADS, WIDTH)
     q = tl.load(query + base + at, mask=inside, other=0.0)
     low = tl.maximum(tl.maximum(begin - WINDOW, 0), tl.load(start + begin).to(tl.int32)) // KEYS * KEYS
@@ -169,7 +168,7 @@ def forward_kernel(
         position,
         begin,
         row,
-        first,
+        reach,
         head,
         low,
         high,
@@ -191,7 +190,7 @@ def forward_kernel(
             position,
             begin,
             row,
-            first,
+            reach,
             head,
             low,
             high,
@@ -222,7 +221,7 @@ def _walk_queries(
     to_position,
     top,
     row,
-    first,
+    reach,
     head,
     low,
     high,
@@ -237,24 +236,27 @@ def _walk_queries(
     CAREFUL: tl.constexpr,
 ):
     """Return the gradients of queries; write those of positions."""
+    c = tl.arange(0, KEYS)
     d = tl.arange(0, PADDED)
     to_query = tl.zeros([QUERIES, PADDED], tl.float32)
+    place_base, place = _places(top, row, head, HEADS, WINDOW)
     for begin in range(low, high, KEYS):
-        column = begin + tl.arange(0, KEYS)
-        base, at, inside = at_rows(begin, column, head, d, tokens, HEADS, WIDTH)
+        base, at, inside = at_rows(begin, begin + KEYS - 1 - c, head, d, tokens, HEADS, WIDTH)
         k = tl.load(key + base + at, mask=inside, other=0.0)
         v = tl.load(value + base + at, mask=inside, other=0.0)
-        allowed = _pairs(row, column, first, WINDOW) & (row < tokens)[:, None]
+        distance = (row - (begin + KEYS - 1))[:, None] + c[None, :]
+        allowed = (distance >= 0) & (distance <= reach[:, None])
         if CAREFUL:
             broken = any_in_rows(not_finite(k)) | any_in_rows(not_finite(v))
             k = tl.where(broken[:, None], 0.0, k)
             v = tl.where(broken[:, None], 0.0, v)
-        score, base_of_places, place = _scores(
-            q, k, position, top, row, column, head, allowed, HEADS, WINDOW, PRECISION
-        )
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        at = place[:, None] + distance
+        score += tl.load(position + place_base + at, mask=allowed, other=0.0).to(tl.float32)
         towards = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
-        to_score = tl.where(allowed, tl.exp2(score - total[:, None]) * (towards - delta[:, None]), 0.0)
-        tl.store(to_position + base_of_places + place, to_score.to(to_position.dtype.element_ty), mask=allowed)
+        weights = tl.exp2(score * _LOG2E - total[:, None])
+        to_score = tl.where(allowed, weights * (towards - delta[:, None]), 0.0)
+        tl.store(to_position + place_base + at, to_score.to(to_position.dtype.element_ty), mask=allowed)
         to_query += tl.dot(to_score.to(k.dtype), k, input_precision=PRECISION)
     return to_query
 
@@ -286,7 +288,7 @@ def queries_kernel(
     begin = tl.program_id(0) * QUERIES
     row = begin + tl.arange(0, QUERIES)
     d = tl.arange(0, PADDED)
-    first = tl.load(start + row, mask=row < tokens, other=0).to(tl.int32)
+    reach = _reach(row, tl.load(start + row, mask=row < tokens, other=0).to(tl.int32), tokens, WINDOW)
     base, at, inside = at_rows(begin, row, head, d, tokens, HEADS, WIDTH)
     q = tl.load(query + base + at, mask=inside, other=0.0)
     grad = tl.load(grads + base + at, mask=inside, other=0.0)
@@ -306,7 +308,7 @@ def queries_kernel(
         to_position,
         begin,
         row,
-        first,
+        reach,
         head,
         low,
         high,
@@ -332,7 +334,7 @@ def queries_kernel(
             to_position,
             begin,
             row,
-            first,
+            reach,
             head,
             low,
             high,
@@ -359,7 +361,8 @@ def _walk_keys(
     totals,
     grads,
     deltas,
-    column,
+    last,
+    c,
     head,
     low,
     high,
@@ -384,22 +387,26 @@ def _walk_keys(
         base, at, inside = at_rows(begin, row, head, d, tokens, HEADS, WIDTH)
         q = tl.load(query + base + at, mask=inside, other=0.0)
         grad = tl.load(grads + base + at, mask=inside, other=0.0)
-        first = tl.load(start + row, mask=there, other=0).to(tl.int32)
+        reach = _reach(row, tl.load(start + row, mask=there, other=0).to(tl.int32), tokens, WINDOW)
         total = tl.load(totals + row * HEADS + head, mask=there, other=0.0)
         delta = tl.load(deltas + row * HEADS + head, mask=there, other=0.0)
-        allowed = _pairs(row, column, first, WINDOW) & there[:, None]
+        distance = (row - last)[None, :] + c[:, None]
+        allowed = (distance >= 0) & (distance <= reach[None, :])
         if CAREFUL:
             sick = not_finite(delta)
-            touched = tl.maximum(touched, tl.max((allowed & sick[:, None]).to(tl.int32), 0))
+            touched = tl.maximum(touched, tl.max((allowed & sick[None, :]).to(tl.int32), 1))
             q = tl.where(sick[:, None], 0.0, q)
             grad = tl.where(sick[:, None], 0.0, grad)
-            allowed = allowed & (sick[:, None] == 0)
-        score, _, _ = _scores(q, k, position, begin, row, column, head, allowed, HEADS, WINDOW, PRECISION)
-        weights = tl.where(allowed, tl.exp2(score - total[:, None]), 0.0)
-        to_value += tl.dot(tl.trans(weights.to(grad.dtype)), grad, input_precision=PRECISION)
-        towards = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
-        to_score = tl.where(allowed, weights * (towards - delta[:, None]), 0.0)
-        to_key += tl.dot(tl.trans(to_score.to(q.dtype)), q, input_precision=PRECISION)
+            allowed = allowed & (sick[None, :] == 0)
+        score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        place_base, place = _places(begin, row, head, HEADS, WINDOW)
+        at = place[None, :] + distance
+        score += tl.load(position + place_base + at, mask=allowed, other=0.0).to(tl.float32)
+        weights = tl.where(allowed, tl.exp2(score * _LOG2E - total[None, :]), 0.0)
+        to_value += tl.dot(weights.to(grad.dtype), grad, input_precision=PRECISION)
+        towards = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
+        to_score = tl.where(allowed, weights * (towards - delta[None, :]), 0.0)
+        to_key += tl.dot(to_score.to(q.dtype), q, input_precision=PRECISION)
     return to_key, to_value, touched
 
 
@@ -429,9 +436,10 @@ def keys_kernel(
     """Write the gradients of keys and values."""
     head = tl.program_id(1)
     begin = tl.program_id(0) * KEYS
-    column = begin + tl.arange(0, KEYS)
+    c = tl.arange(0, KEYS)
+    last = begin + KEYS - 1
     d = tl.arange(0, PADDED)
-    base, at, inside = at_rows(begin, column, head, d, tokens, HEADS, WIDTH)
+    base, at, inside = at_rows(begin, last - c, head, d, tokens, HEADS, WIDTH)
     k = tl.load(key + base + at, mask=inside, other=0.0)
     v = tl.load(value + base + at, mask=inside, other=0.0)
     low = begin // QUERIES * QUERIES
@@ -448,7 +456,8 @@ def keys_kernel(
         totals,
         grads,
         deltas,
-        column,
+        last,
+        c,
         head,
         low,
         high,
@@ -472,7 +481,8 @@ def keys_kernel(
             totals,
             grads,
             deltas,
-            column,
+            last,
+            c,
             head,
             low,
             high,

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from recurl.recurrence.attention.kernels import AttentionInputs, Gradients, Needs
 from recurl.recurrence.cells.attention import Attention
-from recurl.recurrence.cuda.attention.config import Tiles, padded
+from recurl.recurrence.cuda.attention.config import Tiles, aligned, padded
 from recurl.recurrence.cuda.attention.kernels import forward_kernel, keys_kernel, queries_kernel
 from recurl.recurrence.cuda.attention.step import step_kernel
 from recurl.recurrence.cuda.attention.stored import read_backward_kernel, read_kernel
 from recurl.recurrence.cuda.launch import on
 from recurl.recurrence.cuda.prepared import prepared
 
+_MANY_HEADS = 32  # see Tiles: products of more rows by few warps only
 _PRECISIONS = {"ieee": "tf32x3", "tf32x3": "tf32x3", "tf32": "tf32"}  # three products are accurate to float32
 
 
@@ -27,7 +28,7 @@ def run_forward(inputs: AttentionInputs, tiles: Tiles) -> tuple[Tensor, Tensor]:
     totals = query.new_empty(tokens, heads, dtype=torch.float32)
     start = inputs.boundaries.start_index
     with on(query.device):
-        run = prepared(forward_kernel, -(-tokens // tiles.queries), heads, **constants_of(inputs, tiles))
+        run = prepared(forward_kernel, -(-tokens // tiles.held), heads, **constants_of(inputs, tiles))
         run(query, key, value, position, start, result, totals, tokens)
         if inputs.to_key is not None and inputs.to_value is not None:
             windows, maps = _windows(inputs), (inputs.to_key.contiguous(), inputs.to_value.contiguous())
@@ -46,28 +47,26 @@ def run_backward(
     to_query, to_key, to_value = (torch.empty_like(query) for _ in range(3))
     to_position, deltas = torch.zeros_like(position), torch.empty_like(totals)
     to_maps: tuple[Tensor | None, Tensor | None] = (None, None)
-    constants = constants_of(inputs, tiles)
+    programs = -(-tokens // tiles.held)
     with on(query.device):
-        run = prepared(queries_kernel, -(-tokens // tiles.queries), heads, **constants)
+        run = prepared(queries_kernel, programs, heads, **constants_of(inputs, tiles))
         run(query, key, value, position, start, result, totals, grad, to_query, to_position, deltas, tokens)
         if needs[1] or needs[2]:
-            constants["WINDOW_PADDED"] = padded(inputs.past)
-            run = prepared(keys_kernel, -(-tokens // tiles.keys), heads, **constants)
+            run = prepared(keys_kernel, programs, heads, **keys_constants_of(inputs, tiles))
             run(query, key, value, position, start, flags, totals, grad, deltas, to_key, to_value, tokens)
         if inputs.to_key is not None and inputs.to_value is not None:
             windows, maps = _windows(inputs), (inputs.to_key.contiguous(), inputs.to_value.contiguous())
-            to_readers, sums = (query.new_zeros(tokens, heads, windows.shape[-1]) for _ in range(2))
-            read = prepared(
-                read_backward_kernel, -(-tokens // tiles.readers), heads, **stored_constants_of(inputs, tiles)
-            )
+            constants = {**stored_constants_of(inputs, tiles), "SPAN": aligned(windows.shape[-1])}
+            to_readers, sums = (query.new_zeros(tokens, heads, constants["SPAN"]) for _ in range(2))
+            read = prepared(read_backward_kernel, -(-tokens // tiles.readers), heads, **constants)
             given = (query, position, start, windows, *windows.stride()[:2], *maps, totals, grad, deltas)
             read(*given, to_query, to_position, to_readers, sums, tokens)
             # The rows of sick tokens are NaN if they read a window, and zero times NaN would be NaN if they don't.
             sick = ~deltas.isfinite().unsqueeze(-1)
             queries, grads = (torch.where(sick, 0, one) for one in (query, grad))
             to_maps = (
-                torch.einsum("nhd,nhe->hde", queries, to_readers) if needs[5] else None,
-                torch.einsum("nhd,nhe->hde", grads, sums) if needs[6] else None,
+                _product(queries, to_readers, windows.shape[-1]) if needs[5] else None,
+                _product(grads, sums, windows.shape[-1]) if needs[6] else None,
             )
     found = (to_query, to_key, to_value, to_position, None)
     return *(one if need else None for one, need in zip(found, needs[:5], strict=True)), *to_maps
@@ -98,9 +97,14 @@ def step_constants(heads: int, size: int, past: int, width: int, precision: str)
         "WIDE_PADDED": padded(width - 1),
         "STORED": 32 if width <= 513 else 16,
         "PRECISION": _PRECISIONS[precision],
-        "num_warps": 4,
+        "num_warps": 4 if heads <= _MANY_HEADS else 2,
         "num_stages": 2,
     }
+
+
+def _product(rows: Tensor, wide: Tensor, width: int) -> Tensor:
+    """Return the sum over tokens of outer products, of the numbers before the padding."""
+    return torch.einsum("nhd,nhe->hde", rows, wide)[..., :width].contiguous()
 
 
 def _contiguous(inputs: AttentionInputs) -> tuple[Tensor, ...]:
@@ -113,19 +117,25 @@ def _windows(inputs: AttentionInputs) -> Tensor:
 
 
 def constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
-    """Return the constants and options of the kernels of the stream."""
+    """Return the constants and options of the kernels that hold queries and walk over keys."""
     _, heads, width = inputs.query.shape
     return {
         "HEADS": heads,
         "WINDOW": inputs.past,
         "WIDTH": width,
         "PADDED": padded(width),
-        "QUERIES": tiles.queries,
-        "KEYS": tiles.keys,
+        "QUERIES": tiles.held,
+        "KEYS": tiles.walked,
         "PRECISION": _PRECISIONS[inputs.precision],
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
     }
+
+
+def keys_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
+    """Return the constants and options of the kernel that holds keys and walks over queries."""
+    others = {"WINDOW_PADDED": padded(inputs.past), "QUERIES": tiles.walked, "KEYS": tiles.held}
+    return {**constants_of(inputs, tiles), **others}
 
 
 def stored_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
@@ -143,6 +153,6 @@ def stored_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]
         "READERS": tiles.readers,
         "STORED": tiles.stored,
         "PRECISION": _PRECISIONS[inputs.precision],
-        "num_warps": 8,
+        "num_warps": tiles.reading_warps,
         "num_stages": 1,
     }

@@ -6,8 +6,9 @@
 
 A stored input x has the key ``K x``, so that ``query (K x) = (query K) x``: a program maps the queries of a tile of
 tokens and one head, and walks over the windows of the segments that these tokens belong to, of which only those with
-inputs are read. Programs without any leave at once. The last number of an input, which tells whether there is one, is
-taken out of the products, so that a width of 2^n + 1 isn't padded to 2^(n + 1).
+inputs are read. As in the stream, the inputs of a tile stand last to first. Programs without any leave at once. The
+last number of an input, which tells whether there is one, is taken out of the products, so that a width of 2^n + 1
+isn't padded to 2^(n + 1).
 """
 
 from __future__ import annotations
@@ -166,7 +167,9 @@ def _read(
         query, to_key, top, row, head, tokens, HEADS, WIDTH, WIDE, WIDE_PADDED, READERS, PIECE, PRECISION
     )
     age = row - first
+    c = tl.arange(0, STORED)
     places = (top.to(tl.int64) * HEADS + head) * (PAST + 1)
+    line = (row - top) * (HEADS * (PAST + 1))
     best = tl.full([READERS], float("-inf"), tl.float32)
     total = tl.zeros([READERS], tl.float32)
     flags = tl.zeros([READERS], tl.float32)
@@ -176,13 +179,13 @@ def _read(
     while segment < tokens:
         mine = reads & (first == segment)
         for begin in range(0, PAST, STORED):
-            place = begin + tl.arange(0, STORED)
+            place = begin + STORED - 1 - c
             x, flag, there, broken = _stored(windows, token_stride, place_stride, segment, place, e, PAST, WIDE)
-            distance = age[:, None] + PAST - place[None, :]
+            distance = (age + (PAST - begin - STORED + 1))[:, None] + c[None, :]
             allowed = mine[:, None] & there[None, :] & (distance <= PAST)
             tainted = tl.maximum(tainted, tl.max((allowed & broken[None, :]).to(tl.int32), 1))
             allowed = allowed & (broken[None, :] == 0)
-            place_at = (row - top)[:, None] * (HEADS * (PAST + 1)) + distance
+            place_at = line[:, None] + distance
             score = tl.dot(readers, tl.trans(x), input_precision=PRECISION) + constant[:, None] * flag[None, :]
             score += tl.load(position + places + place_at, mask=allowed, other=0.0).to(tl.float32)
             score = tl.where(allowed, score * _LOG2E, float("-inf"))
@@ -273,6 +276,7 @@ def _read_backward(
     PIECE: tl.constexpr,
     WIDE: tl.constexpr,
     WIDE_PADDED: tl.constexpr,
+    SPAN: tl.constexpr,
     READERS: tl.constexpr,
     STORED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -288,7 +292,9 @@ def _read_backward(
     total = tl.load(totals + row * HEADS + head, mask=row < tokens, other=0.0)
     delta = tl.load(deltas + row * HEADS + head, mask=row < tokens, other=0.0)
     age = row - first
+    c = tl.arange(0, STORED)
     places = (top.to(tl.int64) * HEADS + head) * (PAST + 1)
+    line = (row - top) * (HEADS * (PAST + 1))
     to_reader = tl.zeros([READERS, WIDE_PADDED], tl.float32)
     to_constant = tl.zeros([READERS], tl.float32)
     sums = tl.zeros([READERS, WIDE_PADDED], tl.float32)
@@ -297,11 +303,11 @@ def _read_backward(
     while segment < tokens:
         mine = reads & (first == segment)
         for begin in range(0, PAST, STORED):
-            place = begin + tl.arange(0, STORED)
+            place = begin + STORED - 1 - c
             x, flag, there, _ = _stored(windows, token_stride, place_stride, segment, place, e, PAST, WIDE)
-            distance = age[:, None] + PAST - place[None, :]
+            distance = (age + (PAST - begin - STORED + 1))[:, None] + c[None, :]
             allowed = mine[:, None] & there[None, :] & (distance <= PAST)
-            place_at = (row - top)[:, None] * (HEADS * (PAST + 1)) + distance
+            place_at = line[:, None] + distance
             score = tl.dot(readers, tl.trans(x), input_precision=PRECISION) + constant[:, None] * flag[None, :]
             score += tl.load(position + places + place_at, mask=allowed, other=0.0).to(tl.float32)
             weights = tl.where(allowed, tl.exp2(score * _LOG2E - total[:, None]), 0.0)
@@ -318,9 +324,9 @@ def _read_backward(
         to_query, to_reader, to_constant, to_key, whole, whole == 0, reads, top, row,
         head, tokens, HEADS, WIDTH, WIDE, WIDE_PADDED, PIECE, PRECISION,
     )  # fmt: skip
-    to_readers += (top.to(tl.int64) * HEADS + head) * (WIDE + 1)
-    sums_of += (top.to(tl.int64) * HEADS + head) * (WIDE + 1)
-    wide_at = (row - top) * (HEADS * (WIDE + 1))
+    to_readers += (top.to(tl.int64) * HEADS + head) * SPAN
+    sums_of += (top.to(tl.int64) * HEADS + head) * SPAN
+    wide_at = (row - top) * (HEADS * SPAN)
     wide = reads[:, None] & (e < WIDE)[None, :]
     tl.store(to_readers + (wide_at[:, None] + e[None, :]), to_reader.to(to_readers.dtype.element_ty), mask=wide)
     tl.store(to_readers + wide_at + WIDE, to_constant.to(to_readers.dtype.element_ty), mask=reads)
@@ -353,13 +359,14 @@ def read_backward_kernel(
     PIECE: tl.constexpr,
     WIDE: tl.constexpr,
     WIDE_PADDED: tl.constexpr,
+    SPAN: tl.constexpr,
     READERS: tl.constexpr,
     STORED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Add to the gradients of queries and positions; write those of mapped queries, and weighted sums of inputs.
 
-    The last two, ``[N, heads, E]``, hold zeros before, and then what the gradients of the maps are products of.
+    The last two, ``[N, heads, SPAN]``, hold zeros before, and then what the gradients of the maps are products of.
     """
     head = tl.program_id(1)
     row = tl.program_id(0) * READERS + tl.arange(0, READERS)
@@ -369,5 +376,5 @@ def read_backward_kernel(
         _read_backward(
             query, position, tl.program_id(0) * READERS, row, first, reads, windows, token_stride, place_stride, to_key,
             to_value, totals, grads, deltas, to_query, to_position, to_readers, sums, head, tokens, HEADS, PAST, WIDTH,
-            PIECE, WIDE, WIDE_PADDED, READERS, STORED, PRECISION,
+            PIECE, WIDE, WIDE_PADDED, SPAN, READERS, STORED, PRECISION,
         )  # fmt: skip

@@ -86,7 +86,7 @@ def plan_for(sizes: Sizes) -> Plan:
     multiprocessor of compute capability 9.0.
     """
     wide = sizes.keys > _WIDE or sizes.values > _WIDE
-    chunk = min(padded(sizes.length), 16 if sizes.bits > _NARROW else 32 if sizes.delta or wide else 64)
+    chunk = min(padded(sizes.length), 16 if sizes.bits > _NARROW else 32)
     keys, values = padded(sizes.keys), padded(sizes.values)
     forward = Tile(min(values, max(16, 4096 // keys)), 4, 1)
     backward = Tile(min(values, max(16, 4096 // keys)), 8 if wide else 4, 1)

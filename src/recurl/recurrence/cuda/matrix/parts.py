@@ -20,11 +20,23 @@ _LEAST = tl.constexpr(-88.0)
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr):
-    """Multiply matrices in bfloat16, or in float32 at a precision of tensor cores, with a float32 sum."""
-    if PRECISION == "bf16":
-        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    """Multiply matrices in bfloat16, or in float32 at a precision of tensor cores, with a float32 sum.
+
+    Products of 64 rows or more are split into parts of 16: for them Triton would emit asynchronous instructions of
+    Hopper (wgmma) with operands in registers, which ptxas before CUDA 13.3 lets be overwritten while they are read
+    (triton-lang/triton pull request 11781).
+    """
+    kind: tl.constexpr = tl.bfloat16 if PRECISION == "bf16" else tl.float32
+    precision: tl.constexpr = "tf32" if PRECISION == "bf16" else PRECISION
+    a = a.to(kind)
+    b = b.to(kind)
+    if a.shape[0] >= 64:
+        parts: tl.constexpr = a.shape[0] // 16
+        left = tl.reshape(a, [parts, 16, a.shape[1]])
+        right = tl.broadcast_to(tl.reshape(b, [1, b.shape[0], b.shape[1]]), [parts, b.shape[0], b.shape[1]])
+        result = tl.reshape(tl.dot(left, right, input_precision=precision), [a.shape[0], b.shape[1]])
     else:
-        result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+        result = tl.dot(a, b, input_precision=precision)
     return result
 
 

@@ -41,6 +41,18 @@ SHAPES, EVERY = [(256, 128), (1, 32_768), (8, 4096)], [0, 50]
 FORMS = {"bf16": (torch.bfloat16, "ieee"), "tf32": (torch.float32, "tf32"), "ieee": (torch.float32, "ieee")}
 LIMITS = {"bf16": 2e-2, "tf32": 5e-3, "ieee": 1e-5}
 ROWS = [1, 16, 256, 1024, 4096, 16_384]
+STREAMS = [
+    (16, 32, 1),
+    (16, 64, 1),
+    (16, 64, 2),
+    (32, 32, 1),
+    (32, 32, 2),
+    (32, 64, 2),
+    (32, 32, 4),
+    (32, 64, 4),
+    (32, 128, 4),
+    (64, 32, 2),
+]  # tokens held and walked, and warps
 SECONDS = 240  # after which a sweep stops compiling
 PARTS = ("checks", "stream", "stored", "step", "sweep")
 
@@ -249,7 +261,7 @@ def kernels_with(tiles: Tiles) -> TritonAttention:
 def tried(form: str, hidden: int, tiles: Tiles) -> str:
     """Compile the kernels of tiles, in a separate process; return what is wrong, if anything."""
     try:
-        case = case_of(form, (3, 150), 50, "cuda", hidden=hidden)
+        case = case_of(form, (4, 128), 50, "cuda", hidden=hidden)  # as many tokens divide by 16 as in what is timed
         found, wanted = case.run(kernels_with(tiles)), case.exact()
     except Exception as error:  # noqa: BLE001 - the tiles are too large
         return f"{type(error).__name__} {str(error)[:80]!r}"
@@ -259,10 +271,9 @@ def tried(form: str, hidden: int, tiles: Tiles) -> str:
 
 def sweep(forms: list[str]) -> None:
     """Compile and check tiles in parallel, of the stream and of stored windows, then time both passes apart."""
-    streams = [(*sizes, 2 if sizes[0] == 64 else warps, stages) for sizes in ((16, 64), (32, 32), (32, 64), (64, 32))
-               for warps, stages in ((2, 2), (4, 1), (4, 2), (4, 3))]  # fmt: skip
+    streams = itertools.product(STREAMS, (1, 2, 3))
     readings = list(itertools.product((16, 32), (16, 32), (4, 8)))
-    ways: list[Way] = [(form, 0, Tiles(*one, 32, 32, 8)) for form in forms for one in dict.fromkeys(streams)]
+    ways: list[Way] = [(form, 0, Tiles(*one, stages, 32, 32, 8)) for one, stages in streams for form in forms]
     ways += [(form, HIDDEN, Tiles(32, 32, 4, 2, *one)) for form in forms for one in readings]
     wrong = outcomes(tried, ways, SECONDS)
     for way, problem in wrong.items():
@@ -272,16 +283,20 @@ def sweep(forms: list[str]) -> None:
         case = case_of(form, (256, 128) if hidden else (8, 4096), every, "cuda", hidden=hidden)
         mine = [way[2] for way, problem in wrong.items() if way[:2] == (form, hidden) and not problem]
         rows = [(*split_times(case, kernels_with(tiles)), tiles) for tiles in mine]
-        for index, name in enumerate(("forward", "backward")):
+        for index, name in enumerate(("forward", "queries", "keys", "backward")):
             for row in sorted(rows, key=lambda one: one[index])[:6]:
                 print(f"{form} {name} stored {hidden} every {every}: {row[index]:.4f} ms  {row[2]}", flush=True)
 
 
-def split_times(case: Case, kernels: AttentionKernels) -> tuple[float, float]:
-    """Return milliseconds of the forward and of the backward pass."""
+def split_times(case: Case, kernels: AttentionKernels) -> tuple[float, ...]:
+    """Return milliseconds of the forward pass, the gradients of queries, those of keys, and the backward pass."""
     result, saved = kernels.forward(case.inputs, keep=True)
-    backward = timed(lambda: kernels.backward(case.inputs, result, saved, case.grad, case.needs), "cuda")
-    return timed(lambda: case.forward(kernels), "cuda"), backward
+    only = (True, *(False,) * (len(case.needs) - 1))
+    queries, backward = (
+        timed(lambda n=needs: kernels.backward(case.inputs, result, saved, case.grad, n), "cuda")
+        for needs in (only, case.needs)
+    )
+    return timed(lambda: case.forward(kernels), "cuda"), queries, backward - queries, backward
 
 
 def write(

@@ -171,7 +171,9 @@ def graphed(function: Callable[[], Any]) -> float:
 def outcomes(tried: Callable[..., str], ways: list[Any], seconds: float) -> dict[Any, str]:
     """Compile what a sweep times, in parallel; return what is wrong with each: "" for nothing, "late" if cut off."""
     began = time.monotonic()
-    workers = ProcessPoolExecutor(max(1, (os.cpu_count() or 1) - 2), get_context("spawn"))
+    workers = ProcessPoolExecutor(
+        max(1, (os.cpu_count() or 1) - 2), get_context("spawn"), torch.set_num_threads, initargs=(1,)
+    )
     futures = {way: workers.submit(tried, *way) for way in ways}
     wait(futures.values(), seconds)
     workers.shutdown(cancel_futures=True)

@@ -28,11 +28,11 @@ CHECKS = {
 CORE = "alone", "step", "strides"
 LARGEST = 227 * 1024
 COMPILED = {  # bytes spilled by each
-    "forward,bfloat16,64,128,256,ieee": 16,
+    "forward,bfloat16,64,128,256,ieee": 40,
     "queries,bfloat16,64,128,256,ieee": 0,
-    "keys,bfloat16,64,128,256,ieee": 120,
-    "read,bfloat16,64,128,256,ieee": 56,
-    "read_backward,bfloat16,64,128,256,ieee": 16,
+    "keys,bfloat16,64,128,256,ieee": 32,
+    "read,bfloat16,64,128,256,ieee": 128,
+    "read_backward,bfloat16,64,128,256,ieee": 120,
     "step,bfloat16,64,128,256,ieee": 0,
     "forward,float32,64,128,256,tf32": 120,
     "queries,float32,64,128,256,tf32": 24,
@@ -54,7 +54,8 @@ def test_interpreted_kernels_are_exact(names: list[str]) -> None:
 def test_compiled_kernels_fit_and_spill_no_more_than_known(cases: list[str], programs: Programs) -> None:
     found = run("attention.triton_offline", "90", *cases, start=programs.run, TRITON_INTERPRET="0")
     assert [*found] == cases
-    for name, (_, spilled, shared) in found.items():
+    for name, (_, spilled, shared, asynchronous) in found.items():
+        assert int(asynchronous) == 0, f"{name}: ptxas before CUDA 13.3 compiles some wrongly"
         assert int(shared) <= LARGEST, name
         assert name in WIDEST or int(spilled) <= COMPILED[name], name
 

@@ -1,7 +1,8 @@
 # ruff: noqa: T201 - a script that prints
 """Compile the attention kernels without a GPU; arguments: capability, cases, each with the numbers of tiles if others.
 
-Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``.
+Prints one line per kernel: ``name: registers spilled_bytes shared_bytes wgmma``, the last the number of asynchronous
+products.
 """
 
 from __future__ import annotations
@@ -62,7 +63,13 @@ def main() -> None:
         name, dtype, size, past, hidden, precision, *others = case.split(",")
         sizes = (int(size), int(past), int(hidden))
         found = compiled(name, dtype, *sizes, precision, int(sys.argv[1]), [int(one) for one in others])
-        print(f"{case}:", *resources(found.asm["cubin"]), found.metadata.shared, flush=True)
+        print(
+            f"{case}:",
+            *resources(found.asm["cubin"]),
+            found.metadata.shared,
+            found.asm["ptx"].count("wgmma"),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

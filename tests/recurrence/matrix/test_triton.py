@@ -27,17 +27,17 @@ CHECKS = {
 }
 CORE = "rows delta", "step delta"
 COMPILED = {  # bytes spilled by each
-    "forward,bfloat16,plain,64,64": 88,
-    "forward,bfloat16,delta,64,64": 32,
-    "backward,bfloat16,plain,64,64": 1312,
-    "backward,bfloat16,delta,64,64": 488,
-    "forward,float32,delta_resets,64,64": 480,
-    "backward,float32,delta_resets,64,64": 1056,
+    "forward,bfloat16,plain,64,64": 0,
+    "forward,bfloat16,delta,64,64": 48,
+    "backward,bfloat16,plain,64,64": 256,
+    "backward,bfloat16,delta,64,64": 536,
+    "forward,float32,delta_resets,64,64": 528,
+    "backward,float32,delta_resets,64,64": 1168,
     "maps,bfloat16,delta,64,64": 0,
-    "gradient_maps,bfloat16,delta,64,64": 80,
+    "gradient_maps,bfloat16,delta,64,64": 136,
     "carry,bfloat16,delta,64,64": 0,
-    "backward,float16,plain,128,128": 352,
-    "backward,bfloat16,delta,256,256": 648,
+    "backward,float16,plain,128,128": 376,
+    "backward,bfloat16,delta,256,256": 712,
     "step,float32,delta_resets,64,64": 0,
     "step,bfloat16,plain,256,16": 0,
 }
@@ -54,7 +54,8 @@ def test_interpreted_kernels_are_exact(names: list[str]) -> None:
 def test_compiled_kernels_fit_and_spill_no_more_than_known(cases: list[str], programs: Programs) -> None:
     found = run("matrix.triton_offline", "90", *cases, start=programs.run, TRITON_INTERPRET="0")
     assert [*found] == cases
-    for name, (_, spilled, shared) in found.items():
+    for name, (_, spilled, shared, asynchronous) in found.items():
+        assert int(asynchronous) == 0, f"{name}: ptxas before CUDA 13.3 compiles some wrongly"
         assert int(spilled) <= COMPILED[name], name
         assert int(shared) <= 99 * 1024, name  # of the smallest chips
 

@@ -2,7 +2,7 @@
 """Compile the matrix recurrence kernels without a GPU; arguments: capability, cases.
 
 A case is ``kernel,dtype,form,K,V`` with commas, and optionally the chunk, columns and warps. Prints one line per
-kernel: ``case: registers spilled_bytes shared_bytes``.
+kernel: ``case: registers spilled_bytes shared_bytes wgmma``, the last the number of asynchronous products.
 """
 
 from __future__ import annotations
@@ -88,7 +88,13 @@ def main() -> None:
         name, dtype, form, *numbers = case.split(",")
         keys, values, *others = map(int, numbers)
         found = compiled(name, dtype, form, keys, values, tuple(others), int(sys.argv[1]))
-        print(f"{case}:", *resources(found.asm["cubin"]), found.metadata.shared, flush=True)
+        print(
+            f"{case}:",
+            *resources(found.asm["cubin"]),
+            found.metadata.shared,
+            found.asm["ptx"].count("wgmma"),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

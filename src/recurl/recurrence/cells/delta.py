@@ -41,6 +41,9 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
     SiLU(W_g x) and mapped to the block's width. A gated feed-forward network follows, each part with a residual
     connection.
 
+    On a GPU, runs refuse to compile it (they capture it): compiled runs didn't learn on an H200 with PyTorch 2.11,
+    although their features agree with float64. The cause isn't known.
+
     Args:
         heads: number of heads.
         key_size: K, width of a key; None for H / heads, rounded up.

@@ -35,7 +35,7 @@ class Tiles:
 
 
 def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles.
+    """Return the tiles: in bfloat16 the fastest of a sweep on an H200 (heads of 64, 128 stored inputs of 257).
 
     Args:
         direction: ``"forward"`` or ``"backward"``.
@@ -43,11 +43,11 @@ def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype) ->
         width: E.
         dtype: dtype of the numbers.
     """
-    narrow = dtype.itemsize <= 2 and padded(head_size) <= 64
-    walked = 64 if narrow else 32
-    numbers = 32768 // max(dtype.itemsize, 2) // (1 if direction == "forward" else 2)
+    forward, narrow = direction == "forward", dtype.itemsize <= 2 and padded(head_size) <= 64
+    warps, stages = ((1, 1) if forward else (2, 3)) if narrow else (4, 2)
+    numbers = 32768 // max(dtype.itemsize, 2) // (1 if forward else 2)
     readers = max(16, min(32, numbers // padded(max(1, width - 1))))
-    return Tiles(32, walked, 4, 2, readers, 16 if width > 513 else 32, 8)
+    return Tiles(32, 32, warps, stages, readers, 16 if width > 513 else 32, 4 if dtype.itemsize <= 2 else 8)
 
 
 def aligned(size: int) -> int:

@@ -65,7 +65,8 @@ practice: setup  ## tests with environments of other packages, after installing 
 # Python leaks by design. libasan finds C++ exceptions only if libstdc++ is loaded when it starts, and doesn't throw when
 # memory is exhausted.
 SANITIZED := tests/native tests/recurrence/test_cpu.py tests/recurrence/test_cpu_step.py tests/recurrence/linear/test_cpu.py \
-	tests/execution/compiled tests/objectives/test_compiled_ppo.py tests/trainers/optim/test_adam_forms.py
+	tests/execution/compiled tests/objectives/test_compiled_ppo.py tests/trainers/optim/test_adam_forms.py \
+	tests/envs/tasks/popgym/test_hunt_and_kill.py
 sanitize: setup  ## tests of the C++ library, built with AddressSanitizer and UBSan, which end at the first error
 	rm -rf build/sanitize
 	CXXFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" LDFLAGS=-fsanitize=address,undefined \

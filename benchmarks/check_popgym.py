@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/check_popgym.py [--episodes 100] [--tasks RepeatPreviousEasy ...]
 
-An episode begins in recurl, and its hidden state (order of the cards, board, mines, arms, noise) is set in the
+An episode begins in recurl, and its hidden state (order of the cards, board, mines, arms, noise, maze) is set in the
 package's environment. Both then play the same actions to the end; every observation, reward and end must agree. Every
-second episode mostly uses a policy that sees the hidden state, so that boards are cleared and poles stay up. Prints a
-table to stdout, and fails if anything differs.
+second episode mostly uses a policy that sees the hidden state, so that boards are cleared, poles stay up and mazes are
+left. Prints a table to stdout, and fails if anything differs. Mazes need the package mazelib.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
+from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -22,6 +24,7 @@ from gymnasium.spaces import flatdim, flatten
 
 from recurl.envs.tasks import TaskVectorEnv
 from recurl.envs.tasks.popgym import POPGYM_TASKS
+from recurl.envs.tasks.popgym.labyrinth import FREE, GOAL, MOVES, START, WALL
 
 State = dict[str, Any]
 REWARD_ROUNDING = 1e-12
@@ -74,6 +77,22 @@ class Forced:
         return self._chosen
 
 
+class Carved:
+    """Maze of the package ``mazelib`` whose generator and entrances are those of a state."""
+
+    def __init__(self, state: State) -> None:
+        size = round(len(state["squares"]) ** 0.5)
+        self._squares = state["squares"].reshape(size, size)
+        self.grid, self.generator = (self._squares != FREE).astype(np.int8), None
+        self.start, self.end = (_place(self._squares == what) for what in (START, GOAL))
+
+    def generate(self) -> None:
+        """Do nothing, as the maze has been carved."""
+
+    def generate_entrances(self, start_outer: bool) -> None:
+        """Do nothing, as there are entrances."""
+
+
 def compare(name: str, episodes: int, seed: int = 0) -> Agreement:
     """Play episodes of a task in both implementations.
 
@@ -122,7 +141,9 @@ def hidden(ours: TaskVectorEnv) -> State:
 def force(theirs: Any, state: State) -> Any:
     """Begin an episode of the package with recurl's hidden state, and return its first observation."""
     theirs.np_random = Forced(**_draws(theirs, state))
-    observation, _ = theirs.reset()
+    carved = mock.patch("popgym.core.maze.Maze", return_value=Carved(state)) if "squares" in state else nullcontext()
+    with carved:
+        observation, _ = theirs.reset()
     if "ships" in state:
         theirs.board[...] = state["ships"].reshape(theirs.board.shape)
     return observation
@@ -135,6 +156,8 @@ def _draws(theirs: Any, state: State) -> dict[str, Any]:
         return {"uniform": state["physical"], "noise": np.stack(noise, axis=-1) if noise else ()}
     if "arms" in state:
         return {"numbers": [state["arms"], *state["luck"]]}
+    if "squares" in state:
+        return {}
     if "mines" in state:
         return {"chosen": np.flatnonzero(state["mines"])}
     return {
@@ -177,6 +200,8 @@ def _skilled(theirs: Any, state: State) -> Any:
     """Return a good action if random ones would end an episode early, or never; else None."""
     if "physical" in state and len(state["physical"]) == 4:
         return int(state["physical"] @ (0.1, 0.3, 1.0, 0.3) > 0)
+    if "squares" in state:
+        return _way(state)
     if "ships" in state:
         return _first(theirs, state["ships"] & ~state["shot_at"])
     if "mines" in state:
@@ -193,6 +218,29 @@ def _skilled(theirs: Any, state: State) -> Any:
 def _first(theirs: Any, squares: Any) -> Any:
     size = int(theirs.action_space.nvec[0])
     return np.array(np.divmod(np.flatnonzero(squares)[0], size))
+
+
+def _place(squares: Any) -> tuple[int, ...] | None:
+    """Return the row and column of the only square that is set, or None."""
+    return tuple(np.argwhere(squares)[0].tolist()) if squares.any() else None
+
+
+def _way(state: State) -> int:
+    """Return the first move on a shortest way to the goal, or to a square that has not been visited."""
+    size = round(len(state["squares"]) ** 0.5)
+    squares = state["squares"].reshape(size, size)
+    wanted = ~state["visited"].reshape(size, size) if "visited" in state else squares == GOAL
+    waiting = [(*divmod(int(state["place"]), size), -1)]
+    seen = {waiting[0][:2]}
+    for row, column, first in waiting:
+        for move, (down, right) in enumerate(MOVES):
+            to = row + down, column + right
+            if to not in seen and min(to) >= 0 and max(to) < size and squares[to] != WALL:
+                seen.add(to)
+                waiting.append((*to, move if first < 0 else first))
+                if wanted[to]:
+                    return waiting[-1][2]
+    return 0
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ allowed); random play and a recurrent policy for some hundred steps under
 of random play, launched individually and in a CUDA graph. Usage::
 
     python benchmarks/check_tasks_gpu.py                    # a minute
-    python benchmarks/check_tasks_gpu.py --popgym           # the 42 tasks of POPGym instead
+    python benchmarks/check_tasks_gpu.py --popgym           # the 48 tasks of POPGym instead
     python benchmarks/check_tasks_gpu.py --device cpu       # without the mode, to try the script
 """
 

@@ -26,6 +26,7 @@ for capability, (cases, _) in test_triton.COMPILED.items():
 print("tests.recurrence.attention.triton_offline 90", *attention.COMPILED)
 print("tests.recurrence.linear.triton_offline 90", *linear.COMPILED)
 print("tests.trainers.optim.adam_offline 90")
+print("tests.envs.tasks.popgym.mazes_offline 90")
 """
 
 

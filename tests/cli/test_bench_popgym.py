@@ -33,7 +33,7 @@ def test_continues_with_more_cells_and_shows_the_table(tmp_path, capsys):
     assert main([*SMALL, "--cells", "gru", "none", "--tasks", "MineSweeperEasy", "BattleshipEasy", *out]) == 0
     said = capsys.readouterr().out
     assert "4 runs, 2 already finished" in said
-    assert "mean of 2 common tasks" in said
+    assert "mean of 2 of 48 tasks" in said
     found = rows(tmp_path)
     assert [(row["task"], row["cell"]) for row in found] == [
         ("BattleshipEasy", "gru"),

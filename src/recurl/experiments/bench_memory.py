@@ -37,7 +37,7 @@ class BenchMemory:
     """
 
     suite: Suite = "core"
-    """Tasks: recurl's own from 4 to 1,000 steps of memory, or POPGym's 42 without mazes, with the setting fast."""
+    """Tasks: recurl's own from 4 to 1,000 steps of memory, or POPGym's 48, with the setting fast."""
     tasks: tuple[str, ...] = ()
     """Tasks of the suite such as TMaze100; by default all."""
     cells: tuple[str, ...] = ()

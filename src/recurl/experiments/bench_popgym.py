@@ -36,7 +36,7 @@ class BenchPopgym:
     cells: tuple[str, ...] = CELLS
     """Cells to compare; module:Class for a custom cell, none for no memory; s5*4 has four layers."""
     tasks: tuple[str, ...] = ()
-    """Tasks such as RepeatPreviousEasy, or RepeatPrevious for all its difficulties; by default all but the mazes."""
+    """Tasks such as RepeatPreviousEasy, or RepeatPrevious for all its difficulties; by default all."""
     seeds: Count = 1
     """Number of seeds for each task and cell, starting at 0."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"

@@ -34,7 +34,7 @@ DTYPES = {torch.float32: 0, torch.float64: 1}
 PLAIN_TYPES = (Tensor, nn.Parameter)
 """Types of tensors that the library reads and writes; others may override torch's operations."""
 
-_ABI = 10
+_ABI = 11
 _INSTALL_HINT = (
     "Install a C++ compiler (g++ or clang++), then run pip install --force-reinstall --no-deps . in a checkout of "
     "recurl, or install recurl's wheel for Linux, which contains it"
@@ -168,6 +168,15 @@ def write_function() -> Callable[[Any, int, bytes, int], None]:
     function = load().recurl_native_write
     function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
     function.restype = None
+    return function
+
+
+@cache
+def hunt_and_kill_function() -> Callable[[int, int, int, int, int, int, int], int]:
+    """Return ``recurl_native_hunt_and_kill``, which takes a side, rows, starts, chances, two strides and squares."""
+    function = load().recurl_native_hunt_and_kill
+    integer, pointer = ctypes.c_int64, ctypes.c_void_p
+    function.argtypes = (integer, integer, pointer, pointer, integer, integer, pointer)
     return function
 
 

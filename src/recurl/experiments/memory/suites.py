@@ -125,8 +125,7 @@ def find_tasks(suite: Suite, names: Sequence[str]) -> list[MemoryTask]:
         names = find_popgym_tasks(names)
     for name in names:
         if name not in tasks:
-            offered = ", ".join(tasks) if suite == "core" else "POPGym's without mazes"
-            raise ArgumentError(f"--tasks: {suite} has no task {name!r}, but {offered}.{nearest(name, tasks)}")
+            raise ArgumentError(f"--tasks: {suite} has no task {name!r}, but {', '.join(tasks)}.{nearest(name, tasks)}")
     return [task for name, task in tasks.items() if not names or name in names]
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from recurl.experiments.memory.suites import TUNED_ON, MemoryRun, MemoryTask, Suite
+from recurl.experiments.memory.suites import SUITES, TUNED_ON, MemoryRun, MemoryTask, Suite
 from recurl.experiments.memory.training import MemoryResult
 from recurl.experiments.popgym.summary import PUBLISHED
 from recurl.trainers.report.references import MEMORYLESS, OPTIMUM, reference_returns
@@ -128,13 +128,14 @@ class MemorySummary:
         return found
 
     def _all_tasks(self) -> dict[str, list[str]]:
-        """Return the means over all tasks, those on which options were tuned among them, beside those of the paper."""
+        """Return the means over all tasks, those on which options were tuned among them, and those of the paper."""
         own: list[str] = []
         for cell in self.cells:
             means = [fmean(self.scores[task, cell]) for task in self._tasks if (task, cell) in self.scores]
             own.append(f"{fmean(means):.3f}" if len(means) == len(self._tasks) else "-")
         paper = [f"{PUBLISHED[cell]:.3f}" if cell in PUBLISHED else "-" for cell in self.cells]
-        title = f"mean of all {len(self._tasks)} tasks, not comparable with other lines"
+        count = f"{len(self._tasks)} of {len(SUITES[self._suite])}"
+        title = f"mean of {count} tasks, not comparable with other lines"
         return {title: own, "the paper, its tasks with mazes (unverified)": paper}
 
     def _parameters(self, cell: str) -> str:

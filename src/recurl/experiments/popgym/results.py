@@ -8,7 +8,6 @@ from typing import Any
 
 from recurl.core.errors import ArgumentError
 from recurl.envs.tasks.popgym import POPGYM_TASKS
-from recurl.experiments.popgym.settings import MAZES
 from recurl.experiments.results import ResultsFile
 
 _SETTING_FIELDS = ("setting", "budget", "options")
@@ -49,7 +48,7 @@ class Result:
 
     def check(self) -> None:
         """Check that there is such a task; raise ValueError if not."""
-        if self.task not in (*POPGYM_TASKS, *MAZES):
+        if self.task not in POPGYM_TASKS:
             raise ValueError(f"there is no task {self.task!r}")
 
 

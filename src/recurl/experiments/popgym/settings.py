@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from recurl.core.errors import ArgumentError, MissingDependencyError
+from recurl.core.errors import ArgumentError
 from recurl.core.messages import nearest
 from recurl.core.ranges import AUTO
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
@@ -20,9 +19,6 @@ from recurl.trainers.study.grid import check_option_names
 
 CELLS = (*(name for name in ("gru", "lstm", "mingru", "s5") if name in KNOWN), NO_CELL)
 """Cells compared by default."""
-
-MAZES = tuple(f"{maze}{level}" for maze in ("LabyrinthEscape", "LabyrinthExplore") for level in DIFFICULTIES)
-"""Non-native tasks, which the package ``popgym`` runs on the host."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fast": {
@@ -101,7 +97,7 @@ class Run(NamedTuple):
 
 
 def find_tasks(names: Sequence[str]) -> list[str]:
-    """Return the named tasks in table order, or all native tasks if no names are given.
+    """Return the named tasks in table order, or all of them if no names are given.
 
     Args:
         names: names of tasks such as ``RepeatPreviousEasy``, or of families such as ``RepeatPrevious`` for all three
@@ -109,25 +105,27 @@ def find_tasks(names: Sequence[str]) -> list[str]:
 
     Raises:
         ArgumentError: a name is unknown.
-        MissingDependencyError: a maze needs a package that is not installed.
 
     Example:
         >>> find_tasks(["HigherLowerHard", "Autoencode"])
         ['AutoencodeEasy', 'AutoencodeMedium', 'AutoencodeHard', 'HigherLowerHard']
     """
-    every = (*POPGYM_TASKS, *MAZES)
-    families = {name: [f"{name}{level}" for level in DIFFICULTIES] for name in map(_family, every)}
+    families = {name: [f"{name}{level}" for level in DIFFICULTIES] for name in map(family_of, POPGYM_TASKS)}
     found: set[str] = set()
     for name in names:
-        if name not in every and name not in families:
-            raise ArgumentError(f"--tasks: there is no task {name!r}.{nearest(name, (*families, *every))}")
+        if name not in POPGYM_TASKS and name not in families:
+            raise ArgumentError(f"--tasks: there is no task {name!r}.{nearest(name, (*families, *POPGYM_TASKS))}")
         found.update(families.get(name, [name]))
-    if found.intersection(MAZES) and not (find_spec("mazelib") and find_spec("popgym")):
-        raise MissingDependencyError("The mazes of POPGym need its package: pip install 'popgym[navigation]'.")
-    return [name for name in every if name in found] if names else list(POPGYM_TASKS)
+    return [name for name in POPGYM_TASKS if name in found or not names]
 
 
-def _family(name: str) -> str:
+def family_of(name: str) -> str:
+    """Return the family of a task, its name without the difficulty.
+
+    Example:
+        >>> family_of("RepeatFirstHard")
+        'RepeatFirst'
+    """
     return next(name.removesuffix(level) for level in DIFFICULTIES if name.endswith(level))
 
 
@@ -155,9 +153,9 @@ def make_runs(
     for name, depth in dict.fromkeys(map(split_layers, cells)):
         own: dict[str, Any] = {"cell": name, "num_layers": depth, "cuda_graph": graph}
         own["compile"] = AUTO if graph else False  # where it is possible
-        first = PPOConfig(env=_env(tasks[0]), **{**common, **own})
+        first = PPOConfig(env=popgym_id(tasks[0]), **{**common, **own})
         cell = name if depth == 1 else f"{name}*{depth}"
-        made += [Run(task, cell, 0, replace(first, env=_env(task))) for task in tasks]
+        made += [Run(task, cell, 0, replace(first, env=popgym_id(task))) for task in tasks]
     return [run._replace(seed=seed, config=replace(run.config, seed=seed)) for seed in range(seeds) for run in made]
 
 
@@ -191,10 +189,6 @@ def split_layers(cell: str) -> tuple[str, int]:
     if name == NO_CELL and depth != 1:
         raise ArgumentError(f"--cells: {NO_CELL} has no layers, got {cell!r}: write {NO_CELL}.")
     return name, depth
-
-
-def _env(task: str) -> str:
-    return f"popgym:popgym-{task}-v0" if task in MAZES else popgym_id(task)
 
 
 def setting(name: str, changes: Mapping[str, Any], *, cuda_graph: bool = True) -> dict[str, Any]:

@@ -11,14 +11,17 @@ from typing import Any
 
 from recurl.envs.tasks.popgym import POPGYM_TASKS
 from recurl.experiments.popgym.results import Result
-from recurl.experiments.popgym.settings import MAZES
+from recurl.experiments.popgym.settings import family_of
 from recurl.trainers.config import NO_CELL
 from recurl.trainers.files.durable import write_atomic
 from recurl.trainers.report.figure import COLORS
 from recurl.trainers.run.evaluate import bootstrap_interval
 
 PUBLISHED = {"gru": 0.349, "lstm": 0.255, NO_CELL: 0.067}
-"""Mean scores of the paper over all its tasks, including mazes; quoted, not verified against the paper."""
+"""Mean scores of the paper over all its tasks, including mazes; quoted, not verified against the paper.
+
+If at all, compare them with means over all of :data:`~recurl.envs.tasks.popgym.POPGYM_TASKS`.
+"""
 
 
 class Summary:
@@ -38,9 +41,7 @@ class Summary:
         for row in rows:
             self._scores.setdefault((row.task, row.cell), []).append(row.mmer)
         self.cells = list(dict.fromkeys(row.cell for row in rows))
-        self.tasks = [
-            task for task in (*POPGYM_TASKS, *MAZES) if any((task, cell) in self._scores for cell in self.cells)
-        ]
+        self.tasks = [task for task in POPGYM_TASKS if any((task, cell) in self._scores for cell in self.cells)]
         self.common = [t for t in self.tasks if not any(math.isnan(self.score(t, cell)) for cell in self.cells)]
 
     def score(self, task: str, cell: str) -> float:
@@ -53,6 +54,18 @@ class Summary:
         if not scores:
             return math.nan, math.nan, math.nan
         return (fmean(scores), *bootstrap_interval(scores))
+
+    @property
+    def title(self) -> str:
+        """Which tasks the mean is over, as text."""
+        return f"mean of {len(self.common)} of {len(POPGYM_TASKS)} tasks"
+
+    @property
+    def left_out(self) -> list[str]:
+        """Tasks over which the mean isn't, or their family if it is over none of it."""
+        names = {name: family_of(name) for name in POPGYM_TASKS if name not in self.common}
+        partly = {family_of(name) for name in self.common}
+        return list(dict.fromkeys(name if family in partly else family for name, family in names.items()))
 
     @property
     def unbeaten(self) -> list[str]:
@@ -68,9 +81,12 @@ class Summary:
         rows = [
             ("MMER", *self.cells),
             *((task, *(_number(self.score(task, cell)) for cell in self.cells)) for task in self.tasks),
-            (f"mean of {len(self.common)} common tasks", *(_number(mean) for mean, _, _ in means)),
+            (self.title, *(_number(mean) for mean, _, _ in means)),
             ("95% interval", *(f"{_number(low)} to {_number(high)}" for _, low, high in means)),
-            ("the paper, all its tasks (unverified)", *(_number(PUBLISHED.get(cell, math.nan)) for cell in self.cells)),
+            (
+                "the paper, its tasks with mazes (unverified)",
+                *(_number(PUBLISHED.get(cell, math.nan)) for cell in self.cells),
+            ),
             ("runs", *(str(sum(len(v) for (_, c), v in self._scores.items() if c == cell)) for cell in self.cells)),
         ]
         widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
@@ -78,6 +94,8 @@ class Summary:
             "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
             for row in rows
         ]
+        if self.left_out:
+            lines.append(f"Not in the mean, as a cell has no score: {', '.join(self.left_out)}")
         if self.unbeaten:
             lines.append(f"No cell beats no memory: {', '.join(self.unbeaten)}")
         return "\n".join(lines)
@@ -97,7 +115,7 @@ class Summary:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see above
         from matplotlib.figure import Figure  # noqa: PLC0415 - see above
 
-        names = [*self.tasks, f"mean of {len(self.common)} common tasks"]
+        names = [*self.tasks, self.title]
         height = max(0.22, 0.064 * len(self.cells))  # row height in inches
         figure = Figure(figsize=(8, 1.5 + height * len(names)), layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)

@@ -14,7 +14,7 @@
 #endif
 
 // Incremented whenever a structure or a function below changes; the loader rejects a library of another version.
-#define RECURL_NATIVE_ABI 10
+#define RECURL_NATIVE_ABI 11
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1, RECURL_BFLOAT16 = 2 };  // bfloat16: recurl_linear only
@@ -271,6 +271,14 @@ typedef struct recurl_linear {
 } recurl_linear;
 RECURL_EXPORT int recurl_native_linear_forward(const recurl_linear* linear);
 RECURL_EXPORT int recurl_native_linear_backward(const recurl_linear* linear);
+
+// Carves a maze of side x side cells for each row by the algorithm Hunt-and-Kill, and writes all its squares: 0 where one
+// may go, 1 for a wall. Of three chances per step, from 0 to 1, the first two decide where a hunt ends and how long it
+// takes, the third which neighbor is opened.
+RECURL_EXPORT int recurl_native_hunt_and_kill(int64_t side, int64_t rows, const int64_t* starts,  // [rows], cells
+                                              const double* chances,  // [3 (side^2 - 1), rows]
+                                              int64_t chance_stride, int64_t row_stride,
+                                              void* squares);  // int8 [(2 side + 1)^2, rows]
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,11 @@ import pytest
 from check_popgym import compare
 from recurl.envs.tasks.popgym import POPGYM_TASKS
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")]  # the package is a peer
+pytestmark = [  # the package is a peer
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning:gymnasium"),
+    pytest.mark.filterwarnings("ignore:Maze environments have been shown:DeprecationWarning"),
+]
 
 
 @pytest.mark.parametrize("name", POPGYM_TASKS)
@@ -17,16 +21,22 @@ def test_every_step_agrees_with_the_package(name):
     assert found.reward_difference == 0 or "Pendulum" in name
 
 
-@pytest.mark.parametrize("name", ["BattleshipEasy", "ConcentrationEasy", "MineSweeperEasy", "PositionOnlyCartPoleEasy"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("BattleshipEasy", "ConcentrationEasy", "LabyrinthEscapeEasy", "LabyrinthExploreEasy", "MineSweeperEasy"),
+        "PositionOnlyCartPoleEasy",
+    ],
+)
 def test_both_ways_to_end_are_compared(name):
     assert compare(name, 12).terminated > 0
 
 
-def test_the_package_has_the_same_42_tasks_besides_mazes():
+def test_the_package_has_the_same_48_tasks():
     theirs = {name for name in gymnasium.registry if name.startswith("popgym-")}
     named = {name.removeprefix("popgym-").removesuffix("-v0").replace("Cartpole", "CartPole") for name in theirs}
-    assert {name for name in named if not name.startswith("Labyrinth")} == set(POPGYM_TASKS)
-    assert len(POPGYM_TASKS) == 42
+    assert named == set(POPGYM_TASKS)
+    assert len(POPGYM_TASKS) == 48
 
 
 def test_boards_of_battleship_are_drawn_as_the_package_draws_them():

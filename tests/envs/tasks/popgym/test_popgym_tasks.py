@@ -12,6 +12,7 @@ from recurl.envs import TensorEnv, check_env_specs
 from recurl.envs.tasks import TaskVectorEnv, check_dynamics, popgym
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
+from recurl.envs.tasks.popgym.labyrinth import GOAL, START
 from recurl.execution.readback import refuse_read_back
 
 FAMILIES = [name for name in POPGYM_TASKS if name.endswith("Easy")]
@@ -87,9 +88,39 @@ def test_arms_pay_as_often_as_their_probability_says():
     assert abs(arms.mean() - 0.5) < 0.02
 
 
+def test_starts_and_goals_are_in_opposite_walls_beside_a_cell():
+    env, width = TensorEnv(POPGYM_TASKS["LabyrinthEscapeEasy"](), 4000), 11
+    env.reset(seed=0)
+    squares = env.running["squares"]
+    assert ((squares == START).sum(0) == 1).all()
+    assert ((squares == GOAL).sum(0) == 1).all()
+    start, goal = ((squares == what).byte().argmax(0) for what in (START, GOAL))
+    assert (start == env.running["place"]).all()
+    (row, column), (goal_row, goal_column) = ((place // width, place % width) for place in (start, goal))
+    crosses = (row - goal_row).abs() == 10  # from above to below or back
+    assert (crosses ^ ((column - goal_column).abs() == 10)).all()
+    for place in (start, goal):
+        counts = torch.bincount(place, minlength=width**2)
+        assert (counts > 0).sum() == 20
+        assert 200 - 60 < counts[counts > 0].min() < counts.max() < 200 + 60  # four standard deviations
+    beside, opposite = torch.where(crosses, column, row), torch.where(crosses, goal_column, goal_row)
+    together = torch.bincount(5 * (beside // 2) + opposite // 2, minlength=25)
+    assert 160 - 50 < together.min() < together.max() < 160 + 50
+
+
+def test_all_squares_of_a_maze_are_worth_one():
+    env = TensorEnv(POPGYM_TASKS["LabyrinthExploreMedium"](), 3)
+    env.reset(seed=0)
+    assert env.running["left"].tolist() == [97] * 3  # 49 cells and 48 passages
+    assert torch.allclose(env.running["worth"] * env.running["left"], torch.ones(3).double())
+
+
 @pytest.mark.parametrize(
     ("create", "message"),
     [
+        (lambda: popgym.LabyrinthEscape(7), r"maze_size must be even; got 7"),
+        (lambda: popgym.LabyrinthExplore(4), r"maze_size must be an integer of at least 6; got 4"),
+        (lambda: popgym.LabyrinthExplore(6, 1), r"episode_length must be an integer of at least 2; got 1"),
         (lambda: popgym.RepeatPrevious(k=52), r"k must be less than the 52 cards; got 52"),
         (lambda: popgym.CountRecall(deck_type="suit"), r"deck_type must be one of .*'suit'\. Did you mean suits\?"),
         (lambda: popgym.Concentration(deck_type="suits"), r"deck_type must be one of colors, ranks; got 'suits'"),

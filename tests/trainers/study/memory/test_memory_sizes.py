@@ -73,4 +73,4 @@ def test_sequences_cover_the_span_and_batches_are_equally_large():
 
 def test_what_options_were_tuned_on_is_not_scored():
     assert {name for tasks in SUITES.values() for name, task in tasks.items() if not task.is_scored} == set(TUNED_ON)
-    assert len(SUITES["popgym"]) == 42
+    assert len(SUITES["popgym"]) == 48

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from recurl.core.errors import ArgumentError, MissingDependencyError
-from recurl.experiments.popgym import settings
+from recurl.core.errors import ArgumentError
+from recurl.envs.tasks.popgym import POPGYM_TASKS
 from recurl.experiments.popgym.results import Result, Results
 from recurl.experiments.popgym.settings import SETTINGS, find_tasks, make_runs, options_text, setting
 from recurl.experiments.popgym.summary import Summary
@@ -122,7 +122,7 @@ def test_means_are_over_common_tasks_and_seeds(tmp_path):
     assert summary.unbeaten == ["HigherLowerEasy"]
     table = summary.table().splitlines()
     assert table[1].split() == ["AutoencodeEasy", "0.200", "-"]
-    assert table[4].split() == ["mean", "of", "2", "common", "tasks", "0.650", "0.350"]
+    assert table[4].split() == ["mean", "of", "2", "of", "48", "tasks", "0.650", "0.350"]
     assert "unverified" in table[6]
     assert table[-1] == "No cell beats no memory: HigherLowerEasy"
     summary.draw(tmp_path / "popgym.png")
@@ -187,17 +187,26 @@ def test_changes_are_part_of_the_setting():
         setting("fast", {"seed": 7})
 
 
-def test_unknown_tasks_and_missing_mazes_are_refused():
+def test_unknown_tasks_are_refused():
     with pytest.raises(ArgumentError, match=r"there is no task 'RepeatFirst2'\. Did you mean RepeatFirst\?"):
         find_tasks(["RepeatFirst2"])
-    assert len(find_tasks([])) == 42
 
 
-def test_mazes_need_their_package(monkeypatch):
-    monkeypatch.setattr(settings, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'popgym\[navigation\]'"):
-        find_tasks(["LabyrinthEscape"])
-    monkeypatch.setattr(settings, "find_spec", lambda name: name)
-    assert find_tasks(["LabyrinthEscape"])[0] == "LabyrinthEscapeEasy"
+def test_the_benchmark_has_all_tasks():
+    assert len(find_tasks([])) == 48
+    assert find_tasks(["LabyrinthEscape"]) == [f"LabyrinthEscape{level}" for level in ("Easy", "Medium", "Hard")]
     (run,) = make_runs(["LabyrinthEscapeEasy"], ["gru"], 1, setting("fast", {}), **SIZE)
-    assert run.config.env_name == "popgym:popgym-LabyrinthEscapeEasy-v0"
+    assert run.config.env_name == "recurl/popgym-LabyrinthEscapeEasy-v0"
+
+
+def test_a_mean_says_over_which_tasks_it_is():
+    without = [name for name in POPGYM_TASKS if not name.startswith("Labyrinth")]
+    table = Summary(scored({(name, "gru"): [0.5] for name in without})).table()
+    assert "mean of 42 of 48 tasks " in table
+    assert table.endswith("Not in the mean, as a cell has no score: LabyrinthEscape, LabyrinthExplore")
+    table = Summary(scored({(name, "gru"): [0.5] for name in POPGYM_TASKS})).table()
+    assert "mean of 48 of 48 tasks " in table
+    assert "Not in the mean" not in table
+    assert Summary(scored({("HigherLowerEasy", "gru"): [0.5]})).left_out[4:7] == [
+        *("HigherLowerMedium", "HigherLowerHard", "LabyrinthEscape")
+    ]

@@ -1,4 +1,4 @@
-"""POPGym's tasks (except its mazes), native on host and device. Importing the package registers them.
+"""POPGym's tasks, native on host and device. Importing the package registers them.
 
 Each task agrees with the package `popgym` step by step; the classes document exceptions. Observations are vectors:
 discrete ones are one-hot encoded here, int8, with parts concatenated as by `gymnasium.spaces.flatten`. Real numbers
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from recurl.envs.tasks.popgym.concentration import Concentration
     from recurl.envs.tasks.popgym.count_recall import CountRecall
     from recurl.envs.tasks.popgym.higher_lower import HigherLower
+    from recurl.envs.tasks.popgym.labyrinth import LabyrinthEscape, LabyrinthExplore
     from recurl.envs.tasks.popgym.minesweeper import MineSweeper
     from recurl.envs.tasks.popgym.multiarmed_bandit import MultiarmedBandit
     from recurl.envs.tasks.popgym.pendulum import NoisyPositionOnlyPendulum, PositionOnlyPendulum
@@ -33,6 +34,7 @@ lazy_names(
         ".concentration": "Concentration",
         ".count_recall": "CountRecall",
         ".higher_lower": "HigherLower",
+        ".labyrinth": "LabyrinthEscape LabyrinthExplore",
         ".minesweeper": "MineSweeper",
         ".multiarmed_bandit": "MultiarmedBandit",
         ".pendulum": "NoisyPositionOnlyPendulum PositionOnlyPendulum",
@@ -47,6 +49,8 @@ __all__ = [
     "Concentration",
     "CountRecall",
     "HigherLower",
+    "LabyrinthEscape",
+    "LabyrinthExplore",
     "MineSweeper",
     "MultiarmedBandit",
     "NoisyPositionOnlyCartPole",

@@ -32,6 +32,8 @@ _FAMILIES: dict[str, tuple[_Arguments, _Arguments, _Arguments]] = {
         {"num_decks": 4, "deck_type": "ranks"},
     ),
     "higher_lower:HigherLower": ({"num_decks": 1}, {"num_decks": 2}, {"num_decks": 3}),
+    "labyrinth:LabyrinthEscape": ({"maze_size": 10}, {"maze_size": 14}, {"maze_size": 18}),
+    "labyrinth:LabyrinthExplore": ({"maze_size": 10}, {"maze_size": 14}, {"maze_size": 18}),
     "minesweeper:MineSweeper": (
         {"board_size": 4, "num_mines": 2},
         {"board_size": 6, "num_mines": 6},

@@ -37,12 +37,6 @@ def any_in_rows(x):
 
 
 @triton.jit
-def any_in_columns(x):
-    """Return which columns have a number that isn't zero."""
-    return tl.max(x.to(tl.int32), 0) != 0
-
-
-@triton.jit
 def any_of(x):
     """Return whether a number isn't zero."""
     return tl.max(tl.max(x.to(tl.int32), 1), 0) != 0

@@ -91,13 +91,20 @@ def run_stack(
     if not options.after:
         return features.reshape(*batch, features.shape[-1]), ()
     if slots == 1:
-        if not torch.is_grad_enabled():  # with autograd, an in-place edit of shared features and states is an error
-            features = features.clone()
+        features = _apart(features)
         finals = tuple([state.reshape(*batch, 1, *state.shape[1:]) for state in after[0]])
     else:
         stacks = [torch.stack(state, 1) for state in zip(*after, strict=True)]
         finals = tuple([state.reshape(*batch, *state.shape[1:]) for state in stacks])
     return features.reshape(*batch, features.shape[-1]), finals
+
+
+def _apart(features: Tensor) -> Tensor:
+    """Return features that share no memory with the states, so that an in-place edit leaves the states alone.
+
+    With autograd, such an edit raises an error instead.
+    """
+    return features if torch.is_grad_enabled() else features.clone()
 
 
 def _dtype_of(weights: Weights) -> torch.dtype:
@@ -196,8 +203,8 @@ def step_stack(
             features = features * masks[depth - 1]
         features, state_after = step(features, tuple(state[:, depth] for state in states), *layer)
         after.append(state_after)
-    if len(after) == 1:  # windows and matrices are large: no copy
-        return features, tuple(state.unsqueeze(1) for state in after[0])
+    if len(after) == 1:  # windows and matrices are large: only the features are copied
+        return _apart(features), tuple(state.unsqueeze(1) for state in after[0])
     return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))
 
 

@@ -321,7 +321,7 @@ def shm(w: Weights, inputs: np.ndarray) -> np.ndarray:
     size, features = 3, []
     memory = np.zeros((size, size))
     for t, x in enumerate(inputs):
-        u = layer_norm(w["weight_in"] @ x + w["bias_in"]) * w["scale_norm"] + w["bias_norm"]
+        u = layer_norm(np.maximum(w["weight_in"] @ x + w["bias_in"], 0)) * w["scale_norm"] + w["bias_norm"]
         key, query, value, change, strength = np.split(w["weight_memory"] @ u, [3, 6, 9, 12])
         key, query = (np.maximum(part, 0) / (np.maximum(part, 0).sum() + 1e-5) for part in (key, query))
         theta = w["theta"][(t + 1) % 4]
@@ -330,7 +330,7 @@ def shm(w: Weights, inputs: np.ndarray) -> np.ndarray:
                 memory[i, j] *= 1 + np.tanh(theta[i] * change[j])
                 memory[i, j] += expit(strength[0]) * value[i] * key[j]
         read = memory @ query + w["weight_shortcut"] @ u + w["bias_shortcut"]
-        features.append(w["weight_out"] @ read + w["bias_out"])
+        features.append(np.maximum(w["weight_out"] @ read + w["bias_out"], 0))
     return np.stack(features)
 
 
@@ -508,16 +508,19 @@ def test_a_constant_in_the_gates_of_slstm_changes_only_m() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_rows_of_shm_take_turns_in_every_dtype(dtype: torch.dtype) -> None:
-    """Also over sequences, past the numbers that a dtype can count to; each sequence goes on from its stored number."""
+    """Also over sequences, past the numbers that a dtype can count to; each sequence goes on from its stored number.
+
+    A number that isn't whole is rounded.
+    """
     tokens = 3000
     starts = torch.zeros(tokens, dtype=torch.bool)
     starts[[0, 700]] = True
-    stored = torch.zeros(tokens, 1, dtype=dtype)
+    stored = torch.full((tokens, 1), 0.3, dtype=dtype)
     stored[700] = 255
     found = Segments(Boundaries(starts, (tokens,)), "loop").count(stored, 256)
     expected = [(t + 1) % 256 for t in range(700)] + [(255 + t + 1) % 256 for t in range(tokens - 700)]
     assert found.squeeze(1).tolist() == expected
-    turn, stepped = torch.zeros(1, 1, dtype=dtype), []
+    turn, stepped = stored[:1], []
     for _ in range(700):
         turn = ONE_STEP.count(turn, 256)
         stepped.append(turn.item())

@@ -48,7 +48,7 @@ class Segments:
         start = self.boundaries.start_index
         steps = (torch.arange(before.shape[0], device=before.device) - start + 1) % modulus
         wide = torch.promote_types(before.dtype, torch.float32)  # sums are up to twice the modulus
-        counted = before[start].to(wide) + steps.view(-1, *(1,) * (before.ndim - 1))
+        counted = before[start].round().to(wide) + steps.view(-1, *(1,) * (before.ndim - 1))
         return (counted % modulus).to(before.dtype)
 
     def recur_max(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Time(Protocol):
         """Return the number of steps modulo ``modulus``, this one included; exact in every dtype up to 256.
 
         Args:
-            before: the number before the step, ``[R, *shape]``.
+            before: the number before the step, ``[R, *shape]``, rounded to a whole number.
             modulus: a positive number.
         """
         ...
@@ -115,7 +115,7 @@ class OneStep:
 
     def count(self, before: Tensor, modulus: int) -> Tensor:
         """Return the number of steps modulo ``modulus``."""
-        return (before + 1) % modulus
+        return (before.round() + 1) % modulus
 
     def recur_max(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Return the state after ``h = max(a + h, b)``."""

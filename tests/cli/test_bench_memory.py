@@ -1,12 +1,15 @@
 import csv
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from recurl.cli import main
+from recurl.experiments.jobs import gpus_for, train_all
 from recurl.experiments.popgym.score import MaxMeanReturn
 
 
@@ -141,6 +144,25 @@ def test_several_jobs_give_the_same_rows(tmp_path):
     ]
     assert found[0] == found[1]
     assert len(found[0]) == 8
+
+
+class SeesGPU(NamedTuple):
+    """Work whose result is the GPU that its process sees."""
+
+    def train(self, run: int, on_speed: object, should_stop: object) -> str | None:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.usefixtures("shared_interpreter")
+def test_jobs_are_divided_among_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert gpus_for("cuda") == ("4", "7")
+    seen = train_all(
+        range(8), SeesGPU(), 4, cores=4, gpus=gpus_for("cuda"), on_speed=lambda _: None, should_stop=lambda: False
+    )
+    assert {gpu for _, gpu in seen} == {"4", "7"}
+    seen = train_all(range(2), SeesGPU(), 2, cores=2, on_speed=lambda _: None, should_stop=lambda: False)
+    assert {gpu for _, gpu in seen} == {"4,7"}
 
 
 def test_a_run_that_fails_does_not_end_the_others(tmp_path, capsys):

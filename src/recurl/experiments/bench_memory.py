@@ -17,7 +17,7 @@ from recurl.core.devices import check_device, core_count
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import Count, Positive, Steps
 from recurl.experiments.bench_rnn import device_name
-from recurl.experiments.jobs import Failed, default_jobs, train_all
+from recurl.experiments.jobs import Failed, default_jobs, gpus_for, train_all
 from recurl.experiments.memory.suites import CELLS, MemoryRun, MemoryTask, Suite, find_tasks, make_runs
 from recurl.experiments.memory.summary import MemorySummary
 from recurl.experiments.memory.training import MemoryResult, MemoryWork
@@ -52,7 +52,8 @@ class BenchMemory:
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     """Device of environments and networks, such as cpu or cuda."""
     jobs: Count | None = None
-    """Number of parallel runs, in separate processes; by default 1, or on a GPU one per two cores, at most 3."""
+    """Number of parallel runs, in separate processes; by default 1, or on GPUs one per two cores, at most 3
+    for each. --device cuda uses all GPUs, cuda:1 one."""
     budget: Positive | None = None
     """Seconds after which no further run is started."""
     resume: bool = False
@@ -115,12 +116,12 @@ def _train_all(
     runs: Sequence[MemoryRun], args: BenchMemory, results: ResultsFile[MemoryResult], stop: StopOnSignal
 ) -> list[str]:
     """Train runs until a signal arrives or the budget is spent, and return the names of the failed ones."""
-    cores = core_count()
-    jobs = min(args.jobs or default_jobs(args.device, cores), len(runs))
+    cores, gpus = core_count(), gpus_for(args.device)
+    jobs = min(args.jobs or default_jobs(args.device, cores, len(gpus)), len(runs))
     work = MemoryWork(args.out / "runs", device_name(args.device), notify)
     failed: list[str] = []
     started = _started(runs, args.budget)
-    ended = train_all(started, work, jobs, cores=cores, on_speed=lambda _: None, should_stop=stop.requested)
+    ended = train_all(started, work, jobs, cores=cores, gpus=gpus, on_speed=lambda _: None, should_stop=stop.requested)
     with closing(ended):
         for place, (run, outcome) in enumerate(ended):
             if isinstance(outcome, Failed):

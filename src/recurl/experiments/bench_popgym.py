@@ -15,7 +15,7 @@ from recurl.core.devices import check_device, core_count
 from recurl.core.errors import ArgumentError
 from recurl.core.ranges import Count, Steps
 from recurl.experiments.bench_rnn import device_name
-from recurl.experiments.jobs import Failed, default_jobs, train_all
+from recurl.experiments.jobs import Failed, default_jobs, gpus_for, train_all
 from recurl.experiments.popgym.results import Results
 from recurl.experiments.popgym.settings import CELLS, Run, find_tasks, make_runs, options_text, setting
 from recurl.experiments.popgym.summary import Summary
@@ -50,7 +50,8 @@ class BenchPopgym:
     cuda_graph: bool = True
     """On a GPU, run compiled steps as CUDA graphs; custom cells are not compiled and may not support graphs."""
     jobs: Count | None = None
-    """Number of parallel runs, in separate processes; by default 1, or on a GPU one per two cores, at most 3."""
+    """Number of parallel runs, in separate processes; by default 1, or on GPUs one per two cores, at most 3
+    for each. --device cuda uses all GPUs, cuda:1 one."""
     keep_runs: bool = False
     """Keep the run folders, with their policies."""
     out: Path = Path("bench-popgym")
@@ -87,8 +88,8 @@ def bench_popgym(args: BenchPopgym) -> int:
 
 def _train_all(runs: list[Run], args: BenchPopgym, results: Results, stop: StopOnSignal) -> list[str]:
     """Train runs until a signal arrives, and return the names of the failed ones."""
-    cores = core_count()
-    jobs = args.jobs or default_jobs(args.device, cores)
+    cores, gpus = core_count(), gpus_for(args.device)
+    jobs = args.jobs or default_jobs(args.device, cores, len(gpus))
     work = Work(
         folder=args.out / "runs",
         setting=args.setting,
@@ -99,7 +100,9 @@ def _train_all(runs: list[Run], args: BenchPopgym, results: Results, stop: StopO
     )
     estimate = _Estimate(args.budget * len(runs), min(jobs, len(runs)))
     failed: list[str] = []
-    ended = train_all(runs, work, min(jobs, len(runs)), cores=cores, on_speed=estimate, should_stop=stop.requested)
+    ended = train_all(
+        runs, work, min(jobs, len(runs)), cores=cores, gpus=gpus, on_speed=estimate, should_stop=stop.requested
+    )
     with closing(ended):
         for place, (run, outcome) in enumerate(ended):
             name = f"{run.task} {run.cell} seed {run.seed}"

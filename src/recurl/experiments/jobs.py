@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import torch
 from rich.console import Console
 
 from recurl.core.errors import RemoteTraceback, WorkerError
@@ -100,17 +102,32 @@ def train_in(
     return result
 
 
-def default_jobs(device: str, cores: int) -> int:
+def gpus_for(device: str) -> tuple[str, ...]:
+    """Return the GPUs among which parallel runs are divided, as CUDA_VISIBLE_DEVICES names them: all for ``"cuda"``.
+
+    Example:
+        >>> gpus_for("cpu"), gpus_for("cuda:1")
+        ((), ())
+    """
+    if device != "cuda":
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(visible.split(",") if visible else map(str, range(torch.cuda.device_count())))
+
+
+def default_jobs(device: str, cores: int, gpus: int = 1) -> int:
     """Return the default number of parallel runs.
 
-    One on a CPU. On a GPU one per two cores, at most three, so that one run computes while the host traces and compiles
-    others.
+    One on a CPU. On a GPU one per two cores, at most three for each of the ``gpus``, so that one run computes while the
+    host traces and compiles others.
 
     Example:
         >>> default_jobs("cpu", 16), default_jobs("cuda", 16), default_jobs("cuda", 4), default_jobs("cuda", 1)
         (1, 3, 2, 1)
+        >>> default_jobs("cuda", 64, gpus=4)
+        12
     """
-    return max(1, min(_MAX_JOBS, cores // _CORES_PER_JOB)) if device.startswith("cuda") else 1
+    return max(1, min(_MAX_JOBS * gpus, cores // _CORES_PER_JOB)) if device.startswith("cuda") else 1
 
 
 def train_all(
@@ -119,6 +136,7 @@ def train_all(
     jobs: int,
     *,
     cores: int,
+    gpus: Sequence[str] = (),
     on_speed: OnSpeed,
     should_stop: Callable[[], bool],
 ) -> Generator[tuple[_T, Any]]:
@@ -130,6 +148,7 @@ def train_all(
         jobs: number of parallel runs. One run at a time is trained in this process, several in worker processes, which
             end with this process.
         cores: cores of the machine, divided among the jobs for compilation.
+        gpus: GPUs divided among the worker processes, each of which sees one; empty for those that this process sees.
         on_speed: called with the environment steps per second of a run after its second update.
         should_stop: polled continuously. If it returns True, training ends and unfinished runs are lost.
 
@@ -138,7 +157,9 @@ def train_all(
         WorkerError: a process couldn't be started.
     """
     if jobs > 1:
-        tasks = [WorkerTask(_serve, (work, max(1, cores // jobs)))] * jobs
+        threads = max(1, cores // jobs)
+        seen = [gpus[job % len(gpus)] if gpus else None for job in range(jobs)]
+        tasks = [WorkerTask(_serve, (work, threads, gpu)) for gpu in seen]
         yield from _ParallelRuns(WorkerGroup(tasks, None), iter(runs), on_speed).run(should_stop)
         return
     for run in runs:
@@ -210,8 +231,10 @@ def _failed(error: Exception) -> Failed:
     return Failed(str(error), None if foreseen else str(cause).lstrip())
 
 
-def _serve(channel: Channel, work: Work, compile_threads: int) -> None:
+def _serve(channel: Channel, work: Work, compile_threads: int, gpu: str | None) -> None:
     """Train the runs sent by the parent, one after another; main function of a worker."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # CUDA reads it when it is first used, which no worker has done yet
     limit_compile_threads(compile_threads)
     channel.send()
     try:

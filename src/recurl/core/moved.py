@@ -34,6 +34,7 @@ MOVED = {
     "recurl.interop": "recurl.modules.interop",
     "recurl.lowering.entries": "recurl.sequences.entries",
     "recurl.modules.compiled_sampler": "recurl.modules.cpp_forms",
+    "recurl.modules.linear_cells": "recurl.modules.blocks",
     "recurl.objectives.value.functional": "recurl.sequences.returns",
     "recurl.recurrence.boundaries": "recurl.sequences.index",
     "recurl.recurrence.cpu.adam": "recurl.trainers.optim.cpp_adam",

@@ -40,7 +40,7 @@ MOVED = {
     "recurl.recurrence.cpu.adam": "recurl.trainers.optim.cpp_adam",
     "recurl.recurrence.linear.derivatives": "recurl.recurrence.linear.kernels",
     "recurl.recurrence.linear.ops": "recurl.recurrence.operation",
-    "recurl.recurrence.linear.registry": "recurl.recurrence.backend",
+    "recurl.recurrence.linear.registry": "recurl.recurrence.built_in",
     "recurl.recurrence.linear.reverse": "recurl.sequences.reverse",
     "recurl.recurrence.ops": "recurl.recurrence.operation",
     "recurl.recurrence.triton": "recurl.recurrence.cuda",

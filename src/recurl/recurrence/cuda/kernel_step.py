@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from recurl.core.torch_compat import are_modes_active
 from recurl.recurrence.backend import OperatorSupport, record_run
+from recurl.recurrence.built_in import ATTENTION, MATRIX
 from recurl.recurrence.cells.attention import Attention
 from recurl.recurrence.cells.time import OneStep
-from recurl.recurrence.cuda.attention.backend import TritonAttention
-from recurl.recurrence.cuda.matrix.backend import TritonMatrix
 from recurl.recurrence.cuda.step.operation import RECORDED, can_step_on
 
 
 class KernelStep(OneStep):
     """One step of every row: each window and each matrix is read once, and written once."""
 
-    attention = TritonAttention("triton")
-    matrices = TritonMatrix()
+    attention: Any = ATTENTION.named("triton")
+    matrices: Any = MATRIX.named("triton")
 
     def attend(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the last inputs; return the result and the inputs to keep."""

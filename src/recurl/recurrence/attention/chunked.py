@@ -24,7 +24,8 @@ class ChunkedAttention(AttentionKernels):
     def backward(self, inputs: AttentionInputs, after: States, saved: States, grads: States, needs: Needs) -> Gradients:
         """Return the gradients."""
         grad = grads[0]
-        # Products are taken of all pairs in a block, so gradients that aren't finite are taken out, and marked after.
+        # Products are taken of all pairs in a block, so gradients that aren't finite are taken out, and marked after;
+        # see recurl.recurrence.isolation.
         sick = ~(grad.isfinite() & after[0].isfinite()).all(-1)  # [N, heads]
         chosen = [tensor for tensor, need in zip(inputs.tensors, needs, strict=True) if need]
         readers = _readers(inputs)

@@ -28,7 +28,7 @@ from torch import Tensor
 from bench_linear_recurrence import captured, graphed, milliseconds, outcomes
 from recurl.recurrence import ONE_STEP, Boundaries
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels
-from recurl.recurrence.backend import ATTENTION
+from recurl.recurrence.built_in import ATTENTION
 from recurl.recurrence.cells.attention import Attention
 from recurl.recurrence.cuda.attention.backend import TritonAttention
 from recurl.recurrence.cuda.attention.config import Tiles
@@ -70,19 +70,19 @@ class Case:
         return tuple(one is not None and k != 4 for k, one in enumerate(self.inputs.tensors))
 
     def forward(self, kernels: AttentionKernels) -> Tensor:
-        return kernels.forward(self.inputs, keep=True)[0]
+        return kernels.forward(self.inputs, keep=True)[0][0]
 
     def run(self, kernels: AttentionKernels) -> list[Tensor]:
-        result, saved = kernels.forward(self.inputs, keep=True)
-        found = kernels.backward(self.inputs, result, saved, self.grad, self.needs)
-        return [result, *(one for one in found if one is not None)]
+        after, saved = kernels.forward(self.inputs, keep=True)
+        found = kernels.backward(self.inputs, after, saved, (self.grad,), self.needs)
+        return [*after, *(one for one in found if one is not None)]
 
     def exact(self) -> list[Tensor]:
         """Return what :meth:`run` returns, by the reference on the CPU."""
         leaves = [None if one is None else one.double().cpu().requires_grad_() for one in self.inputs.tensors]
         boundaries = Boundaries(self.inputs.boundaries.starts.cpu(), self.inputs.boundaries.batch_shape)
         inputs = replace_boundaries(self.inputs.with_tensors(leaves), boundaries)
-        result = ATTENTION.named("reference").forward(inputs, keep=False)[0]
+        result = ATTENTION.named("reference").forward(inputs, keep=False)[0][0]
         wanted = [one for one, need in zip(leaves, self.needs, strict=True) if need and one is not None]
         return [result.detach(), *torch.autograd.grad(result, wanted, self.grad.double().cpu())]
 
@@ -290,10 +290,10 @@ def sweep(forms: list[str]) -> None:
 
 def split_times(case: Case, kernels: AttentionKernels) -> tuple[float, ...]:
     """Return milliseconds of the forward pass, the gradients of queries, those of keys, and the backward pass."""
-    result, saved = kernels.forward(case.inputs, keep=True)
+    after, saved = kernels.forward(case.inputs, keep=True)
     only = (True, *(False,) * (len(case.needs) - 1))
     queries, backward = (
-        timed(lambda n=needs: kernels.backward(case.inputs, result, saved, case.grad, n), "cuda")
+        timed(lambda n=needs: kernels.backward(case.inputs, after, saved, (case.grad,), n), "cuda")
         for needs in (only, case.needs)
     )
     return timed(lambda: case.forward(kernels), "cuda"), queries, backward - queries, backward

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from linear_recurrence_peers import PEERS
 from recurl.recurrence import Boundaries
-from recurl.recurrence.backend import LINEAR, LinearSupport
+from recurl.recurrence.backend import OperatorSupport
+from recurl.recurrence.built_in import LINEAR
 from recurl.recurrence.cuda.linear.backend import TritonLinear
 from recurl.recurrence.cuda.linear.config import Chunk
 from recurl.recurrence.linear.kernels import LinearInputs, LinearKernels
@@ -370,7 +371,7 @@ def main() -> None:
     if args.device == "cpu":
         keep_memory()
         torch.set_num_threads(args.threads)
-    support = LinearSupport(torch.device(args.device), torch.float32)
+    support = OperatorSupport(torch.device(args.device), torch.float32)
     kernels = LINEAR.choose("triton" if args.device == "cuda" else "cpu", support)
     failed = 0
     for name, passed, numbers in checks(kernels, args.device, args.forms):

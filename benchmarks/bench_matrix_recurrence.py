@@ -56,11 +56,13 @@ class Case:
     grad_after: Tensor | None = None
 
     def forward(self, kernels: TritonMatrix, keep: bool = False) -> Any:
-        return kernels.forward(self.inputs, self.grad_after is not None, keep)
+        return kernels.forward(self.inputs, keep)
 
     def run(self, kernels: TritonMatrix, needs: tuple[bool, ...] = WANTED) -> tuple[Tensor | None, ...]:
-        output, after, saved = self.forward(kernels, keep=True)
-        return output, after, *kernels.backward(self.inputs, saved, self.grad, self.grad_after, needs)
+        after, saved = self.forward(kernels, keep=True)
+        grads = (self.grad,) if self.grad_after is None else (self.grad, self.grad_after)
+        found = kernels.backward(self.inputs, after, saved, grads, needs)
+        return after[0], after[1] if self.inputs.after else None, *found
 
 
 def case_of(
@@ -86,7 +88,7 @@ def case_of(
     states = torch.randn(1, heads, keys, values, device="cuda", generator=generator) if stored else None
     states = None if states is None else states.expand(tokens, heads, keys, values)
     narrow = (one.to(dtype) for one in (query, key, random(values)))
-    inputs = MatrixInputs(*narrow, log_decay, random().sigmoid(), states, boundaries, delta)
+    inputs = MatrixInputs(*narrow, log_decay, random().sigmoid(), states, boundaries, delta, after)
     boundaries.start_index  # noqa: B018 - cached, as for the layers of a model
     return Case(inputs, random(values).to(dtype), random(keys, values) if after else None)
 
@@ -424,8 +426,8 @@ def sweep(args: argparse.Namespace) -> None:
 def split_times(case: Case, rule: Callable[[Sizes], Plan]) -> tuple[float, float]:
     """Return milliseconds of the forward pass that saves what the backward pass reads, and of the backward pass."""
     kernels = TritonMatrix(rule)
-    _, _, saved = case.forward(kernels, keep=True)
-    backward = graphed(lambda: kernels.backward(case.inputs, saved, case.grad, None, WANTED))
+    after, saved = case.forward(kernels, keep=True)
+    backward = graphed(lambda: kernels.backward(case.inputs, after, saved, (case.grad,), WANTED))
     return graphed(lambda: case.forward(kernels, keep=True)), backward
 
 

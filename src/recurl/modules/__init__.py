@@ -7,6 +7,21 @@ from recurl.core.lazy import lazy_names
 if TYPE_CHECKING:
     from recurl.core.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
     from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
+    from recurl.modules.blocks import (
+        CellOptions,
+        FFMModule,
+        GatedDeltaNetModule,
+        GTrXLModule,
+        LRUModule,
+        Mamba2Module,
+        MinGRUModule,
+        MinLSTMModule,
+        MLSTMModule,
+        RGLRUModule,
+        S5Module,
+        SHMModule,
+        SLSTMModule,
+    )
     from recurl.modules.cell_module import CellModule
     from recurl.modules.distributions import (
         Categorical,
@@ -24,21 +39,6 @@ if TYPE_CHECKING:
         IndependentCategorical,
         IndependentNormal,
         action_parts,
-    )
-    from recurl.modules.linear_cells import (
-        CellOptions,
-        FFMModule,
-        GatedDeltaNetModule,
-        GTrXLModule,
-        LRUModule,
-        Mamba2Module,
-        MinGRUModule,
-        MinLSTMModule,
-        MLSTMModule,
-        RGLRUModule,
-        S5Module,
-        SHMModule,
-        SLSTMModule,
     )
     from recurl.modules.lstm_gru import GRUModule, LSTMModule
     from recurl.modules.networks import MLP, LearnedScale
@@ -60,6 +60,10 @@ lazy_names(
     {
         "recurl.core.precision": "get_recurrent_matmul_precision set_recurrent_matmul_precision",
         ".actors": "ActorValueOperator ProbabilisticActor ValueOperator",
+        ".blocks": (
+            "CellOptions FFMModule GTrXLModule GatedDeltaNetModule LRUModule MLSTMModule Mamba2Module MinGRUModule "
+            "MinLSTMModule RGLRUModule S5Module SHMModule SLSTMModule"
+        ),
         ".cell_module": "CellModule",
         ".distributions": (
             "Categorical MaskedCategorical MaskedOneHotCategorical NormalParamExtractor OneHotCategorical TanhNormal"
@@ -67,10 +71,6 @@ lazy_names(
         ".exploration": "AdditiveGaussianModule EGreedyModule",
         ".images": "ImageEncoder ImageScale",
         ".joint": "ActionDistribution ActionPart IndependentCategorical IndependentNormal action_parts",
-        ".linear_cells": (
-            "CellOptions FFMModule GTrXLModule GatedDeltaNetModule LRUModule MLSTMModule Mamba2Module MinGRUModule "
-            "MinLSTMModule RGLRUModule S5Module SHMModule SLSTMModule"
-        ),
         ".lstm_gru": "GRUModule LSTMModule",
         ".networks": "MLP LearnedScale",
         ".normalization": "ObservationNorm RewardScaler",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,13 +17,8 @@ from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Cell
 from recurl.sequences.index import Boundaries
 
-if TYPE_CHECKING:
-    from recurl.recurrence.attention.kernels import AttentionKernels
-    from recurl.recurrence.linear.kernels import LinearKernels
-    from recurl.recurrence.matrix.kernels import MatrixKernels
-
 T = TypeVar("T")
-S = TypeVar("S", bound="Support | LinearSupport | AttentionSupport")
+S = TypeVar("S", bound="Support | OperatorSupport")
 
 
 class Options(NamedTuple):
@@ -67,30 +62,22 @@ class Support(NamedTuple):
     compiling: bool = False
 
 
-class LinearSupport(NamedTuple):
-    """Requirements of a linear or matrix recurrence, like those of a layer in :class:`Support`."""
-
-    device: torch.device
-    dtype: torch.dtype
-    compiling: bool = False
-
-
-class AttentionSupport(NamedTuple):
-    """Requirements of windowed attention, like those of a layer in :class:`Support`.
+class OperatorSupport(NamedTuple):
+    """Requirements of a call of an operator over a stream, like those of a layer in :class:`Support`.
 
     Attributes:
         device: device of the tensors.
         dtype: dtype of the tensors.
         compiling: whether ``torch.compile`` or ``torch.export`` is tracing the call.
-        head_size: width of a head.
-        width: E, the width of stored inputs.
+        keys: numbers of a key of one head.
+        values: numbers of its value in a matrix recurrence, or of an input that attention stores.
     """
 
     device: torch.device
     dtype: torch.dtype
     compiling: bool = False
-    head_size: int = 1
-    width: int = 0
+    keys: int = 1
+    values: int = 0
 
 
 @dataclass(frozen=True)
@@ -249,17 +236,6 @@ class Registry(Generic[T, S]):
 
     def _refusal(self, name: str, support: S) -> str | None:
         kernels: Any = self.named(name)
-        return kernels.missing() or kernels.unsupported(support.device, support.dtype)
-
-
-class AttentionRegistry(Registry[T, AttentionSupport]):
-    """Registry of the kernels of windowed attention."""
-
-    def __init__(self) -> None:
-        super().__init__("The backend of windowed attention", "The backend", "windowed attention")
-
-    def _refusal(self, name: str, support: AttentionSupport) -> str | None:
-        kernels: Any = self.named(name)
         return kernels.missing() or kernels.unsupported(support)
 
 
@@ -336,13 +312,6 @@ def _unsupported_cell(backend: Backend, cell: Cell) -> str | None:
 
 
 BACKENDS = LayerRegistry()
-LINEAR: Registry[LinearKernels, LinearSupport] = Registry(
-    "The backend of a linear recurrence", "The backend", "linear recurrence"
-)
-MATRIX: Registry[MatrixKernels, LinearSupport] = Registry(
-    "The backend of a matrix recurrence", "The backend", "matrix recurrence", traced="chunked"
-)
-ATTENTION: AttentionRegistry[AttentionKernels] = AttentionRegistry()
 
 
 def register_backend(backend: Backend, fast: bool = False) -> None:

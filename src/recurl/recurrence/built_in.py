@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.library import Library
 
-from recurl.recurrence.backend import ATTENTION, BACKENDS, LINEAR, MATRIX
+from recurl.recurrence.backend import BACKENDS, OperatorSupport, Registry
 from recurl.recurrence.operation import Operation
 from recurl.sequences.index import Boundaries
+
+if TYPE_CHECKING:
+    from recurl.recurrence.attention.kernels import AttentionKernels
+    from recurl.recurrence.linear.kernels import LinearKernels
+    from recurl.recurrence.matrix.kernels import MatrixKernels
 
 _DEVICES = {"cpu": "cpu", "triton": "cuda"}
 """The only device of a backend; ``"fastest"`` selects one of these, the last first."""
@@ -24,37 +29,47 @@ _LAYERS = {
     "scan": ("scan:ScanBackend", "scan:ScanKernels"),
     "reference": ("reference:ReferenceBackend", None),
 }
-_LINEAR = {
-    "loop": "linear.loop:LoopLinear",
-    "scan": "linear.scan:ScanLinear",
-    "cpu": "cpu.linear:CpuLinear",
-    "triton": "cuda.linear.backend:TritonLinear",
-    "reference": "linear.loop:ReferenceLinear",
+_KERNELS = {
+    "linear": {
+        "loop": "linear.loop:LoopLinear",
+        "scan": "linear.scan:ScanLinear",
+        "cpu": "cpu.linear:CpuLinear",
+        "triton": "cuda.linear.backend:TritonLinear",
+        "reference": "linear.loop:ReferenceLinear",
+    },
+    "matrix": {
+        "loop": "matrix.loop:LoopMatrix",
+        "chunked": "matrix.chunked:ChunkedMatrix",
+        "cpu": "matrix.chunked:ChunkedMatrix",
+        "triton": "cuda.matrix.backend:TritonMatrix",
+        "reference": "matrix.loop:ReferenceMatrix",
+    },
+    "attention": {
+        "chunked": "attention.chunked:ChunkedAttention",
+        "loop": "attention.chunked:ChunkedAttention",
+        "scan": "attention.chunked:ChunkedAttention",
+        "cpu": "attention.chunked:ChunkedAttention",
+        "triton": "cuda.attention.backend:TritonAttention",
+        "reference": "attention.reference:ReferenceAttention",
+    },
 }
-_MATRIX = {
-    "loop": "matrix.loop:LoopMatrix",
-    "chunked": "matrix.chunked:ChunkedMatrix",
-    "cpu": "matrix.chunked:ChunkedMatrix",
-    "triton": "matrix.fused:FusedMatrix",
-    "reference": "matrix.loop:ReferenceMatrix",
+_DIFFERENTIATED = {
+    "linear": {"reference"},
+    "matrix": {"reference", "loop", "chunked", "cpu"},
+    "attention": {"reference"},
 }
-_MATRIX_KERNELS = {"triton": "cuda.matrix.backend:TritonMatrix"}
-_ATTENTION = {
-    "chunked": "attention.chunked:ChunkedAttention",
-    "loop": "attention.chunked:ChunkedAttention",
-    "scan": "attention.chunked:ChunkedAttention",
-    "cpu": "attention.chunked:ChunkedAttention",
-    "triton": "cuda.attention.backend:TritonAttention",
-    "reference": "attention.reference:ReferenceAttention",
-}
-LINEAR_OPERATIONS: dict[str, Operation] = {}
-"""Operations of the kernels of linear recurrences, by name."""
-MATRIX_KERNELS: dict[str, Callable[[], Any]] = {}
-"""Functions that import the kernels of matrix recurrences, by name."""
-MATRIX_OPERATIONS: dict[str, Operation] = {}
-"""Their operations."""
-ATTENTION_OPERATIONS: dict[str, Operation] = {}
-"""Operations of the kernels of windowed attention, by name."""
+"""Kernels of operations of torch, whose derivatives are those of torch."""
+LINEAR: Registry[LinearKernels, OperatorSupport] = Registry(
+    "The backend of a linear recurrence", "The backend", "linear recurrence"
+)
+MATRIX: Registry[MatrixKernels, OperatorSupport] = Registry(
+    "The backend of a matrix recurrence", "The backend", "matrix recurrence", traced="chunked"
+)
+ATTENTION: Registry[AttentionKernels, OperatorSupport] = Registry(
+    "The backend of windowed attention", "The backend", "windowed attention"
+)
+OPERATIONS: dict[str, Operation] = {}
+"""Operations of all other kernels, by operator and name, as in ``linear_loop``."""
 
 
 def _make(path: str, *args: Any) -> Any:
@@ -63,8 +78,8 @@ def _make(path: str, *args: Any) -> Any:
     return getattr(import_module(f"recurl.recurrence.{module}"), name)(*args)
 
 
-def _make_backend(path: str, load: Callable[[], Any], operation: Operation) -> Any:
-    return _make(path, load(), operation)
+def _make_of(path: str, load: Callable[[], Any], *args: Any) -> Any:
+    return _make(path, load(), *args)
 
 
 for _name, (_path, _kernels) in _LAYERS.items():
@@ -72,28 +87,21 @@ for _name, (_path, _kernels) in _LAYERS.items():
         _load = partial(_make, _path)
     else:
         _of_kernels = cache(partial(_make, _kernels))
-        _load = partial(_make_backend, _path, _of_kernels, Operation(_name, _of_kernels))
+        _load = partial(_make_of, _path, _of_kernels, Operation(_name, _of_kernels))
     BACKENDS.add(_name, _load, _DEVICES.get(_name), fast=_name in _DEVICES)
-for _name, _path in _LINEAR.items():
-    LINEAR.add(_name, partial(_make, _path), _DEVICES.get(_name), fast=_name in _DEVICES)
-    if _name != "reference":  # the reference backend steps through every cell itself
-        _of_kernels = partial(_make, "linear.operator:LayerKernels", _name)
-        LINEAR_OPERATIONS[_name] = Operation(_name, _of_kernels, f"linear_{_name}", closed=True)
-        BACKENDS.add_linear(_name, partial(_make, "segments:LinearBackend", _name))
-for _name, _path in _MATRIX.items():
-    if _name in _MATRIX_KERNELS:
-        MATRIX_KERNELS[_name] = cache(partial(_make, _MATRIX_KERNELS[_name]))
-        _of_kernels = partial(_make, "matrix.fused:LayerKernels", _name)
-        MATRIX_OPERATIONS[_name] = Operation(_name, _of_kernels, f"matrix_{_name}")
-        MATRIX.add(_name, partial(_make, _path, _name), _DEVICES.get(_name), fast=True)
-    else:
-        MATRIX.add(_name, partial(_make, _path), _DEVICES.get(_name), fast=_name in _DEVICES)
-for _name, _path in _ATTENTION.items():
-    _of_kernels = cache(partial(_make, _path, _name))
-    ATTENTION.add(_name, _of_kernels, _DEVICES.get(_name), fast=_name == "triton")
-    if _name != "reference":
-        _in_operation = partial(_make, "attention.operator:LayerKernels", _name)
-        ATTENTION_OPERATIONS[_name] = Operation(_name, _in_operation, f"attention_{_name}")
+_REGISTRIES: dict[str, Registry[Any, OperatorSupport]] = {"linear": LINEAR, "matrix": MATRIX, "attention": ATTENTION}
+for _operator, _registry in _REGISTRIES.items():
+    for _name, _path in _KERNELS[_operator].items():
+        _given = (_name,) if _operator == "attention" else ()
+        _fast = _name == "triton" or (_name == "cpu" and _operator != "attention")
+        _registry.add(_name, partial(_make, _path, *_given), _DEVICES.get(_name), _fast)
+        if _name not in _DIFFERENTIATED[_operator]:
+            _load = partial(_make_of, f"{_operator}.operator:LayerKernels", partial(_registry.named, _name))
+            OPERATIONS[f"{_operator}_{_name}"] = Operation(
+                _name, _load, f"{_operator}_{_name}", closed=_operator == "linear"
+            )
+            if _operator == "linear":
+                BACKENDS.add_linear(_name, partial(_make, "segments:LinearBackend", _name))
 
 
 def _linear_recurrence(a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int, backend: str) -> Tensor:

@@ -3,6 +3,10 @@
 In such products 0 times NaN is NaN, so that one gradient would spoil all. A token's gradient of an output depends on
 inputs of its segment up to that token only: :class:`Isolation` passes on zeros in its place, and has NaN added to the
 gradients of these inputs.
+
+Attention doesn't use it. There the backward pass is a kernel, so :mod:`recurl.recurrence.attention.chunked` takes such
+gradients out and marks what they reach by itself: a query's own, and keys at most M tokens back. Here they reach all
+earlier tokens, and torch differentiates, also under ``torch.compile`` and ``torch.func``: isolation is in the graph.
 """
 
 from __future__ import annotations

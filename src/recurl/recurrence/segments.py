@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from recurl.core.errors import UsageError
 from recurl.core.torch_compat import is_compiling, is_functorch_active
-from recurl.recurrence.attention import windowed_attention
+from recurl.recurrence.attention import ATTENTION, windowed_attention
 from recurl.recurrence.attention.chunked import readers_of
-from recurl.recurrence.backend import ATTENTION, AttentionSupport, LayerCall, Support, recorded_as, without_autocast
+from recurl.recurrence.backend import LayerCall, OperatorSupport, Support, recorded_as, without_autocast
 from recurl.recurrence.cells import States
 from recurl.recurrence.cells.attention import Attention, present_inputs
 from recurl.recurrence.linear import LINEAR, linear_recurrence
@@ -82,7 +82,10 @@ class Segments:
         chunked = (
             self.backend == "scan"
             or (self.backend == "loop" and not readable(self.boundaries.starts))
-            or (self.backend == "triton" and MATRIX.named("triton").unsupported(value.device, value.dtype))
+            or (
+                self.backend == "triton"
+                and MATRIX.named("triton").unsupported(OperatorSupport(value.device, value.dtype))
+            )
         )
         backend = "chunked" if chunked else self.backend
         wide = torch.promote_types(value.dtype, torch.float32)
@@ -183,11 +186,11 @@ class LinearBackend:
 
     def unsupported(self, support: Support) -> str | None:
         """Return why the call can't be served, or None."""
-        reason = self.missing() or self.kernels.unsupported(support.device, support.dtype)
+        reason = self.missing() or self.kernels.unsupported(OperatorSupport(support.device, support.dtype))
         sizes = support.cell.attention(support.hidden_size)
         if reason is not None or sizes is None:
             return reason
-        call = AttentionSupport(support.device, support.dtype, support.compiling, *sizes)
+        call = OperatorSupport(support.device, support.dtype, support.compiling, *sizes)
         kernels = ATTENTION.named(self.name)
         return kernels.missing() or kernels.unsupported(call)
 

@@ -19,8 +19,8 @@ from recurl.recurrence import Boundaries, record_backends
 from recurl.recurrence.attention import chunked, windowed_attention
 from recurl.recurrence.attention.kernels import AttentionInputs
 from recurl.recurrence.attention.operator import layer_call
-from recurl.recurrence.backend import ATTENTION, AttentionSupport
-from recurl.recurrence.built_in import ATTENTION_OPERATIONS
+from recurl.recurrence.backend import OperatorSupport
+from recurl.recurrence.built_in import ATTENTION, OPERATIONS
 from recurl.recurrence.operation import arguments_of
 
 from .problems import NAMES, Problem, error_of, exact, problem, reached, worst_error
@@ -175,7 +175,7 @@ def test_vmap_equals_a_loop(mapped: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_opcheck() -> None:
-    case, operation = problem(), ATTENTION_OPERATIONS["chunked"]
+    case, operation = problem(), OPERATIONS["attention_chunked"]
     leaves = [one.detach().requires_grad_() for one in case.tensors.values()]
     call = layer_call(AttentionInputs(*leaves, case.boundaries))
     opcheck(operation.forward, (*arguments_of(call), False))
@@ -241,4 +241,4 @@ def test_backends_that_cannot_are_refused() -> None:
     with pytest.raises(ArgumentError, match="precision must be one of ieee, tf32, tf32x3; got 'fast'"):
         windowed_attention(**case.tensors, boundaries=case.boundaries, precision="fast")
     with pytest.raises(UnsupportedError, match=r"'triton' can't run this windowed attention: it needs"):
-        ATTENTION.choose("triton", AttentionSupport(torch.device("cpu"), torch.float32))
+        ATTENTION.choose("triton", OperatorSupport(torch.device("cpu"), torch.float32))

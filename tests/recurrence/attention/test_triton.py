@@ -5,7 +5,7 @@ import torch
 
 from recurl.core.errors import UnsupportedError
 from recurl.recurrence import BACKENDS, GTrXLCell, Support
-from recurl.recurrence.backend import AttentionSupport
+from recurl.recurrence.backend import OperatorSupport
 from recurl.recurrence.cuda.attention import backend
 from recurl.recurrence.cuda.attention.backend import TritonAttention
 from tests.programs import Programs
@@ -63,17 +63,17 @@ def test_compiled_kernels_fit_and_spill_no_more_than_known(cases: list[str], pro
 def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels, cpu, gpu = TritonAttention("triton"), torch.device("cpu"), torch.device("cuda")
     assert "it needs an NVIDIA GPU, the tensors are on cpu" in (
-        kernels.unsupported(AttentionSupport(cpu, torch.float32)) or ""
+        kernels.unsupported(OperatorSupport(cpu, torch.float32)) or ""
     )
     monkeypatch.setattr(backend, "refused_device", lambda device: None)
     for change, reason in (
         ({"dtype": torch.float64}, "got torch.float64; use 'loop'"),
-        ({"head_size": 129}, "at most 128 numbers, got 129; use 'loop' or more heads"),
-        ({"width": 514}, "at most 513 numbers, got 514; use 'loop'"),
+        ({"keys": 129}, "at most 128 numbers, got 129; use 'loop' or more heads"),
+        ({"values": 514}, "at most 513 numbers, got 514; use 'loop'"),
     ):
-        support = AttentionSupport(gpu, torch.bfloat16, head_size=64, width=257)._replace(**change)
+        support = OperatorSupport(gpu, torch.bfloat16, keys=64, values=257)._replace(**change)
         assert reason in (kernels.unsupported(support) or "")
-    assert kernels.unsupported(AttentionSupport(gpu, torch.bfloat16, head_size=64, width=257)) is None
+    assert kernels.unsupported(OperatorSupport(gpu, torch.bfloat16, keys=64, values=257)) is None
 
 
 def test_a_cell_that_attends_is_refused_before_it_runs() -> None:

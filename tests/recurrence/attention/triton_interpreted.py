@@ -35,11 +35,11 @@ def solve(
     windows = case.query.new_zeros(case.query.shape[0], case.position.shape[-1] - 1, 0)
     given = (case.windows if case.windows is not None else windows, case.to_key, case.to_value)
     inputs = AttentionInputs(case.query, case.key, case.value, case.position, *given, case.boundaries)
-    result, saved = kernels.forward(inputs, True)
+    after, saved = kernels.forward(inputs, True)
     needs = tuple(name in wanted and name in case.tensors for name in NAMES)
-    found = kernels.backward(inputs, result, saved, case.grad, needs)
+    found = kernels.backward(inputs, after, saved, (case.grad,), needs)
     assert [one is not None for one in found] == [*needs]
-    return {"result": result} | {name: one for name, one in zip(NAMES, found, strict=True) if one is not None}
+    return {"result": after[0]} | {name: one for name, one in zip(NAMES, found, strict=True) if one is not None}
 
 
 def error(case: Problem, kernels: TritonAttention = KERNELS) -> float:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from recurl.core.errors import UnsupportedError
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
-from recurl.recurrence.backend import LINEAR, LinearSupport
+from recurl.recurrence.backend import OperatorSupport
+from recurl.recurrence.built_in import LINEAR
 from recurl.recurrence.cpu import instruction_sets
 from recurl.recurrence.cpu.linear import CpuLinear
 from recurl.recurrence.linear.kernels import LinearInputs
@@ -93,7 +94,7 @@ def test_fastest_on_a_cpu():
 
 def test_other_devices_are_refused():
     with pytest.raises(UnsupportedError, match=r"'cpu' can't run this linear recurrence: .*on the CPU.*cuda.*'loop'"):
-        LINEAR.choose("cpu", LinearSupport(torch.device("cuda"), torch.float32))
+        LINEAR.choose("cpu", OperatorSupport(torch.device("cuda"), torch.float32))
 
 
 @pytest.mark.parametrize("constant", [False, True])

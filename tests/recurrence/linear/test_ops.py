@@ -9,7 +9,7 @@ from torch.library import opcheck
 
 from recurl.core.errors import UnsupportedError
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
-from recurl.recurrence.built_in import LINEAR_OPERATIONS
+from recurl.recurrence.built_in import OPERATIONS
 from recurl.recurrence.linear.kernels import LinearInputs
 from recurl.recurrence.linear.operator import layer_call
 from recurl.recurrence.operation import arguments_of
@@ -29,12 +29,12 @@ def arguments(a, b, states, starts):
 
 def forward(backend, *inputs):
     """h, from the operator."""
-    return LINEAR_OPERATIONS[backend].forward(*arguments(*inputs), False)[0]
+    return OPERATIONS[f"linear_{backend}"].forward(*arguments(*inputs), False)[0]
 
 
 def backward(backend, h, grad, *inputs):
     """The gradients, from the operator."""
-    return LINEAR_OPERATIONS[backend].backward(*arguments(*inputs), [h], [], [grad], [True] * 3)
+    return OPERATIONS[f"linear_{backend}"].backward(*arguments(*inputs), [h], [], [grad], [True] * 3)
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def backward(backend, h, grad, *inputs):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_opcheck(backend, dtype, constant):
-    case, operation = problem(dtype=dtype, constant=constant), LINEAR_OPERATIONS[backend]
+    case, operation = problem(dtype=dtype, constant=constant), OPERATIONS[f"linear_{backend}"]
     tensors = [one.detach().requires_grad_() for one in case.tensors]
     opcheck(operation.forward, (*arguments(*tensors, case.boundaries.starts), False))
     h, inputs = (

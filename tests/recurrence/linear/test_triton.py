@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from recurl.core.errors import UnsupportedError
-from recurl.recurrence.backend import LINEAR, LinearSupport
+from recurl.recurrence.backend import OperatorSupport
+from recurl.recurrence.built_in import LINEAR
 from recurl.recurrence.cuda.linear.backend import TritonLinear
 from recurl.recurrence.cuda.linear.config import chunk_for
 from tests.programs import Programs
@@ -76,6 +77,7 @@ def test_programs_are_full() -> None:
 
 def test_unsupported_says_why() -> None:
     cpu = torch.device("cpu")
-    assert "it needs an NVIDIA GPU, the tensors are on cpu" in (TritonLinear().unsupported(cpu, torch.float32) or "")
+    support = OperatorSupport(cpu, torch.float32)
+    assert "it needs an NVIDIA GPU, the tensors are on cpu" in (TritonLinear().unsupported(support) or "")
     with pytest.raises(UnsupportedError, match=r"'triton' can't run this linear recurrence: it needs"):
-        LINEAR.choose("triton", LinearSupport(cpu, torch.float32))
+        LINEAR.choose("triton", support)

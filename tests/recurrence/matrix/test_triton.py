@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from recurl.core.errors import ArgumentError
+from recurl.recurrence.backend import OperatorSupport
 from recurl.recurrence.cuda.matrix.backend import TritonMatrix
 from recurl.recurrence.cuda.matrix.config import Sizes, plan_for, step_tile_for
 from tests.programs import Programs
@@ -79,10 +80,12 @@ def test_few_rows_step_in_narrow_parts() -> None:
 
 
 def test_unsupported_says_why() -> None:
-    cpu, kernels = torch.device("cpu"), TritonMatrix()
-    assert "it needs an NVIDIA GPU, the tensors are on cpu" in (kernels.unsupported(cpu, torch.float32) or "")
-    assert "got torch.float64; use 'chunked' or 'loop'" in (kernels.unsupported(cpu, torch.float64) or "")
-    assert "at most 256 numbers, got 300 and 16" in (kernels.unsupported(cpu, torch.float32, 300, 16) or "")
+    support, kernels = OperatorSupport(torch.device("cpu"), torch.float32), TritonMatrix()
+    assert "it needs an NVIDIA GPU, the tensors are on cpu" in (kernels.unsupported(support) or "")
+    assert "got torch.float64; use 'chunked' or 'loop'" in (
+        kernels.unsupported(support._replace(dtype=torch.float64)) or ""
+    )
+    assert "at most 256 numbers, got 300 and 16" in (kernels.unsupported(support._replace(keys=300, values=16)) or "")
 
 
 @pytest.mark.parametrize("states", [None, torch.zeros(1).expand(2, 1, 3, 3)])

@@ -69,14 +69,14 @@ def problem(
     rates = torch.rand(2, tokens, heads, dtype=torch.float64, generator=generator)
     read = boundaries.starts[:, None, None, None]
     states = torch.where(read, random(keys, values), torch.nan) if stored else None
-    inputs = MatrixInputs(query, key, value, -decay * rates[0], rates[1], states, boundaries, delta)
+    inputs = MatrixInputs(query, key, value, -decay * rates[0], rates[1], states, boundaries, delta, after)
     grad_after = torch.where(boundaries.ends[:, None, None, None], random(keys, values), torch.nan) if after else None
     return Problem(inputs, random(values), grad_after)
 
 
 def outputs(inputs: MatrixInputs) -> tuple[Tensor, Tensor]:
     """Return the outputs and the states after every token."""
-    query, key, value, log_decay, rate, states, boundaries, delta = inputs
+    query, key, value, log_decay, rate, states, boundaries, delta, _ = inputs
     state = value.new_zeros(())
     results, after = [], []
     for n, start in enumerate(boundaries.starts.tolist()):
@@ -109,9 +109,9 @@ def exact(case: Problem) -> tuple[Tensor | None, ...]:
 
 def solve(case: Problem, kernels: TritonMatrix) -> tuple[Tensor | None, ...]:
     """Return the outputs, the states after segments, and the gradients in the order of the inputs."""
-    after = case.grad_after is not None
-    output, ended, saved = kernels.forward(case.inputs, after, True)
-    return output, ended, *kernels.backward(case.inputs, saved, case.grad, case.grad_after)
+    after, saved = kernels.forward(case.inputs, True)
+    grads = (case.grad,) if case.grad_after is None else (case.grad, case.grad_after)
+    return after[0], after[1] if case.inputs.after else None, *kernels.backward(case.inputs, after, saved, grads)
 
 
 def errors(found: tuple[Tensor | None, ...], expected: tuple[Tensor | None, ...]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels, Gradients, Needs
+from recurl.recurrence.cells import States
 from recurl.recurrence.cells.attention import present_inputs
 from recurl.sequences.index import Boundaries, readable
 
@@ -16,16 +17,16 @@ from recurl.sequences.index import Boundaries, readable
 class ChunkedAttention(AttentionKernels):
     """Attention as batched matrix products over blocks of M tokens, whose gradients are those of torch."""
 
-    def forward(self, inputs: AttentionInputs, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, inputs: AttentionInputs, keep: bool) -> tuple[States, States]:
         """Return the result."""
-        return attend(inputs), ()
+        return (attend(inputs),), ()
 
-    def backward(
-        self, inputs: AttentionInputs, result: Tensor, saved: tuple[Tensor, ...], grad: Tensor, needs: Needs
-    ) -> Gradients:
+    def backward(self, inputs: AttentionInputs, after: States, saved: States, grads: States, needs: Needs) -> Gradients:
         """Return the gradients."""
-        # Products are taken of all pairs in a block, so gradients that aren't finite are taken out, and marked after.
-        sick = ~(grad.isfinite() & result.isfinite()).all(-1)  # [N, heads]
+        grad = grads[0]
+        # Products are taken of all pairs in a block, so gradients that aren't finite are taken out, and marked after;
+        # see recurl.recurrence.isolation.
+        sick = ~(grad.isfinite() & after[0].isfinite()).all(-1)  # [N, heads]
         chosen = [tensor for tensor, need in zip(inputs.tensors, needs, strict=True) if need]
         readers = _readers(inputs)
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recurl.recurrence.backend import AttentionSupport
+from recurl.recurrence.cells import States
+from recurl.recurrence.operators import OperatorKernels
 from recurl.sequences.index import Boundaries
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -62,7 +63,7 @@ Needs = tuple[bool, ...]
 Gradients = tuple[Tensor | None, ...]
 
 
-class AttentionKernels(Protocol):
+class AttentionKernels(OperatorKernels, Protocol):
     """Kernels of windowed attention, as pure functions without autograd, for N > 0 tokens.
 
     Numbers of a token that aren't finite reach, in the forward pass, the results of tokens that attend to it; in the
@@ -77,33 +78,19 @@ class AttentionKernels(Protocol):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def missing(self) -> str | None:
-        """Return what must be installed before these kernels can run, or None."""
-        return None
-
-    def unsupported(self, support: AttentionSupport) -> str | None:
-        """Return why these kernels can't serve a call, or None."""
-        return None
-
-    def forward(self, inputs: AttentionInputs, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the result ``[N, heads, D]``, and what :meth:`backward` needs, or ``()`` where ``keep`` is false."""
+    def forward(self, inputs: AttentionInputs, keep: bool) -> tuple[States, States]:
+        """Return ``(result,)``, ``[N, heads, D]``, and what :meth:`backward` needs; ``()`` where ``keep`` is false."""
         ...
 
-    def backward(
-        self, inputs: AttentionInputs, result: Tensor, saved: tuple[Tensor, ...], grad: Tensor, needs: Needs
-    ) -> Gradients:
+    def backward(self, inputs: AttentionInputs, after: States, saved: States, grads: States, needs: Needs) -> Gradients:
         """Return the gradients of :attr:`AttentionInputs.tensors`, None where ``needs`` is false.
 
         Args:
             inputs: inputs of :meth:`forward`.
-            result: its result.
+            after: its result.
             saved: what it saved; ``()`` if nothing.
-            grad: gradient of the result, possibly expanded.
+            grads: gradient of the result, possibly expanded.
             needs: which gradients to compute. The gradient of the windows is zero except at the first token of each
                 segment.
         """
         ...
-
-    def saved_like(self, inputs: AttentionInputs) -> tuple[Tensor, ...]:
-        """Return empty tensors of the shapes and dtypes that :meth:`forward` saves with ``keep``."""
-        return ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, UnsupportedError
@@ -11,11 +9,11 @@ from recurl.core.precision import CONCRETE
 from recurl.core.torch_compat import is_compiling
 from recurl.recurrence.attention.chunked import attend
 from recurl.recurrence.attention.kernels import DTYPES, AttentionInputs
-from recurl.recurrence.backend import ATTENTION, AttentionSupport, LayerCall, Options, record_run
-from recurl.recurrence.built_in import ATTENTION_OPERATIONS
-from recurl.recurrence.cells import Cell, Shape, Sizes, States
-from recurl.recurrence.kernels import Gradients, Inputs
+from recurl.recurrence.backend import LayerCall, OperatorSupport, Options, record_run
+from recurl.recurrence.built_in import ATTENTION, OPERATIONS
+from recurl.recurrence.cells import States
 from recurl.recurrence.operation import run_operation
+from recurl.recurrence.operators import OperatorCell, OperatorLayer
 from recurl.sequences.index import Boundaries
 
 __all__ = ["windowed_attention"]
@@ -80,16 +78,16 @@ def windowed_attention(
         windows = query.new_zeros(tokens, position.shape[-1] - 1, 0)
     inputs = AttentionInputs(query, key, value, position, windows, to_key, to_value, boundaries, precision)
     _check(inputs)
-    support = AttentionSupport(query.device, query.dtype, is_compiling(), query.shape[-1], windows.shape[-1])
+    support = OperatorSupport(query.device, query.dtype, is_compiling(), query.shape[-1], windows.shape[-1])
     kernels = ATTENTION.choose(recurrent_backend, support)
     if query.numel() == 0:
         return query.clone()
     if kernels.name != "reference":
-        return run_operation(ATTENTION_OPERATIONS[kernels.name], layer_call(inputs))[0]
+        return run_operation(OPERATIONS[f"attention_{kernels.name}"], layer_call(inputs))[0]
     if is_compiling():
         raise UnsupportedError("The backend 'reference' loops over tokens on the host; under tracing use 'auto'.")
     record_run(kernels.name)
-    return kernels.forward(inputs, keep=False)[0]
+    return kernels.forward(inputs, keep=False)[0][0]
 
 
 def _check(inputs: AttentionInputs) -> None:
@@ -135,19 +133,11 @@ def _check(inputs: AttentionInputs) -> None:
         )
 
 
-class _Attention(Cell, name="windowed attention"):
-    """Attention as a cell: queries are the input, maps the weights, and all other tensors states."""
+class _Attention(OperatorCell, name="windowed attention"):
+    """Attention: queries are the input, maps the weights, and all other tensors states."""
 
-    state_names = ("attended",)
-    features_are_first_state = True
-
-    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        raise NotImplementedError
-
-    def step(
-        self, x: Tensor, states: States, to_key: Tensor | None = None, to_value: Tensor | None = None
-    ) -> tuple[Tensor, States]:
-        raise NotImplementedError
+    state_names, parameter_names = ("attended",), ("to_key", "to_value")
+    fields, x, streams = AttentionInputs._fields[:7], "query", ("key", "value", "position", "windows")
 
 
 _CELL = _Attention()
@@ -155,43 +145,16 @@ _CELL = _Attention()
 
 def layer_call(inputs: AttentionInputs) -> LayerCall:
     """Return the inputs as a call of :class:`LayerKernels`."""
-    states = inputs.key, inputs.value, inputs.position, inputs.windows
-    options = Options(precision=inputs.precision)
-    return LayerCall(_CELL, (inputs.to_key, inputs.to_value), inputs.query, states, inputs.boundaries, options)
+    return _CELL.call(inputs.tensors, inputs.boundaries, Options(precision=inputs.precision))
 
 
-def _inputs_of(call: LayerCall) -> AttentionInputs:
-    key, value, position, windows = call.states
-    to_key, to_value = call.weights
-    given = key, value, position, windows, to_key, to_value
-    return AttentionInputs(call.x, *given, call.boundaries, call.options.precision)
+class LayerKernels(OperatorLayer):
+    """Kernels of windowed attention in the form of an :class:`~recurl.recurrence.operation.Operation`."""
 
-
-class LayerKernels:
-    """Kernels of windowed attention in the form of an :class:`Operation`.
-
-    Args:
-        name: their name.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._kernels = ATTENTION.named(name)
-
-    def forward(self, call: LayerCall, keep: bool) -> tuple[States, States]:
-        """Return the result, and what is saved."""
-        result, saved = self._kernels.forward(_inputs_of(call), keep)
-        return (result,), saved
-
-    def backward(self, call: LayerCall, after: States, saved: States, grads: States, needs: Inputs[bool]) -> Gradients:
-        """Return the gradients."""
-        wanted = tuple(bool(need) for need in (needs.x, *needs.states, *needs.weights))
-        query, *states, to_key, to_value = self._kernels.backward(_inputs_of(call), after[0], saved, grads[0], wanted)
-        return Inputs(query, (to_key, to_value), tuple(states))
-
-    def saved_like(self, call: LayerCall) -> States:
-        """Return empty tensors like the saved ones."""
-        return self._kernels.saved_like(_inputs_of(call))
+    def inputs_of(self, call: LayerCall) -> AttentionInputs:
+        """Return the inputs of a call."""
+        return AttentionInputs._make((*_CELL.separated(call), call.boundaries, call.options.precision))
 
     def differentiable(self, call: LayerCall) -> States:
         """Return the result by operations of torch, on every device."""
-        return (attend(_inputs_of(call)),)
+        return (attend(self.inputs_of(call)),)

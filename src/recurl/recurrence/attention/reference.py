@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels
+from recurl.recurrence.cells import States
 
 
 class ReferenceAttention(AttentionKernels):
     """Reference: the softmax of each token by itself, in float64, with derivatives of any order by autograd."""
 
-    def forward(self, inputs: AttentionInputs, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, inputs: AttentionInputs, keep: bool) -> tuple[States, States]:
         """Return the result; differentiable."""
         query, key, value, position, windows = (tensor.double() for tensor in inputs[:5])
         maps = [one.double() for one in (inputs.to_key, inputs.to_value) if one is not None]
@@ -30,4 +31,4 @@ class ReferenceAttention(AttentionKernels):
                 distances = [n - start + inputs.past - j for j in seen] + distances
             scores = torch.einsum("hd,khd->hk", query[n], keys) + position[n][:, distances]
             results.append(torch.einsum("hk,khd->hd", scores.softmax(-1), values))
-        return torch.stack(results).to(inputs.query.dtype), ()
+        return (torch.stack(results).to(inputs.query.dtype),), ()

@@ -1,4 +1,4 @@
-"""Building blocks around linear recurrences: linear maps, norms, convolutions, with their shapes and initialization."""
+"""Cells that are blocks, and their parts: linear maps, norms and convolutions, with their shapes and first values."""
 
 from __future__ import annotations
 

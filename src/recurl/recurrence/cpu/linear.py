@@ -8,7 +8,8 @@ from torch import Tensor
 from recurl.core.torch_compat import is_compiling
 from recurl.native.library import DTYPES, INSTRUCTION_SETS, StructArguments, instruction_sets, missing
 from recurl.native.structures import Linear
-from recurl.recurrence.linear.kernels import Gradients, LinearInputs, Needs
+from recurl.recurrence.backend import OperatorSupport
+from recurl.recurrence.linear.kernels import Gradients, LinearInputs, LinearKernels, Needs
 
 _COMPUTED_IN = {
     torch.float32: torch.float32,
@@ -21,7 +22,7 @@ _COMPUTED_IN = {
 _DTYPES = {**DTYPES, torch.bfloat16: 2}
 
 
-class CpuLinear:
+class CpuLinear(LinearKernels):
     """CPU kernels of linear recurrences; float16 is converted to float32 and back.
 
     The result of a token doesn't depend on the number of threads, on the order of segments or on other channels.
@@ -41,8 +42,9 @@ class CpuLinear:
         # missing() accesses the file system, which can't be traced.
         return self._missing if is_compiling() else missing()
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
+    def unsupported(self, support: OperatorSupport) -> str | None:
         """Return why tensors can't be served: they aren't on the CPU."""
+        device = support.device
         return None if device.type == "cpu" else f"its tensors must be on the CPU, they are on {device}; use 'loop'"
 
     def forward(self, inputs: LinearInputs) -> Tensor:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from recurl.core.torch_compat import are_modes_active
-from recurl.recurrence.backend import AttentionSupport, record_run
+from recurl.recurrence.backend import OperatorSupport, record_run
+from recurl.recurrence.built_in import ATTENTION, MATRIX
 from recurl.recurrence.cells.attention import Attention
 from recurl.recurrence.cells.time import OneStep
-from recurl.recurrence.cuda.attention.backend import TritonAttention
-from recurl.recurrence.cuda.matrix.backend import TritonMatrix
 from recurl.recurrence.cuda.step.operation import RECORDED, can_step_on
 
 
 class KernelStep(OneStep):
     """One step of every row: each window and each matrix is read once, and written once."""
 
-    attention = TritonAttention("triton")
-    matrices = TritonMatrix()
+    attention: Any = ATTENTION.named("triton")
+    matrices: Any = MATRIX.named("triton")
 
     def attend(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the last inputs; return the result and the inputs to keep."""
         query = attention.query
-        support = AttentionSupport(query.device, query.dtype, False, query.shape[-1], before.shape[-1])
+        support = OperatorSupport(query.device, query.dtype, False, query.shape[-1], before.shape[-1])
         if not _can_run(*attention, inputs, before) or self.attention.unsupported(support) is not None:
             return super().attend(attention, inputs, before)
         record_run(RECORDED)
@@ -41,8 +42,8 @@ class KernelStep(OneStep):
     ) -> tuple[Tensor, Tensor]:
         """Write into a matrix of each head; return what it holds for the query, and the matrices."""
         given = (query, key, value, log_decay, rate, before)
-        sizes = (key.shape[-1], value.shape[-1])
-        if not _can_run(*given) or self.matrices.unsupported(value.device, value.dtype, *sizes) is not None:
+        support = OperatorSupport(value.device, value.dtype, False, key.shape[-1], value.shape[-1])
+        if not _can_run(*given) or self.matrices.unsupported(support) is not None:
             return super().remember(*given, delta)
         record_run(RECORDED)
         return self.matrices.step(*given, delta=delta)

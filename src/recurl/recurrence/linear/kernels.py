@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from recurl.recurrence.operators import OperatorKernels
 from recurl.sequences.index import Boundaries
 
 ACCUMULATED = {
@@ -51,25 +52,12 @@ Needs = tuple[bool, bool, bool]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-class LinearKernels(Protocol):
+class LinearKernels(OperatorKernels, Protocol):
     """Kernels for ``h[n] = a[n] * h[n - 1] + b[n]``, or ``a[n] * states[n] + b[n]`` where a segment starts.
 
     Both passes are pure functions without autograd, for N > 0 tokens and D > 0 channels. A subclass that defines only
     the forward pass derives the backward pass from it.
-
-    Attributes:
-        name: name for ``recurrent_backend``.
     """
-
-    name: str
-
-    def missing(self) -> str | None:
-        """Return what must be installed before these kernels can run, or None."""
-        return None
-
-    def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return why these kernels can't serve tensors of ``dtype`` on ``device``, or None."""
-        return None
 
     def forward(self, inputs: LinearInputs) -> Tensor:
         """Return h, ``[N, D]``."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.torch_compat import is_compiling
-from recurl.recurrence.backend import LINEAR, LayerCall, LinearSupport, record_run
-from recurl.recurrence.built_in import LINEAR_OPERATIONS
-from recurl.recurrence.cells import Cell, Shape, Sizes, States
+from recurl.recurrence.backend import LayerCall, OperatorSupport, record_run
+from recurl.recurrence.built_in import LINEAR, OPERATIONS
+from recurl.recurrence.cells import States
 from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels, gradients, tangent
 from recurl.recurrence.linear.scan import TracedScan
 from recurl.recurrence.operation import Run, refuse_forward_mode, run_operation
+from recurl.recurrence.operators import OperatorCell, OperatorLayer, operator_of
 from recurl.sequences.index import Boundaries
 
 __all__ = ["linear_recurrence"]
@@ -58,7 +58,7 @@ def linear_recurrence(
         [5.0, 3.5, 2.0, 2.0]
     """
     _check(a, b, states, boundaries)
-    kernels = LINEAR.choose(recurrent_backend, LinearSupport(b.device, b.dtype, is_compiling()))
+    kernels = LINEAR.choose(recurrent_backend, OperatorSupport(b.device, b.dtype, is_compiling()))
     if b.numel() == 0:
         return b.clone()
     flat = (a.reshape(*a.shape[: a.ndim - b.ndim + 1], -1), b.flatten(1), states.flatten(1))
@@ -100,76 +100,53 @@ def _run(kernels: LinearKernels, a: Tensor, b: Tensor, states: Tensor, boundarie
         if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or states.requires_grad):
             return TracedScan.apply(a, b, states, boundaries.starts, boundaries.batch_shape[-1])
         return kernels.forward(LinearInputs(a, b, states, boundaries))
-    return run_operation(LINEAR_OPERATIONS[kernels.name], layer_call(LinearInputs(a, b, states, boundaries)))[0]
+    return run_operation(OPERATIONS[f"linear_{kernels.name}"], layer_call(LinearInputs(a, b, states, boundaries)))[0]
 
 
-class _Linear(Cell, name="linear recurrence"):
-    """The recurrence as a cell: a constant ``a`` is a weight, any other is per token and follows the states."""
+class _Linear(OperatorCell, name="linear recurrence"):
+    """The recurrence with coefficients per token."""
 
-    features_are_first_state = True
-
-    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        raise NotImplementedError
-
-    def step(self, x: Tensor, states: States, a: Tensor | None = None) -> tuple[Tensor, States]:
-        raise NotImplementedError
+    fields, x, streams = LinearInputs._fields[:3], "b", ("states", "a")
 
 
-_CELL = _Linear()
+class _Constant(_Linear, name="linear recurrence with constant coefficients"):
+    """The recurrence with the same coefficients at every token."""
+
+    parameter_names, streams = ("a",), ("states",)
+
+
+_LINEAR, _CONSTANT = _Linear(), _Constant()
 
 
 def layer_call(inputs: LinearInputs) -> LayerCall:
     """Return the inputs as a call of :class:`LayerKernels`."""
-    parts = _arranged(inputs[:3], constant=inputs.a.ndim == 1)
-    return LayerCall(_CELL, parts.weights, parts.x, parts.states, inputs.boundaries)
+    return (_CONSTANT if inputs.a.ndim == 1 else _LINEAR).call(inputs[:3], inputs.boundaries)
 
 
-def _arranged(values: tuple[Any, Any, Any], constant: bool) -> Inputs[Any]:
-    """Arrange values for a, b and the states as those for the inputs of the cell."""
-    a, b, states = values
-    return Inputs(b, (a,), (states,)) if constant else Inputs(b, (None,), (states, a))
+class LayerKernels(OperatorLayer):
+    """Kernels of linear recurrences in the form of an :class:`Operation`."""
 
-
-def _inputs_of(call: LayerCall) -> LinearInputs:
-    return LinearInputs(*_separated(call), call.boundaries)
-
-
-def _separated(inputs: Inputs[Any] | LayerCall) -> tuple[Any, Any, Any]:
-    """Return the values for a, b and the states."""
-    return (*inputs.states, *inputs.weights)[1], inputs.x, inputs.states[0]
-
-
-class LayerKernels:
-    """Kernels of linear recurrences in the form of an :class:`Operation`.
-
-    Args:
-        name: their name.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def inputs_of(self, call: LayerCall) -> LinearInputs:
+        """Return the inputs of a call."""
+        return LinearInputs._make((*operator_of(call).separated(call), call.boundaries))
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, States]:
         """Return h."""
-        return (LINEAR.named(self.name).forward(_inputs_of(call)),), ()
+        return (self.kernels.forward(self.inputs_of(call)),), ()
 
     def backward(self, call: LayerCall, after: States, saved: States, grads: States, needs: Inputs[bool]) -> Gradients:
         """Return the gradients."""
-        found = LINEAR.named(self.name).backward(_inputs_of(call), after[0], grads[0], _separated(needs))
-        return _arranged(found, constant=len(call.states) == 1)
-
-    def saved_like(self, call: LayerCall) -> States:
-        """Return nothing."""
-        return ()
+        cell = operator_of(call)
+        return cell.arranged(self.kernels.backward(self.inputs_of(call), after[0], grads[0], cell.separated(needs)))
 
     def gradients(self, run: Run, call: LayerCall, after: States, grads: States, needs: Inputs[bool]) -> Gradients:
         """Return the gradients as runs of other calls."""
-        found = gradients(_runner(run), _inputs_of(call), after[0], grads[0], _separated(needs))
-        return _arranged(found, constant=len(call.states) == 1)
+        cell = operator_of(call)
+        return cell.arranged(gradients(_runner(run), self.inputs_of(call), after[0], grads[0], cell.separated(needs)))
 
     def tangent(self, run: Run, call: LayerCall, after: States, tangents: Inputs[Tensor | None]) -> States:
         """Return the tangent of h as a run of another call."""
-        return (tangent(_runner(run), _inputs_of(call), after[0], _separated(tangents)),)
+        return (tangent(_runner(run), self.inputs_of(call), after[0], operator_of(call).separated(tangents)),)
 
 
 def _runner(run: Run) -> Callable[[LinearInputs], Tensor]:

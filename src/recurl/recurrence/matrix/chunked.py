@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recurl.recurrence.cells import States
 from recurl.recurrence.isolation import Isolation
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
 from recurl.sequences.index import Boundaries, readable
@@ -32,7 +33,7 @@ class ChunkedMatrix(MatrixKernels):
 
     name = "chunked"
 
-    def run(self, inputs: MatrixInputs, after: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: MatrixInputs, keep: bool) -> tuple[States, States]:
         """Return the results, and the states at the ends of segments."""
         groups, inside = _groups(inputs.states, inputs.boundaries)
         streams = _Streams.of(inputs, inside)
@@ -45,17 +46,17 @@ class ChunkedMatrix(MatrixKernels):
         for at in groups:
             chunk = _Chunk.of(streams, at, state[: at.shape[0]])
             results.append(chunk.results().transpose(1, 2).flatten(0, 1))
-            if after:
+            if inputs.after:
                 finals.append(chunk.finals(streams.ends[at]))
             state = chunk.last_state()
         numbers = torch.cat([at.flatten() for at in groups])
         order = numbers.new_zeros(tokens + 1).scatter(0, numbers, torch.arange(numbers.shape[0], device=numbers.device))
         result = isolation(torch.cat(results).index_select(0, order[:tokens]).to(inputs.value.dtype))
-        if not after:
-            return result, None
+        if not inputs.after:
+            return (result,), ()
         ends, states = (torch.cat(parts) for parts in zip(*finals, strict=True))
         states = isolation(states, ends.clamp(max=tokens - 1))
-        return result, state.new_zeros(tokens + 1, *state.shape[1:]).index_copy(0, ends, states)[:tokens]
+        return (result, state.new_zeros(tokens + 1, *state.shape[1:]).index_copy(0, ends, states)[:tokens]), ()
 
 
 def _groups(stored: Tensor | None, boundaries: Boundaries) -> tuple[list[Tensor], bool]:
@@ -106,7 +107,7 @@ class _Streams(NamedTuple):
 
     @staticmethod
     def of(inputs: MatrixInputs, inside: bool) -> _Streams:
-        query, key, value, log_decay, rate, stored, boundaries, delta = inputs
+        query, key, value, log_decay, rate, stored, boundaries, delta, _ = inputs
         wide = COMPUTED[value.dtype]
 
         def padded(x: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from recurl.recurrence.cells import States
+from recurl.recurrence.operators import OperatorKernels
 from recurl.sequences.index import Boundaries
 
 COMPUTED = {
@@ -30,6 +32,7 @@ class MatrixInputs(NamedTuple):
         states: stored states ``[N, heads, K, V]``, read only at the first token of each segment; None for zeros.
         boundaries: the segments.
         delta: whether what the state holds for a key is taken out before the value is written.
+        after: whether the states after the last token of each segment are results.
     """
 
     query: Tensor
@@ -40,30 +43,21 @@ class MatrixInputs(NamedTuple):
     states: Tensor | None
     boundaries: Boundaries
     delta: bool
+    after: bool = True
 
 
-class MatrixKernels(Protocol):
-    """Kernels for ``S = a (I - delta b k k^T) S + b k v^T``, with results ``S^T q``; see :class:`MatrixInputs`.
+class MatrixKernels(OperatorKernels, Protocol):
+    """Kernels for ``S = a (I - delta b k k^T) S + b k v^T``, with results ``S^T q``; see :class:`MatrixInputs`."""
 
-    Attributes:
-        name: name for ``recurrent_backend``.
-    """
+    def forward(self, inputs: MatrixInputs, keep: bool) -> tuple[States, States]:
+        """Return the results, and what :meth:`backward` needs, or ``()`` where ``keep`` is false.
 
-    name: str
-
-    def missing(self) -> str | None:
-        """Return what must be installed before these kernels can run, or None."""
-        return None
-
-    def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return why these kernels can't serve tensors of ``dtype`` on ``device``, or None."""
-        return None
-
-    def run(self, inputs: MatrixInputs, after: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the results ``[N, heads, V]`` and the states after the last token of each segment; differentiable.
+        Differentiable, unless the kernels have a backward pass. The results are ``[N, heads, V]``, and with
+        ``inputs.after`` the states after the last token of each segment, ``[N, heads, K, V]``, zero at all other
+        tokens.
 
         Args:
             inputs: the inputs, of N > 0 tokens.
-            after: whether states are wanted: ``[N, heads, K, V]``, zero at all other tokens.
+            keep: whether a backward pass follows.
         """
         ...

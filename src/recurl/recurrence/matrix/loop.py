@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recurl.recurrence.cells.time import ONE_STEP
+from recurl.recurrence.cells import ONE_STEP, States
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
 
 
@@ -14,9 +14,9 @@ class ReferenceMatrix(MatrixKernels):
 
     name = "reference"
 
-    def run(self, inputs: MatrixInputs, after: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: MatrixInputs, keep: bool) -> tuple[States, States]:
         """Return the results, and the states at the ends of segments."""
-        query, key, value, log_decay, rate, stored, boundaries, delta = inputs
+        query, key, value, log_decay, rate, stored, boundaries, delta, after = inputs
         streams = [stream.double().split(1) for stream in (query, key, value, log_decay, rate)]
         zero = value.new_zeros(1, *query.shape[1:], value.shape[-1], dtype=torch.float64)
         results: list[Tensor] = []
@@ -29,7 +29,8 @@ class ReferenceMatrix(MatrixKernels):
             result, state = ONE_STEP.remember(q, k, v, a, b, state, delta)
             results.append(result)
             states.append(state if ends else zero)
-        return torch.cat(results).to(value.dtype), torch.cat(states).to(COMPUTED[value.dtype]) if after else None
+        found = (torch.cat(results).to(value.dtype), torch.cat(states).to(COMPUTED[value.dtype]))
+        return found if after else found[:1], ()
 
 
 class LoopMatrix(MatrixKernels):
@@ -37,9 +38,9 @@ class LoopMatrix(MatrixKernels):
 
     name = "loop"
 
-    def run(self, inputs: MatrixInputs, after: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: MatrixInputs, keep: bool) -> tuple[States, States]:
         """Return the results, and the states at the ends of segments."""
-        query, key, value, log_decay, rate, stored, boundaries, delta = inputs
+        query, key, value, log_decay, rate, stored, boundaries, delta, after = inputs
         plan, wide = boundaries.host(), COMPUTED[value.dtype]
         packed = [part.index_select(0, plan.order).to(wide) for part in (query, key, value, log_decay, rate)]
         shape = (plan.starts.shape[0], *query.shape[1:], value.shape[-1])
@@ -56,6 +57,6 @@ class LoopMatrix(MatrixKernels):
         order[plan.order] = torch.arange(order.shape[0], device=order.device)
         result = torch.cat(results).to(value.dtype).index_select(0, order)
         if not after:
-            return result, None
+            return (result,), ()
         states = torch.cat([*finished, state.flip(0)]).flip(0)
-        return result, states.new_zeros(query.shape[0], *states.shape[1:]).index_copy(0, plan.ends, states)
+        return (result, states.new_zeros(query.shape[0], *states.shape[1:]).index_copy(0, plan.ends, states)), ()

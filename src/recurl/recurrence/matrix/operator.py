@@ -1,13 +1,22 @@
-"""``gated_matrix_recurrence``."""
+"""``gated_matrix_recurrence``, and the operation "matrix" of kernels with a backward pass."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import cast
 
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError
 from recurl.core.torch_compat import is_compiling
-from recurl.recurrence.backend import MATRIX, LinearSupport, record_run
-from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs
+from recurl.recurrence.backend import LayerCall, OperatorSupport, record_run
+from recurl.recurrence.built_in import MATRIX, OPERATIONS
+from recurl.recurrence.cells import States, remember
+from recurl.recurrence.matrix.chunked import ChunkedMatrix
+from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
+from recurl.recurrence.operation import run_operation
+from recurl.recurrence.operators import OperatorCell, OperatorLayer
 from recurl.sequences.index import Boundaries
 
 __all__ = ["gated_matrix_recurrence"]
@@ -69,21 +78,20 @@ def gated_matrix_recurrence(
     """
     batch = value.shape[:-2]
     _check(query, key, value, log_decay, rate, states, boundaries)
-    kernels = MATRIX.choose(recurrent_backend, LinearSupport(value.device, value.dtype, is_compiling()))
+    support = OperatorSupport(value.device, value.dtype, is_compiling(), key.shape[-1], value.shape[-1])
+    kernels = MATRIX.choose(recurrent_backend, support)
     tokens, state_shape = boundaries.num_tokens, (value.shape[-2], key.shape[-1], value.shape[-1])
     if value.numel() == 0 or key.numel() == 0:
         empty = log_decay.new_zeros(*batch, *state_shape)
         return value * 0, empty if after else None
-    if not is_compiling():
-        record_run(kernels.name)
 
     def flat(part: Tensor) -> Tensor:
         return part.reshape(tokens, *part.shape[len(batch) :])
 
     stored = None if states is None else flat(states)
     streams = (flat(query), flat(key), flat(value), flat(log_decay), flat(rate))
-    result, final = kernels.run(MatrixInputs(*streams, stored, boundaries, delta), after)
-    return result.reshape(value.shape), None if final is None else final.reshape(*batch, *state_shape)
+    result, *final = _run(kernels, MatrixInputs(*streams, stored, boundaries, delta, after))
+    return result.reshape(value.shape), final[0].reshape(*batch, *state_shape) if after else None
 
 
 def _check(
@@ -125,3 +133,60 @@ def _check(
         raise ArgumentError(
             f"All inputs and the boundaries must be on one device; got {', '.join(sorted(map(str, devices)))}."
         )
+
+
+def _run(kernels: MatrixKernels, inputs: MatrixInputs) -> States:
+    operation = OPERATIONS.get(f"matrix_{kernels.name}")
+    if operation is not None:
+        return run_operation(operation, _layer_call(inputs))
+    if not is_compiling():
+        record_run(kernels.name)
+    return kernels.forward(inputs, keep=False)[0]
+
+
+@dataclass(frozen=True)
+class _Matrix(OperatorCell, name="matrix recurrence"):
+    """The recurrence: query is the input, and the other tensors are states, those with the shapes of results first.
+
+    Attributes:
+        delta: as in :class:`MatrixInputs`.
+        stored: whether there are stored states; else zeros take their place.
+        after: whether the states after segments are results.
+    """
+
+    delta: bool = False
+    stored: bool = False
+    after: bool = False
+    fields, x, streams = MatrixInputs._fields[:6], "query", ("value", "states", "key", "log_decay", "rate")
+
+    @property
+    def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
+        return ("result", "after") if self.after else ("result",)
+
+
+_CELLS = {flags: _Matrix(*flags) for flags in product((False, True), repeat=3)}
+for _cell in _CELLS.values():
+    remember(_cell)  # for programs that another process traced
+
+
+def _layer_call(inputs: MatrixInputs) -> LayerCall:
+    cell = _CELLS[inputs.delta, inputs.states is not None, inputs.after]
+    if inputs.states is None:
+        shape = (*inputs.key.shape, inputs.value.shape[-1])
+        zeros = inputs.value.new_zeros((1,) * len(shape), dtype=COMPUTED[inputs.value.dtype]).expand(shape)
+        inputs = inputs._replace(states=zeros)
+    return cell.call(inputs[:6], inputs.boundaries)
+
+
+class LayerKernels(OperatorLayer):
+    """Kernels of matrix recurrences in the form of an :class:`~recurl.recurrence.operation.Operation`."""
+
+    def inputs_of(self, call: LayerCall) -> MatrixInputs:
+        """Return the inputs of a call."""
+        cell = cast(_Matrix, call.cell)
+        inputs = MatrixInputs._make((*cell.separated(call), call.boundaries, cell.delta, cell.after))
+        return inputs if cell.stored else inputs._replace(states=None)
+
+    def differentiable(self, call: LayerCall) -> States:
+        """Return the results by operations of torch, on every device."""
+        return ChunkedMatrix().forward(self.inputs_of(call), keep=False)[0]

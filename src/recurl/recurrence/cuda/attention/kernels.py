@@ -155,49 +155,10 @@ def forward_kernel(
     q = tl.load(query + base + at, mask=inside, other=0.0)
     low = tl.maximum(tl.maximum(begin - WINDOW, 0), tl.load(start + begin).to(tl.int32)) // KEYS * KEYS
     high = tl.minimum(begin + QUERIES, tokens)
-    best, total, sums, tainted = _walk_forward(
-        q,
-        key,
-        value,
-        position,
-        begin,
-        row,
-        reach,
-        head,
-        low,
-        high,
-        tokens,
-        HEADS,
-        WINDOW,
-        WIDTH,
-        PADDED,
-        QUERIES,
-        KEYS,
-        PRECISION,
-        False,
-    )
+    given = q, key, value, position, begin, row, reach, head, low, high, tokens
+    best, total, sums, tainted = _walk_forward(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, False)
     if any_of(not_finite(sums)):
-        best, total, sums, tainted = _walk_forward(
-            q,
-            key,
-            value,
-            position,
-            begin,
-            row,
-            reach,
-            head,
-            low,
-            high,
-            tokens,
-            HEADS,
-            WINDOW,
-            WIDTH,
-            PADDED,
-            QUERIES,
-            KEYS,
-            PRECISION,
-            True,
-        )
+        best, total, sums, tainted = _walk_forward(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, True)
     found = tl.where((tainted != 0)[:, None], float("nan"), sums / total[:, None])
     tl.store(result + base + at, found.to(result.dtype.element_ty), mask=inside)
     tl.store(totals + row * HEADS + head, best + tl.log2(total), mask=row < tokens)
@@ -291,57 +252,10 @@ def queries_kernel(
     tl.store(deltas + row * HEADS + head, delta, mask=row < tokens)
     low = tl.maximum(tl.maximum(begin - WINDOW, 0), tl.load(start + begin).to(tl.int32)) // KEYS * KEYS
     high = tl.minimum(begin + QUERIES, tokens)
-    found = _walk_queries(
-        q,
-        grad,
-        total,
-        delta,
-        key,
-        value,
-        position,
-        to_position,
-        begin,
-        row,
-        reach,
-        head,
-        low,
-        high,
-        tokens,
-        HEADS,
-        WINDOW,
-        WIDTH,
-        PADDED,
-        QUERIES,
-        KEYS,
-        PRECISION,
-        False,
-    )
+    given = q, grad, total, delta, key, value, position, to_position, begin, row, reach, head, low, high, tokens
+    found = _walk_queries(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, False)
     if any_of(not_finite(found)):
-        found = _walk_queries(
-            q,
-            grad,
-            total,
-            delta,
-            key,
-            value,
-            position,
-            to_position,
-            begin,
-            row,
-            reach,
-            head,
-            low,
-            high,
-            tokens,
-            HEADS,
-            WINDOW,
-            WIDTH,
-            PADDED,
-            QUERIES,
-            KEYS,
-            PRECISION,
-            True,
-        )
+        found = _walk_queries(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, True)
     tl.store(to_query + base + at, found.to(to_query.dtype.element_ty), mask=inside)
 
 
@@ -441,55 +355,10 @@ def keys_kernel(
     later = begin + KEYS + tl.arange(0, WINDOW_PADDED)  # the walk ends where the last key's segment does
     starts = tl.load(flags + later, mask=later < tokens, other=0)
     high = tl.minimum(high, tl.min(tl.where(starts != 0, later, tokens), 0))
-    found, other, touched = _walk_keys(
-        k,
-        v,
-        query,
-        position,
-        start,
-        totals,
-        grads,
-        deltas,
-        last,
-        c,
-        head,
-        low,
-        high,
-        tokens,
-        HEADS,
-        WINDOW,
-        WIDTH,
-        PADDED,
-        QUERIES,
-        KEYS,
-        PRECISION,
-        False,
-    )
+    given = k, v, query, position, start, totals, grads, deltas, last, c, head, low, high, tokens
+    found, other, touched = _walk_keys(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, False)
     if any_of(not_finite(found) | not_finite(other)):
-        found, other, touched = _walk_keys(
-            k,
-            v,
-            query,
-            position,
-            start,
-            totals,
-            grads,
-            deltas,
-            last,
-            c,
-            head,
-            low,
-            high,
-            tokens,
-            HEADS,
-            WINDOW,
-            WIDTH,
-            PADDED,
-            QUERIES,
-            KEYS,
-            PRECISION,
-            True,
-        )
+        found, other, touched = _walk_keys(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, True)
     sick = (touched != 0)[:, None]
     tl.store(to_key + base + at, tl.where(sick, float("nan"), found).to(to_key.dtype.element_ty), mask=inside)
     tl.store(to_value + base + at, tl.where(sick, float("nan"), other).to(to_value.dtype.element_ty), mask=inside)

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recurl.recurrence.backend import OperatorSupport
 from recurl.recurrence.cuda.backend import missing_package, refused_device
 from recurl.recurrence.cuda.linear.config import Chunk, chunk_for
-from recurl.recurrence.linear.kernels import Gradients, LinearInputs, Needs
+from recurl.recurrence.linear.kernels import Gradients, LinearInputs, LinearKernels, Needs
 
 
-class TritonLinear:
+class TritonLinear(LinearKernels):
     """Forward and backward pass of linear recurrences as one kernel each.
 
     Attributes:
@@ -34,9 +35,9 @@ class TritonLinear:
         """Return how to install Triton, which comes with torch's CUDA builds, if it is missing, else None."""
         return missing_package()
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
+    def unsupported(self, support: OperatorSupport) -> str | None:
         """Return why a device isn't supported, or None; it must be an NVIDIA GPU of compute capability 8.0 or newer."""
-        return refused_device(device)
+        return refused_device(support.device)
 
     def forward(self, inputs: LinearInputs) -> Tensor:
         """Return the states; see :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError
+from recurl.recurrence.backend import OperatorSupport
+from recurl.recurrence.cells import States
 from recurl.recurrence.cuda.backend import missing_package, refused_device
 from recurl.recurrence.cuda.matrix.config import LARGEST, Plan, Sizes, plan_for
-from recurl.recurrence.matrix.kernels import MatrixInputs
+from recurl.recurrence.matrix.kernels import MatrixInputs, MatrixKernels
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Gradients = tuple[Tensor | None, ...]
 
 
-class TritonMatrix:
+class TritonMatrix(MatrixKernels):
     """Forward pass, backward pass and single steps of matrix recurrences.
 
     Args:
@@ -41,59 +43,47 @@ class TritonMatrix:
         """Return how to install Triton, which comes with torch's CUDA builds, if it is missing, else None."""
         return missing_package()
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype, keys: int = 1, values: int = 1) -> str | None:
-        """Return why a call isn't supported, or None.
+    def unsupported(self, support: OperatorSupport) -> str | None:
+        """Return why a call isn't supported, or None: it needs an NVIDIA GPU of compute capability 8.0 or newer.
 
-        Args:
-            device: device of the tensors, an NVIDIA GPU of compute capability 8.0 or newer.
-            dtype: dtype of query, key and value: float32, bfloat16 or float16.
-            keys: K, at most :data:`recurl.recurrence.cuda.matrix.config.LARGEST`.
-            values: V, likewise.
+        Keys and values of a head have at most :data:`recurl.recurrence.cuda.matrix.config.LARGEST` numbers.
         """
-        if dtype not in _DTYPES:
-            return f"it computes in float32, bfloat16 and float16, got {dtype}; use 'chunked' or 'loop'"
-        if max(keys, values) > LARGEST:
-            return f"keys and values of a head have at most {LARGEST} numbers, got {keys} and {values}; use 'chunked'"
-        return refused_device(device)
+        if support.dtype not in _DTYPES:
+            return f"it computes in float32, bfloat16 and float16, got {support.dtype}; use 'chunked' or 'loop'"
+        if max(support.keys, support.values) > LARGEST:
+            sizes = f"{support.keys} and {support.values}"
+            return f"keys and values of a head have at most {LARGEST} numbers, got {sizes}; use 'chunked'"
+        return refused_device(support.device)
 
-    def forward(
-        self, inputs: MatrixInputs, after: bool, keep: bool
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """Return the outputs, states after segments, and saved tensors.
-
-        Args:
-            inputs: the recurrence, of N > 0 tokens.
-            after: whether to return the states after the last tokens of segments.
-            keep: whether to save what :meth:`backward` reads.
-
-        Returns:
-            ``[N, heads, V]``; ``[N, heads, K, V]``, zero except at the last token of each segment, or None; and a tuple
-            of tensors, empty without ``keep``.
-        """
-        return _launch().run_forward(inputs, after, keep, self._plan(inputs), self.precision)
+    def forward(self, inputs: MatrixInputs, keep: bool) -> tuple[States, States]:
+        """Return the results; see :meth:`recurl.recurrence.matrix.kernels.MatrixKernels.forward`."""
+        return _launch().run_forward(inputs, keep, self._plan(inputs), self.precision)
 
     def backward(
         self,
         inputs: MatrixInputs,
-        saved: tuple[Tensor, ...],
-        grad_output: Tensor,
-        grad_after: Tensor | None,
+        after: States,
+        saved: States,
+        grads: States,
         needs: tuple[bool, ...] = (True,) * 6,
     ) -> Gradients:
         """Return the gradients of query, key, value, log_decay, rate and states, None where ``needs`` is false.
 
         Args:
             inputs: inputs of :meth:`forward`.
-            saved: what it saved.
-            grad_output: gradient of the outputs.
-            grad_after: gradient of the states after segments, read only at the last token of each, or None.
-            needs: which gradients to return. That of the states is zero except at the first token of each segment.
+            after: its results.
+            saved: what it saved; what it didn't is computed again.
+            grads: gradients of the results. That of the states is read only at the last token of each segment.
+            needs: which gradients to return. That of the states is zero except at the first token of each segment, and
+                None without stored states.
         """
         plan = self._plan(inputs)
-        found = _launch().run_backward(inputs, saved, grad_output, grad_after, needs[5], plan, self.precision)
+        if not saved:
+            _, saved = self.forward(inputs._replace(after=False), keep=True)
+        found = _launch().run_backward(inputs, saved, grads, needs[5], plan, self.precision)
         return tuple(one if need else None for one, need in zip(found, needs, strict=True))
 
-    def saved_like(self, inputs: MatrixInputs) -> tuple[Tensor, ...]:
+    def saved_like(self, inputs: MatrixInputs) -> States:
         """Return empty tensors like those that :meth:`forward` saves."""
         return _launch().saved_like(inputs, self._plan(inputs), self.precision)
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recurl.recurrence.cells import States
 from recurl.recurrence.cuda.launch import on, processors_of
 from recurl.recurrence.cuda.matrix.backward import backward_kernel
 from recurl.recurrence.cuda.matrix.config import Plan, Tile, padded, step_tile_for
@@ -14,8 +15,6 @@ from recurl.recurrence.cuda.matrix.forward import carry_kernel, forward_kernel
 from recurl.recurrence.cuda.matrix.step import step_kernel
 from recurl.recurrence.cuda.prepared import prepared
 from recurl.recurrence.matrix.kernels import MatrixInputs
-
-Saved = tuple[Tensor, ...]
 
 
 class _Call:
@@ -61,7 +60,7 @@ class _Call:
         launch(added, transfer, self.start_index, to, *lengths)
 
 
-def saved_like(inputs: MatrixInputs, plan: Plan, precision: str) -> Saved:
+def saved_like(inputs: MatrixInputs, plan: Plan, precision: str) -> States:
     """Return empty tensors like those that :func:`run_forward` saves."""
     call = _Call(inputs, plan, precision)
     carried = call.empty(call.rows * (call.chunks - 1), call.heads, call.keys, call.values)
@@ -69,16 +68,14 @@ def saved_like(inputs: MatrixInputs, plan: Plan, precision: str) -> Saved:
     return carried, torch.empty_like(inputs.value) if call.delta else inputs.value.new_empty(0), transfer
 
 
-def run_forward(
-    inputs: MatrixInputs, after: bool, keep: bool, plan: Plan, precision: str
-) -> tuple[Tensor, Tensor | None, Saved]:
-    """Return the outputs, the states after segments if ``after``, and what :func:`run_backward` reads if ``keep``.
+def run_forward(inputs: MatrixInputs, keep: bool, plan: Plan, precision: str) -> tuple[States, States]:
+    """Return the results, and what :func:`run_backward` reads if ``keep``.
 
     Saved are the states before chunks, the solved values of the delta rule, and the maps of the pieces.
     """
     call = _Call(inputs, plan, precision)
     tile, heads, pieces = plan.forward, call.heads, call.pieces
-    like = inputs.value
+    like, after = inputs.value, inputs.after
     output = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     solved = torch.empty_like(output) if keep and call.delta else output
     shape = (call.tokens, heads, call.keys, call.values)
@@ -107,20 +104,20 @@ def run_forward(
             call.carry(added, transfer, carried, slots, slot_step, reverse=False)
         launch(maps=False)
     saved = (carried, solved if call.delta else output.new_empty(0), transfer) if keep else ()
-    return output, ended if after else None, saved
+    return (output, ended) if after else (output,), saved
 
 
 def run_backward(
     inputs: MatrixInputs,
-    saved: Saved,
-    grad_output: Tensor,
-    grad_after: Tensor | None,
+    saved: States,
+    grads: States,
     to_states: bool,
     plan: Plan,
     precision: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of query, key, value, log_decay, rate and, if ``to_states``, states."""
     call = _Call(inputs, plan, precision)
+    grad_output, grad_after = grads if inputs.after else (grads[0], None)
     tile, heads, pieces, tokens = plan.backward, call.heads, call.pieces, call.tokens
     carried, solved, transfer = saved
     read = (solved, *solved.stride()[:2]) if call.delta else call.value

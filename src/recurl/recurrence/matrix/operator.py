@@ -6,7 +6,7 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError
 from recurl.core.torch_compat import is_compiling
-from recurl.recurrence.backend import MATRIX, LinearSupport, record_run
+from recurl.recurrence.backend import MATRIX, LinearSupport, record_run, without_autocast
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs
 from recurl.sequences.index import Boundaries
 
@@ -82,7 +82,8 @@ def gated_matrix_recurrence(
 
     stored = None if states is None else flat(states)
     streams = (flat(query), flat(key), flat(value), flat(log_decay), flat(rate))
-    result, final = kernels.run(MatrixInputs(*streams, stored, boundaries, delta), after)
+    with without_autocast(value.device):
+        result, final = kernels.run(MatrixInputs(*streams, stored, boundaries, delta), after)
     return result.reshape(value.shape), None if final is None else final.reshape(*batch, *state_shape)
 
 

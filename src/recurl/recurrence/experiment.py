@@ -18,7 +18,7 @@ from recurl.recurrence.cells.attention import Attention
 from recurl.sequences.index import Boundaries
 
 _ROWS = 3
-_COPIES = 20  # of the states, at least, while a cell is checked; 28 for GTrXL
+_COPIES = 28  # of the states, at the peak of the checks of GTrXL
 _SCALES = (1.0, 1e-2, 10.0, 100.0)
 """Scales of the inputs and states that are checked; half precision uses only the first."""
 _DRAWS = 4

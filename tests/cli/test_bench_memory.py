@@ -201,3 +201,23 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
     assert len(said.splitlines()) == 1
     assert words in said
     assert not Path(tmp_path / "out" / "memory.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("task", "TMaze11", "there is no task 'TMaze11'"),
+        ("greedy", "nan", "greedy must be finite, not nan"),
+        ("reference", "0", "reference must be positive, not 0"),
+        ("parameters", "-3", "parameters must be positive, not -3"),
+    ],
+)
+def test_rows_that_can_not_be_shown_are_named(tmp_path, capsys, name, value, words):
+    with (Path(__file__).parents[2] / "benchmarks/results/memory.csv").open(newline="") as file:
+        row = next(csv.DictReader(file)) | {name: value}
+    with (tmp_path / "memory.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)
+    assert main(["bench", "memory", "--out", str(tmp_path), "--table"]) == 2
+    assert f"holds a row that can't be read ({words}): fix or remove it" in capsys.readouterr().err

@@ -143,6 +143,7 @@ def test_gradients() -> None:
     ("make", "message"),
     [
         (lambda: GTrXLCell(head_size=0), "head_size must be at least 1, got 0"),
+        (lambda: GTrXLCell(gate_bias=float("nan")), "gate_bias must be finite, got nan"),
         (lambda: load_cell("gtrxl(window=0)"), "window must be at least 1, got 0"),
         (lambda: GTrXLModule(3, 8, heads=0, in_key="x", out_key="y"), "heads must be at least 1, got 0"),
     ],
@@ -150,6 +151,11 @@ def test_gradients() -> None:
 def test_options_that_are_refused(make: object, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_a_module_whose_window_does_not_fit_into_memory_names_one_that_does() -> None:
+    with pytest.raises(ArgumentError, match=r"of gtrxl\(window=1000000000\)\), and cpu has .* a window of [\d,]+ fits"):
+        GTrXLModule(3, 8, window=10**9, in_key="x", out_key="y")
 
 
 def test_windows_that_do_not_fit_into_memory_name_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recurl.core.devices import check_memory, total_memory
 from recurl.core.errors import ArgumentError
 from recurl.core.seeding import derive_seed
 from recurl.core.torch_compat import is_compiling
@@ -17,6 +18,7 @@ from recurl.recurrence.cells.attention import Attention
 from recurl.sequences.index import Boundaries
 
 _ROWS = 3
+_COPIES = 28  # of the states, at the peak of the checks of GTrXL
 _SCALES = (1.0, 1e-2, 10.0, 100.0)
 """Scales of the inputs and states that are checked; half precision uses only the first."""
 _DRAWS = 4
@@ -38,7 +40,7 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, shapes_only: bool = Fa
         shapes_only: check only shapes and dtypes, which don't depend on the values of the parameters.
 
     Raises:
-        ArgumentError: the step violates the contract; the message shows how.
+        ArgumentError: the step violates the contract; the message shows how. Or its states don't fit into memory.
     """
     _check_no_parameters(cell)
     like: Tensor = next(weight for weight in weights if weight is not None).detach()
@@ -47,6 +49,7 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, shapes_only: bool = Fa
         return
     generator = torch.Generator().manual_seed(derive_seed(0, "trial of a cell"))
     shapes = [(sizes.input_size,), *cell.state_shapes(sizes)]
+    _check_memory(cell, shapes, like)
     drawn = [torch.randn(2, _ROWS, *shape, generator=generator, device="cpu").to(like) for shape in shapes]
     (x, *states), others = zip(*drawn, strict=True)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -56,6 +59,15 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, shapes_only: bool = Fa
             return
         trial.run(x, tuple(states))
     _passed.add(key)
+
+
+def _check_memory(cell: Cell, shapes: Sequence[tuple[int, ...]], like: Tensor) -> None:
+    needed = _COPIES * _ROWS * sum(map(math.prod, shapes)) * like.itemsize
+    device, window = str(like.device), getattr(cell, "window", None)
+    advice = "shrink the states"
+    if isinstance(window, int):
+        advice = f"a window of {window * total_memory(device) // max(1, needed):,} fits"
+    check_memory(device, {f"steps of {_ROWS} rows of {cell}": needed}, advice)
 
 
 def _check_no_parameters(cell: Cell) -> None:

@@ -213,6 +213,17 @@ def test_half_precision_keeps_states_in_float32(dtype: torch.dtype) -> None:
     assert error < 2 * torch.finfo(dtype).eps
 
 
+@DELTA
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_leaves_matrices_alone(backend: str, delta: bool) -> None:
+    case = Case((2, 40))
+    narrow = [one.float() for one in case.given()]
+    expected = gated_matrix_recurrence(*narrow, case.boundaries, backend, delta=delta)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gated_matrix_recurrence(*narrow, case.boundaries, backend, delta=delta)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+
+
 def test_shapes_of_batches_and_empty_ones() -> None:
     case = Case((2, 3, 7))
     flat = case.run("chunked", delta=True)

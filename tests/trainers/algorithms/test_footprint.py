@@ -90,6 +90,21 @@ def test_a_batch_of_images_is_refused_with_the_size_that_fits(monkeypatch):
         check_machine(replace(config, num_envs=1, rollout_steps=steps + 200), IMAGES)
 
 
+@pytest.mark.parametrize("kind", [PPOConfig, R2D2Config])
+def test_a_long_window_is_refused_with_the_one_that_fits(kind, monkeypatch):
+    config = kind(env="x", cell="gtrxl(window=100000000)", device="cpu")
+    with pytest.raises(ArgumentError, match=r"lower the window of --cell, .*; .*a window of .* fits"):
+        check_machine(config)
+    for system in (hardware, footprints):
+        monkeypatch.setattr(system, "total_memory", lambda device: 2**40)
+    with pytest.raises(ArgumentError) as refusal:
+        check_machine(config)
+    window = int(re.search(r"a window of ([\d,]+) fits", str(refusal.value))[1].replace(",", ""))
+    check_machine(replace(config, cell=f"gtrxl(window={window})"))
+    with pytest.raises(ArgumentError, match="are needed"):
+        check_machine(replace(config, cell=f"gtrxl(window={window + 1})"))
+
+
 def test_images_that_are_left_out_need_nothing():
     config = PPOConfig(env="x", num_envs=64, drop_observations=("image",))
     assert footprint(config, IMAGES)["a batch"] - footprint(config)["a batch"] == 64 * 128 * 2 * 8

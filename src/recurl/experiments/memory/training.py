@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -78,9 +79,14 @@ class MemoryResult:
         return self.parameters / self.reference - 1
 
     def check(self) -> None:
-        """Check that there is such a task; raise ValueError if not."""
+        """Check the task and the numbers that are shown; raise ValueError if one is not valid."""
         if not any(self.task in tasks for tasks in SUITES.values()):
             raise ValueError(f"there is no task {self.task!r}")
+        if not math.isfinite(self.greedy):
+            raise ValueError(f"greedy must be finite, not {self.greedy}")
+        for name, number in (("parameters", self.parameters), ("reference", self.reference)):
+            if number <= 0:
+                raise ValueError(f"{name} must be positive, not {number}")
 
 
 class MemoryWork(NamedTuple):

@@ -204,9 +204,7 @@ def setting(name: str, changes: Mapping[str, Any], *, cuda_graph: bool = True) -
     """
     fixed = sorted(set(changes) & set(_FIXED))
     if fixed:
-        raise ArgumentError(
-            f"--set can't set {fixed[0]}, which the benchmark sets itself (recurl bench popgym --help)."
-        )
+        raise ArgumentError(f"--set can't set {fixed[0]}, which the benchmark sets itself.")
     check_option_names(PPOConfig, dict.fromkeys(changes, ()))
     return {**_COMMON, **SETTINGS[name], **changes, "cuda_graph": cuda_graph}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recurl.core.errors import ArgumentError
 from recurl.recurrence.cells.attention import Attention, sinusoids
 from recurl.recurrence.cells.blocks import Block, affine, check_numbers, check_sizes, encode, encoder, heads_of
 from recurl.recurrence.cells.by_hand import States
@@ -57,6 +59,8 @@ class GTrXLCell(Block, name="gtrxl"):
         check_sizes(window=(self.window, 1), heads=(self.heads, 1), head_size=(self.head_size, 1))
         check_sizes(feed_forward=(self.feed_forward, 1))
         check_numbers(gate_bias=self.gate_bias)
+        if not math.isfinite(self.gate_bias):
+            raise ArgumentError(f"gate_bias must be finite, got {self.gate_bias}.")
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
         """Return the shape of each state."""

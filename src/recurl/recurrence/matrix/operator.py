@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurl.core.errors import ArgumentError
 from recurl.core.torch_compat import is_compiling
-from recurl.recurrence.backend import LayerCall, OperatorSupport, record_run
+from recurl.recurrence.backend import LayerCall, OperatorSupport, record_run, without_autocast
 from recurl.recurrence.built_in import MATRIX, OPERATIONS
 from recurl.recurrence.cells import States, remember
 from recurl.recurrence.matrix.chunked import ChunkedMatrix
@@ -141,7 +141,8 @@ def _run(kernels: MatrixKernels, inputs: MatrixInputs) -> States:
         return run_operation(operation, _layer_call(inputs))
     if not is_compiling():
         record_run(kernels.name)
-    return kernels.forward(inputs, keep=False)[0]
+    with without_autocast(inputs.value.device):
+        return kernels.forward(inputs, keep=False)[0]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 from recurl.core.devices import check_device, check_memory, total_memory
 from recurl.core.keys import is_within
 from recurl.core.specs import Composite
-from recurl.trainers.config import RunConfig
+from recurl.recurrence import GTrXLCell, load_cell
+from recurl.trainers.config import NO_CELL, RunConfig
 from recurl.trainers.machine import weights_and_states
 
 _NUMBER = 4  # bytes of a float32
@@ -34,6 +35,8 @@ def check_machine(config: RunConfig, spec: Composite | None = None, *, learning:
         sizes[:0] = ["--encoder-width", "--encoder-layers"]
     if config.replay_steps:
         sizes.insert(0, "--buffer-size")
+    if _window(config):
+        sizes.insert(0, "the window of --cell")
     parts = footprint(config, spec, learning=learning)
     advice = f"lower {', '.join(sizes)}{_fitting(config, parts)}"
     check_memory(config.device, parts, advice)
@@ -58,10 +61,9 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
     observed = _Observed.of(config, spec)
     # states and observations before and after a step
     others = 2 * (observed.images + observed.others) + _FLAGS_AND_REWARD
-    stored = 2 * states if config.states_every is None else states // config.states_every
     parts = {
         _NETWORKS: 4 * weights,  # with gradients and Adam's two moments
-        _BATCH: config.frames_per_batch * (stored + others),
+        _BATCH: config.frames_per_batch * (_stored(config, states) + others),
     }
     if observed.encoded_images and config.gradient_steps_per_batch:
         frames = -(-config.frames_per_batch // config.gradient_steps_per_batch)
@@ -71,6 +73,17 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
         step = states + _FLAGS_AND_REWARD + observed.images + 2 * observed.others
         parts[_REPLAY] = config.replay_steps * step
     return parts
+
+
+def _stored(config: RunConfig, states: int) -> int:
+    """Return the bytes of states that a batch stores per step."""
+    return 2 * states if config.states_every is None else states // config.states_every
+
+
+def _window(config: RunConfig) -> int:
+    """Return the number of past inputs that the cell's states hold, or 0 for other cells."""
+    cell = None if config.cell == NO_CELL else load_cell(config.cell)
+    return cell.window if isinstance(cell, GTrXLCell) else 0
 
 
 class _Observed(NamedTuple):
@@ -107,7 +120,15 @@ def _fitting(config: RunConfig, parts: dict[str, int]) -> str:
     rest = sum(size for name, size in parts.items() if name not in scaled)
     room = total_memory(config.device) - rest
     fits = room * steps[largest] // sum(parts[name] for name in scaled)
-    if fits <= 0:
-        return ""
     what = "--buffer-size" if largest == _REPLAY else "a batch (--num-envs x --rollout-steps) of"
-    return f"; {what} {fits:,} fits"
+    window = _fitting_window(config, parts)
+    found = [*([f"{what} {fits:,} fits"] if fits > 0 else []), *([f"a window of {window:,} fits"] if window else [])]
+    return f"; {', or '.join(found)}" if found else ""
+
+
+def _fitting_window(config: RunConfig, parts: dict[str, int]) -> int:
+    """Return the window with which the run fits, or 0."""
+    states = _NUMBER * weights_and_states(config)[1]
+    of_windows = config.frames_per_batch * _stored(config, states) + config.replay_steps * states
+    room = total_memory(config.device) - (sum(parts.values()) - of_windows)
+    return max(0, room * _window(config) // max(1, of_windows))

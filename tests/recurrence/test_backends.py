@@ -255,7 +255,10 @@ def test_noncontiguous_and_expanded_inputs(cell: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "cell", "projection"),
     [
-        *(("loop", *case) for case in (("lstm", 0), ("lstm", 1), ("gru", 0), ("fastweights", 0), ("gtrxl", 0))),
+        *(
+            ("loop", *case)
+            for case in (("lstm", 0), ("lstm", 1), ("gru", 0), ("fastweights", 0), ("gtrxl with a short window", 0))
+        ),
         *(("scan", *case) for case in (("lstm", 1), ("gru", 0), ("fastweights", 0))),
         *(("reference", *case) for case in (("lstm", 0), ("gru", 0))),
     ],

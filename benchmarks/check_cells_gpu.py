@@ -16,8 +16,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from recurl.core.keys import TRAJ_STEPS
+from recurl.execution.traced import InductorFunction
 from recurl.modules import CellModule, set_recurrent_mode
-from recurl.recurrence import CELLS, load_cell, record_backends
+from recurl.recurrence import CELLS, Cell, load_cell, record_backends
+from recurl.sequences.start_states import allocate
 
 SHAPES = [(64, 33), (3, 4, 40), (700,), (5, 1)]
 OPTIONS = {"gtrxl": "gtrxl(window=8)", "mamba2": "mamba2(state_size=16)"}
@@ -97,14 +100,42 @@ def results_in_graph(
     return [y, *torch.autograd.grad(y.square().sum(), list(module.parameters()))]
 
 
+def in_a_program(module: CellModule, batch: TensorDict) -> list[Tensor]:
+    """Return the same from a program of Inductor, which reads states stored at the starts of rows only."""
+    length = batch.shape[1]
+    stored = TensorDict({}, batch.shape, device=batch.device)
+    step, begun = torch.arange(length, device=batch.device), batch["is_init"].squeeze(-1)
+    stored[TRAJ_STEPS] = step - step.where(begun, -length).cummax(1).values  # 0 where an episode begins
+    for key in module.state_keys:
+        first = batch[key][:, 0]
+        stored[key], starts = allocate(batch.shape, first.shape[1:], length, dtype=first.dtype, device=first.device)
+        starts[:, 0] = first.flatten(1)
+    leaves = list(stored.keys(True, True))
+
+    def program(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given = batch.select("x", "is_init")
+        for leaf, tensor in zip(leaves, tensors, strict=True):
+            given[leaf] = tensor
+        with torch.enable_grad():
+            return tuple(results_in_graph(module, given))
+
+    tensors = [stored[leaf] for leaf in leaves]
+    return [*InductorFunction(program, tensors)(*tensors)]
+
+
+def modules(cell: Cell, hidden_size: int) -> tuple[CellModule, CellModule, CellModule]:
+    """Return a module, the same in float64, and the same on the GPU."""
+    module = CellModule(cell, 5, hidden_size, 2, in_key="x", out_key="y", recurrent_backend="fastest")
+    exact = CellModule(cell, 5, hidden_size, 2, in_key="x", out_key="y", recurrent_backend="loop", dtype=torch.float64)
+    exact.load_state_dict(module.state_dict())
+    return module, exact, copy.deepcopy(module).cuda()
+
+
 def checks(name: str) -> Iterator[tuple[str, Callable[[], float]]]:
     """Yield what to check of a cell, with the error that must be small."""
     torch.manual_seed(0)
     cell = load_cell(OPTIONS.get(name, name))
-    module = CellModule(cell, 5, 32, 2, in_key="x", out_key="y", recurrent_backend="fastest")
-    exact = CellModule(cell, 5, 32, 2, in_key="x", out_key="y", recurrent_backend="loop", dtype=torch.float64)
-    exact.load_state_dict(module.state_dict())
-    on_gpu = copy.deepcopy(module).cuda()
+    module, exact, on_gpu = modules(cell, 32)
 
     def sequences(shape: tuple[int, ...], stored: bool) -> float:
         batch = batch_of(module, shape, stored)
@@ -129,12 +160,20 @@ def checks(name: str) -> Iterator[tuple[str, Callable[[], float]]]:
         found = results_in_graph(on_gpu, batch.cuda(), torch.compile(features))
         return error(found, results_in_graph(exact, exactly(batch)))
 
+    def program() -> float:
+        module, exact, on_gpu = modules(cell, 100)  # rows of matrices of 25 x 25 numbers, which compilers like to pad
+        batch = batch_of(module, (16, 64), True)
+        for key in module.state_keys:
+            batch[key][:, 1:] = 0  # what isn't stored
+        return error(in_a_program(on_gpu, batch.cuda()), results_in_graph(exact, exactly(batch)))
+
     for shape in SHAPES:
         for stored in (False, True):
             yield f"{list(shape)}{' stored' * stored}", lambda shape=shape, stored=stored: sequences(shape, stored)
     yield "steps", steps
     yield "captured", capture
     yield "compiled", compiled
+    yield "in a program", program
 
 
 def main() -> int:

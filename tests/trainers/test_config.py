@@ -45,10 +45,6 @@ def test_env_arguments_are_literals_or_text():
             {"compile": True, "cell": "examples.mingru:MinGRU"},
             "--compile needs a built-in cell .* got examples.mingru:MinGRU",
         ),
-        (
-            {**GRAPH, "compile": True, "cell": "gated_deltanet"},
-            "--compile needs a cell that learns when it is compiled for a GPU, unlike gated_deltanet",
-        ),
         ({"cuda_graph": True}, "--cuda-graph needs --device cuda, got cpu"),
         ({**GRAPH, "backend": "pad"}, "--cuda-graph needs --backend fastest or triton.* got pad"),
         ({**GRAPH, "sequence_length": 48}, "minibatches of equal size: .* got 48 for 128, and 4"),

@@ -20,7 +20,7 @@ import torch
 from recurl.core.devices import core_count
 from recurl.core.errors import MissingDependencyError, UnsupportedError
 from recurl.core.seeding import preserved_rng
-from recurl.recurrence import BACKENDS, CELLS, GatedDeltaNetCell, Sizes, load_cell
+from recurl.recurrence import BACKENDS, CELLS, Sizes, load_cell
 from recurl.trainers.config import ALGORITHM_OBSTACLE, NO_CELL, Choice, RunConfig
 from recurl.trainers.env_name import is_jax, is_name_only, source_of
 
@@ -140,16 +140,6 @@ def foreign_part(config: RunConfig) -> str | None:
 def has_built_in_cell(config: RunConfig) -> bool:
     """Return whether the cell of a run, if any, is one of recurl's."""
     return config.cell == NO_CELL or type(load_cell(config.cell)) in map(type, CELLS.values())
-
-
-def learns_compiled(config: RunConfig) -> bool:
-    """Return whether the cell of a run, if any, learns in programs of Inductor for a GPU.
-
-    Gated DeltaNet doesn't: on an H200 with PyTorch 2.11, compiled runs stayed at chance on RepeatPrevious (k = 4), and
-    the same runs uncompiled, captured or not, solved it. Its compiled features agree with float64; the cause isn't
-    known.
-    """
-    return config.cell == NO_CELL or not isinstance(load_cell(config.cell), GatedDeltaNetCell)
 
 
 def _ranks() -> int:

@@ -59,10 +59,8 @@ class ExecutionConfig(RunConfig):
     @property
     def compile_obstacle(self) -> str | None:
         """What the compilation of an update lacks to be possible, or None if it is."""
-        from recurl.trainers.machine import has_built_in_cell, learns_compiled  # noqa: PLC0415 - imports torch
+        from recurl.trainers.machine import has_built_in_cell  # noqa: PLC0415 - imports torch
 
-        if self.device.startswith("cuda") and not learns_compiled(self):
-            return f"a cell that learns when it is compiled for a GPU, unlike {self.cell} (see its documentation)"
         if self.cell == NO_CELL or (self.backend in _COMPILABLE and has_built_in_cell(self)):
             return None
         return (

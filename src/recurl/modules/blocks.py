@@ -260,8 +260,8 @@ class GTrXLModule(CellModule):
         hidden_size: H, the width of the features.
         num_layers: L.
         window: M, number of past inputs that a layer attends to.
-        heads: number of heads.
-        head_size: width of a head; None for H / heads, rounded up.
+        heads: number of heads, which must divide their width in all; None for 4, 2 or 1, the first that does.
+        head_size: width of a head; None for H / heads.
         feed_forward: hidden units of the feed-forward part, as a multiple of H.
         gate_bias: how far the gates are closed at first.
         **options: further arguments of :class:`CellModule`.
@@ -279,7 +279,7 @@ class GTrXLModule(CellModule):
         num_layers: int = 1,
         *,
         window: int = 64,
-        heads: int = 4,
+        heads: int | None = None,
         head_size: int | None = None,
         feed_forward: int = 4,
         gate_bias: float = 2.0,
@@ -300,7 +300,7 @@ class MLSTMModule(CellModule):
         input_size: I.
         hidden_size: H, the width of the features.
         num_layers: L.
-        heads: number of heads.
+        heads: number of heads, which must divide their width in all; None for 4, 2 or 1, the first that does.
         expand: heads times D as a multiple of H.
         conv_width: W, kernel width of the convolution; 0 for none.
         **options: further arguments of :class:`CellModule`.
@@ -317,7 +317,7 @@ class MLSTMModule(CellModule):
         hidden_size: int,
         num_layers: int = 1,
         *,
-        heads: int = 4,
+        heads: int | None = None,
         expand: int = 2,
         conv_width: int = 4,
         **options: Unpack[CellOptions],
@@ -337,7 +337,7 @@ class Mamba2Module(CellModule):
         input_size: I.
         hidden_size: H, the width of the features.
         num_layers: L.
-        heads: number of heads.
+        heads: number of heads, which must divide their width in all; None for 4, 2 or 1, the first that does.
         state_size: N.
         expand: heads times D as a multiple of H.
         conv_width: W, kernel width of the convolution; 0 for none.
@@ -355,7 +355,7 @@ class Mamba2Module(CellModule):
         hidden_size: int,
         num_layers: int = 1,
         *,
-        heads: int = 4,
+        heads: int | None = None,
         state_size: int = 64,
         expand: int = 2,
         conv_width: int = 4,
@@ -376,8 +376,8 @@ class GatedDeltaNetModule(CellModule):
         input_size: I.
         hidden_size: H, the width of the features.
         num_layers: L.
-        heads: number of heads.
-        key_size: K; None for H / heads, rounded up.
+        heads: number of heads, which must divide their width in all; None for 4, 2 or 1, the first that does.
+        key_size: K; None for H / heads.
         value_size: V; None for K.
         conv_width: W, kernel width of the convolution; 0 for none.
         feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
@@ -395,7 +395,7 @@ class GatedDeltaNetModule(CellModule):
         hidden_size: int,
         num_layers: int = 1,
         *,
-        heads: int = 4,
+        heads: int | None = None,
         key_size: int | None = None,
         value_size: int | None = None,
         conv_width: int = 4,

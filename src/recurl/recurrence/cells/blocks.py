@@ -16,6 +16,7 @@ from recurl.recurrence.cells.time import Time
 
 _EPSILON = 1e-6
 _STEPS = 0.001, 0.1
+_DEFAULT_HEADS = 4, 2, 1
 
 
 def affine(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Shape]:
@@ -80,6 +81,24 @@ def convolve(
 def heads_of(x: Tensor, heads: int) -> Tensor:
     """Return ``[..., D]`` as ``[..., heads, D / heads]``."""
     return x.unflatten(-1, (heads, -1))
+
+
+def number_of_heads(heads: int | None, width: int, what: str, least: int = 1) -> int:
+    """Return ``heads``, or for None 4, 2 or 1: the largest that divides ``width`` into parts of ``least`` or more.
+
+    Raises:
+        ArgumentError: ``heads`` is more than 1 and doesn't do so; ``what`` names the width.
+    """
+    fitting = [number for number in range(1, width + 1) if width % number == 0 and width // number >= least] or [1]
+    if heads is None:
+        return max(number for number in fitting if number in _DEFAULT_HEADS)
+    if heads not in fitting:
+        parts = f", into parts of {least} or more" if least > 1 else ""
+        near = sorted(sorted(fitting, key=lambda number: abs(number - heads))[:3])
+        raise ArgumentError(
+            f"heads must divide {what}, {width}{parts}; got {heads}. Use {', '.join(map(str, near))}, for example."
+        )
+    return heads
 
 
 def initialize_convolution(weight: Tensor) -> None:

@@ -22,6 +22,7 @@ from recurl.recurrence.cells.blocks import (
     heads_of,
     initialize_convolution,
     initialize_step_offset,
+    number_of_heads,
     rms_norm,
 )
 from recurl.recurrence.cells.by_hand import States
@@ -45,14 +46,15 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
     although their features agree with float64. The cause isn't known.
 
     Args:
-        heads: number of heads.
-        key_size: K, width of a key; None for H / heads, rounded up.
+        heads: number of heads, which must divide H unless ``key_size`` is given; None for 4, 2 or 1, the first that
+            does.
+        key_size: K, width of a key; None for H / heads.
         value_size: V, width of a value; None for K. The paper doubles it.
         conv_width: number of inputs covered by the convolution; 0 for none.
         feed_forward: hidden units of the feed-forward network, as a multiple of H; 0 for none.
     """
 
-    heads: int = 4
+    heads: int | None = None
     key_size: int | None = None
     value_size: int | None = None
     conv_width: int = 4
@@ -65,9 +67,14 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
         check_sizes(feed_forward=(self.feed_forward, 0))
         check_conv_width(self.conv_width)
 
-    def _matrix(self, sizes: Sizes) -> tuple[int, int]:
-        key = self.key_size or -(-sizes.hidden_size // self.heads)
-        return key, self.value_size or key
+    def _matrices(self, sizes: Sizes) -> tuple[int, int, int]:
+        """Return the number of heads, K and V."""
+        if self.key_size is not None and self.heads is not None:
+            heads, key = self.heads, self.key_size
+        else:
+            heads = number_of_heads(self.heads, sizes.hidden_size, "hidden_size, where there is no key_size")
+            key = self.key_size or sizes.hidden_size // heads
+        return heads, key, self.value_size or key
 
     @property
     def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
@@ -76,22 +83,22 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
         """Return the shape of each state."""
-        key, value = self._matrix(sizes)
-        window = (self.conv_width - 1, self.heads * (2 * key + value))
-        return ((self.heads, key, value), *((window,) if self.conv_width else ()))
+        heads, key, value = self._matrices(sizes)
+        window = (self.conv_width - 1, heads * (2 * key + value))
+        return ((heads, key, value), *((window,) if self.conv_width else ()))
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
         """Return the shapes of the parameters of one layer."""
         hidden, bias = sizes.hidden_size, sizes.bias
-        key, value = self._matrix(sizes)
-        inner = self.heads * (2 * key + value)
+        heads, key, value = self._matrices(sizes)
+        inner = heads * (2 * key + value)
         shapes = encoder(sizes) | {"scale_norm": (hidden,)}
-        shapes |= affine("branches", inner + self.heads * value, hidden, bias=False)
-        shapes |= affine("gates", 2 * self.heads, hidden, bias=False)
+        shapes |= affine("branches", inner + heads * value, hidden, bias=False)
+        shapes |= affine("gates", 2 * heads, hidden, bias=False)
         if self.conv_width:
             shapes |= {"weight_conv": (self.conv_width, inner)} | ({"bias_conv": (inner,)} if bias else {})
-        shapes |= {"decay": (self.heads,), "step_offset": (self.heads,), "scale_heads": (value,)}
-        shapes |= affine("out", hidden, self.heads * value, bias)
+        shapes |= {"decay": (heads,), "step_offset": (heads,), "scale_heads": (value,)}
+        shapes |= affine("out", hidden, heads * value, bias)
         if self.feed_forward:
             width = self.feed_forward * hidden
             shapes |= {"scale_up": (hidden,)}
@@ -137,10 +144,11 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
         """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
         normed = rms_norm(x, scale_norm)
-        keys, values = self.heads * states[0].shape[-2], self.heads * states[0].shape[-1]
+        heads = decay.shape[0]
+        keys, values = heads * states[0].shape[-2], heads * states[0].shape[-1]
         inner, opening = F.linear(normed, weight_branches).split([2 * keys + values, values], -1)
         inner, window = convolve(time, inner, states[1:], weight_conv, bias_conv)
-        query, key, value = (heads_of(part, self.heads) for part in F.silu(inner).split([keys, keys, values], -1))
+        query, key, value = (heads_of(part, heads) for part in F.silu(inner).split([keys, keys, values], -1))
         query, key = (F.normalize(part, dim=-1, eps=1e-6) for part in (query, key))
         rate, step = F.linear(normed, weight_gates).chunk(2, -1)
         log_decay = -decay.exp() * F.softplus(step + step_offset)

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
 from recurl.recurrence.cells.attention import Attention, sinusoids
-from recurl.recurrence.cells.blocks import Block, affine, check_numbers, check_sizes, encode, encoder, heads_of
+from recurl.recurrence.cells.blocks import (
+    Block,
+    affine,
+    check_numbers,
+    check_sizes,
+    encode,
+    encoder,
+    heads_of,
+    number_of_heads,
+)
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
 from recurl.recurrence.cells.time import ONE_STEP, Time
@@ -41,14 +50,15 @@ class GTrXLCell(Block, name="gtrxl"):
 
     Args:
         window: M.
-        heads: number of heads.
-        head_size: width of a head; None for H / heads, rounded up.
+        heads: number of heads, which must divide H unless ``head_size`` is given; None for 4, 2 or 1, the first that
+            does.
+        head_size: width of a head; None for H / heads.
         feed_forward: hidden units of f, as a multiple of H.
         gate_bias: initial b.
     """
 
     window: int = 64
-    heads: int = 4
+    heads: int | None = None
     head_size: int | None = None
     feed_forward: int = 4
     gate_bias: float = 2.0
@@ -68,12 +78,20 @@ class GTrXLCell(Block, name="gtrxl"):
 
     def attention(self, hidden_size: int) -> tuple[int, int]:
         """Return the widths of heads and of stored inputs."""
-        return self.head_size or -(-hidden_size // self.heads), hidden_size + 1
+        heads = self.heads or number_of_heads(None, hidden_size, "hidden_size")
+        return self.head_size or max(1, hidden_size // heads), hidden_size + 1
+
+    def _heads(self, hidden_size: int) -> tuple[int, int]:
+        """Return the number of heads and their width."""
+        if self.head_size is not None and self.heads is not None:
+            return self.heads, self.head_size
+        heads = number_of_heads(self.heads, hidden_size, "hidden_size, where there is no head_size")
+        return heads, self.head_size or hidden_size // heads
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
         """Return the shapes of the parameters of one layer."""
         hidden = sizes.hidden_size
-        inner = self.heads * self.attention(hidden)[0]
+        inner = math.prod(self._heads(hidden))
         shapes = encoder(sizes)
         for name in ("query", "key", "value", "position"):
             shapes |= affine(name, inner, hidden, bias=False)
@@ -127,20 +145,21 @@ class GTrXLCell(Block, name="gtrxl"):
     ) -> tuple[Tensor, States]:
         """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
-        split = partial(heads_of, heads=self.heads)
+        heads, size = self._heads(x.shape[-1])
+        split = partial(heads_of, heads=heads)
         plain = F.layer_norm(x, x.shape[-1:])
         normed = plain * scale_attention if bias_attention is None else plain * scale_attention + bias_attention
         query = F.linear(normed, weight_query)
         distances = split(F.linear(sinusoids(self.window + 1, x.shape[-1], x), weight_position))
         position = torch.einsum("rhd,phd->rhp", split(query + bias_position), distances)
-        scale = (weight_query.shape[0] // self.heads) ** -0.5
+        scale = size**-0.5
         attention = Attention(
             scale * split(query + bias_content),
             split(F.linear(normed, weight_key)),
             split(F.linear(normed, weight_value)),
             scale * position,
-            _of_inputs(weight_key, scale_attention, bias_attention, self.heads),
-            _of_inputs(weight_value, scale_attention, bias_attention, self.heads),
+            _of_inputs(weight_key, scale_attention, bias_attention, heads),
+            _of_inputs(weight_value, scale_attention, bias_attention, heads),
         )
         inputs = torch.cat([plain, torch.ones_like(x[:, :1])], 1)
         attended, after = time.attend(attention, inputs, states[0])

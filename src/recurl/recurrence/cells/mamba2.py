@@ -21,6 +21,7 @@ from recurl.recurrence.cells.blocks import (
     heads_of,
     initialize_convolution,
     initialize_step_offset,
+    number_of_heads,
     rms_norm,
 )
 from recurl.recurrence.cells.by_hand import States
@@ -40,13 +41,14 @@ class Mamba2Cell(Block, name="mamba2"):
     mapped to the block's width, with a residual connection. Step sizes aren't limited.
 
     Args:
-        heads: number of heads. The paper has heads of width 64.
+        heads: number of heads, which must divide the width of x; None for 4, 2 or 1, the first that does. The paper has
+            heads of width 64.
         state_size: N, width of B and C. The paper has 128.
-        expand: width of x as a multiple of H, rounded up to a multiple of the heads.
+        expand: width of x as a multiple of H.
         conv_width: number of inputs covered by the convolution; 0 for none.
     """
 
-    heads: int = 4
+    heads: int | None = None
     state_size: int = 64
     expand: int = 2
     conv_width: int = 4
@@ -57,8 +59,11 @@ class Mamba2Cell(Block, name="mamba2"):
         check_sizes(heads=(self.heads, 1), state_size=(self.state_size, 1), expand=(self.expand, 1))
         check_conv_width(self.conv_width)
 
-    def _head_size(self, sizes: Sizes) -> int:
-        return -(-self.expand * sizes.hidden_size // self.heads)
+    def _heads(self, sizes: Sizes) -> tuple[int, int]:
+        """Return the number of heads and their width."""
+        width = self.expand * sizes.hidden_size
+        heads = number_of_heads(self.heads, width, "the width of x, expand times hidden_size")
+        return heads, width // heads
 
     @property
     def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
@@ -67,19 +72,20 @@ class Mamba2Cell(Block, name="mamba2"):
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
         """Return the shape of each state."""
-        head = self._head_size(sizes)
-        window = (self.conv_width - 1, self.heads * head + 2 * self.state_size)
-        return ((self.heads, self.state_size, head), *((window,) if self.conv_width else ()))
+        heads, size = self._heads(sizes)
+        window = (self.conv_width - 1, heads * size + 2 * self.state_size)
+        return ((heads, self.state_size, size), *((window,) if self.conv_width else ()))
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
         """Return the shapes of the parameters of one layer."""
-        hidden, width = sizes.hidden_size, self.heads * self._head_size(sizes)
+        hidden, (heads, size) = sizes.hidden_size, self._heads(sizes)
+        width = heads * size
         inner = width + 2 * self.state_size
         shapes = encoder(sizes) | {"scale_norm": (hidden,)}
-        shapes |= affine("branches", width + inner + self.heads, hidden, bias=False)
+        shapes |= affine("branches", width + inner + heads, hidden, bias=False)
         if self.conv_width:
             shapes |= {"weight_conv": (self.conv_width, inner)} | ({"bias_conv": (inner,)} if sizes.bias else {})
-        shapes |= {"decay": (self.heads,), "step_offset": (self.heads,), "skip": (self.heads,), "scale_out": (width,)}
+        shapes |= {"decay": (heads,), "step_offset": (heads,), "skip": (heads,), "scale_out": (width,)}
         return shapes | affine("out", hidden, width, sizes.bias)
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
@@ -117,13 +123,13 @@ class Mamba2Cell(Block, name="mamba2"):
     ) -> tuple[Tensor, States]:
         """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
-        width, both = scale_out.shape[0], 2 * self.state_size
+        heads, width, both = decay.shape[0], scale_out.shape[0], 2 * self.state_size
         branches = F.linear(rms_norm(x, scale_norm), weight_branches)
-        opening, inner, step = branches.split([width, width + both, self.heads], -1)
+        opening, inner, step = branches.split([width, width + both, heads], -1)
         inner, window = convolve(time, inner, states[1:], weight_conv, bias_conv)
         value, key, query = F.silu(inner).split([width, self.state_size, self.state_size], -1)
-        key, query = (part.unsqueeze(1).expand(-1, self.heads, -1) for part in (key, query))
-        value, step = heads_of(value, self.heads), F.softplus(step + step_offset)
+        key, query = (part.unsqueeze(1).expand(-1, heads, -1) for part in (key, query))
+        value, step = heads_of(value, heads), F.softplus(step + step_offset)
         read, h = time.remember(query, key, value, -decay.exp() * step, step, states[0])
         read = (read + skip.unsqueeze(-1) * value).flatten(1)
         return x + F.linear(rms_norm(read * F.silu(opening), scale_out), weight_out, bias_out), (h, *window)

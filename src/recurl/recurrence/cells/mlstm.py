@@ -20,6 +20,7 @@ from recurl.recurrence.cells.blocks import (
     encoder,
     heads_of,
     initialize_convolution,
+    number_of_heads,
 )
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
@@ -28,6 +29,7 @@ from recurl.recurrence.cells.time import ONE_STEP, Time
 _FORGET_BIASES = 3.0, 6.0
 _INPUT_BIAS_STD = 0.1
 _LARGEST_EXPONENT = 80.0
+_NORM_EPSILON = 1e-5  # of torch.nn.LayerNorm
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,12 +46,12 @@ class MLSTMCell(Block, name="mlstm"):
     log i); m begins at 0, which changes no result.
 
     Args:
-        heads: number of heads.
-        expand: width of the branches as a multiple of H, rounded up to a multiple of the heads.
+        heads: number of heads, which must divide the width of the branches; None for 4, 2 or 1, the first that does.
+        expand: width of the branches as a multiple of H.
         conv_width: number of inputs covered by the convolution; 0 for none.
     """
 
-    heads: int = 4
+    heads: int | None = None
     expand: int = 2
     conv_width: int = 4
     child_name: ClassVar[str] = "mlstm"
@@ -59,8 +61,11 @@ class MLSTMCell(Block, name="mlstm"):
         check_sizes(heads=(self.heads, 1), expand=(self.expand, 1))
         check_conv_width(self.conv_width)
 
-    def _head_size(self, sizes: Sizes) -> int:
-        return -(-self.expand * sizes.hidden_size // self.heads)
+    def _heads(self, sizes: Sizes) -> tuple[int, int]:
+        """Return the number of heads and their width."""
+        width = self.expand * sizes.hidden_size
+        heads = number_of_heads(self.heads, width, "the width of the branches, expand times hidden_size", least=2)
+        return heads, width // heads
 
     @property
     def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
@@ -69,21 +74,21 @@ class MLSTMCell(Block, name="mlstm"):
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
         """Return the shape of each state."""
-        size = self._head_size(sizes)
-        window = (self.conv_width - 1, self.heads * size)
-        shapes = (self.heads, size, size), (self.heads, size), (self.heads,)
+        heads, size = self._heads(sizes)
+        window = (self.conv_width - 1, heads * size)
+        shapes = (heads, size, size), (heads, size), (heads,)
         return (*shapes, *((window,) if self.conv_width else ()))
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
         """Return the shapes of the parameters of one layer."""
-        hidden, bias, size = sizes.hidden_size, sizes.bias, self._head_size(sizes)
-        width = self.heads * size
+        hidden, bias, (heads, size) = sizes.hidden_size, sizes.bias, self._heads(sizes)
+        width = heads * size
         shapes = encoder(sizes) | {"scale_norm": (hidden,)} | affine("branches", 2 * width, hidden, bias)
         if self.conv_width:
             shapes |= {"weight_conv": (self.conv_width, width)} | ({"bias_conv": (width,)} if bias else {})
-        shapes |= {f"weight_{name}": (self.heads, size, size) for name in ("query", "key", "value")}
-        shapes |= {"weight_gates": (2 * self.heads, 3 * width), "gates_input": (self.heads,)}
-        shapes |= {"gates_forget": (self.heads,), "scale_heads": (width,), "skip": (width,)}
+        shapes |= {f"weight_{name}": (heads, size, size) for name in ("query", "key", "value")}
+        shapes |= {"weight_gates": (2 * heads, 3 * width), "gates_input": (heads,)}
+        shapes |= {"gates_forget": (heads,), "scale_heads": (width,), "skip": (width,)}
         return shapes | affine("out", hidden, width, bias)
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
@@ -134,7 +139,7 @@ class MLSTMCell(Block, name="mlstm"):
         mixed, window = convolve(time, inner, tuple(window), weight_conv, bias_conv)
         mixed = F.silu(mixed)
         query, key, value = (
-            torch.einsum("rhi,hoi->rho", heads_of(part, self.heads), weight)
+            torch.einsum("rhi,hoi->rho", heads_of(part, weight.shape[0]), weight)
             for part, weight in ((mixed, weight_query), (mixed, weight_key), (inner, weight_value))
         )
         gates = F.linear(torch.cat([query, key, value], 1).flatten(1), weight_gates)
@@ -147,10 +152,19 @@ class MLSTMCell(Block, name="mlstm"):
         read, h = time.remember(query, key, value, log_decay, rate, before)
         n = time.recur(log_decay.exp().unsqueeze(-1).expand_as(key), rate.unsqueeze(-1) * key, normalizer)
         least = (-latest).clamp(max=_LARGEST_EXPONENT).exp()
-        read = read / torch.maximum((n * query).sum(-1).abs(), least).unsqueeze(-1)
-        read = F.layer_norm(read, read.shape[-1:]).flatten(1) * scale_heads
+        scale = torch.maximum((n * query).sum(-1).abs(), least).unsqueeze(-1)
+        read = _normed_quotient(read, scale).flatten(1) * scale_heads
         read = (read + skip * mixed) * F.silu(opening)
         return x + F.linear(read, weight_out, bias_out), (h, n, latest, *window)
+
+
+def _normed_quotient(x: Tensor, divisor: Tensor) -> Tensor:
+    """Return ``layer_norm(x / divisor)``, which depends on the divisor only through the norm's epsilon.
+
+    Dividing first would lose that dependence, and with it the gradient of n, to rounding.
+    """
+    centered = x - x.mean(-1, keepdim=True)
+    return centered * (centered.square().mean(-1, keepdim=True) + _NORM_EPSILON * divisor.square()).rsqrt()
 
 
 MLSTM = MLSTMCell()

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recurl.core.errors import ArgumentError
 from recurl.recurrence.cells.blocks import (
     Block,
     affine,
@@ -23,6 +22,7 @@ from recurl.recurrence.cells.blocks import (
     encoder,
     gated_feed_forward,
     heads_of,
+    number_of_heads,
     rms_norm,
 )
 from recurl.recurrence.cells.by_hand import States
@@ -82,9 +82,7 @@ class RGLRUCell(Block, name="rglru"):
         """
         hidden, bias = sizes.hidden_size, sizes.bias
         state = self.state_size or hidden
-        if state % self.heads:
-            raise ArgumentError(f"heads must divide the state's width, {state}; got {self.heads}.")
-        per_head = state // self.heads
+        per_head = state // number_of_heads(self.heads, state, "the state's width")
         shapes = encoder(sizes) | {"scale_branches": (hidden,)} | affine("branches", 2 * state, hidden, bias)
         if self.conv_width:
             shapes |= {"weight_conv": (self.conv_width, state)} | ({"bias_conv": (state,)} if bias else {})

@@ -23,6 +23,7 @@ from recurl.recurrence.cells.blocks import (
     encode,
     encoder,
     initialize_convolution,
+    number_of_heads,
 )
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
@@ -88,9 +89,8 @@ class SLSTMCell(Block, name="slstm"):
         Raises:
             ArgumentError: the number of heads doesn't divide H, or leaves 1 unit to a head, whose norm is always 0.
         """
-        hidden, heads = sizes.hidden_size, self.heads
-        if hidden % heads or hidden == heads > 1:
-            raise ArgumentError(f"heads must divide hidden_size, {hidden}, into parts of 2 or more; got {heads}.")
+        hidden = sizes.hidden_size
+        heads = number_of_heads(self.heads, hidden, "hidden_size", least=2)  # the norm of 1 unit is always 0
         width = hidden // heads
         shapes = encoder(sizes) | {"scale_gates": (hidden,)}
         if self.conv_width:

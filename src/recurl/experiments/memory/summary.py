@@ -121,7 +121,8 @@ class MemorySummary:
                 text = f"{low[place]:.3f} to {high[place]:.3f}" if several else "one seed"
                 found.setdefault(f"  95% interval of the {name}, over seeds", []).append(text)
                 if name == "mean":
-                    text = "{:.3f} to {:.3f}".format(*hierarchical_interval(scores))
+                    low_and_high = hierarchical_interval(scores)
+                    text = "{:.3f} to {:.3f}".format(*low_and_high) if several or len(scores) > 1 else "one run"
                     found.setdefault("  95% interval of the mean, over tasks and seeds", []).append(text)
         if self._suite == "popgym":
             found |= self._all_tasks()

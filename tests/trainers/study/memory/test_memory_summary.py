@@ -65,6 +65,13 @@ def test_results_of_other_settings_are_left_out():
     assert made.others == 2
 
 
+def test_one_run_has_no_interval():
+    rows = [result(run, 0.5) for run in RUNS if run.task == RUNS[0].task and not run.seed]
+    lines = MemorySummary("core", TASKS, RUNS, rows).table().splitlines()
+    intervals = [line.split("  ")[-1].strip() for line in lines if "95% interval" in line]
+    assert intervals == ["one seed", "one run", "one seed"]
+
+
 def test_rows_are_read_as_they_were_written(tmp_path):
     rows = [result(run, 0.5) for run in RUNS]
     file = ResultsFile(tmp_path / "memory.csv", MemoryResult, "recurl bench memory")

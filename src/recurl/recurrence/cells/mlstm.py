@@ -163,8 +163,12 @@ def _normed_quotient(x: Tensor, divisor: Tensor) -> Tensor:
 
     Dividing first would lose that dependence, and with it the gradient of n, to rounding.
     """
+    dtype = torch.result_type(x, divisor)
+    wide = torch.promote_types(dtype, torch.float32)
+    x, divisor = x.to(wide), divisor.to(wide)
     centered = x - x.mean(-1, keepdim=True)
-    return centered * (centered.square().mean(-1, keepdim=True) + _NORM_EPSILON * divisor.square()).rsqrt()
+    spread = centered.square().mean(-1, keepdim=True) + _NORM_EPSILON * divisor.square()
+    return (centered * spread.rsqrt()).to(dtype)
 
 
 MLSTM = MLSTMCell()

@@ -101,7 +101,7 @@ def results_in_graph(
 
 
 def in_a_program(module: CellModule, batch: TensorDict) -> list[Tensor]:
-    """Return the same from a program of Inductor, which reads states stored at the starts of rows only."""
+    """Return :func:`results_in_graph` from a program of Inductor, with states stored at the starts of rows only."""
     length = batch.shape[1]
     stored = TensorDict({}, batch.shape, device=batch.device)
     step, begun = torch.arange(length, device=batch.device), batch["is_init"].squeeze(-1)
@@ -161,7 +161,7 @@ def checks(name: str) -> Iterator[tuple[str, Callable[[], float]]]:
         return error(found, results_in_graph(exact, exactly(batch)))
 
     def program() -> float:
-        module, exact, on_gpu = modules(cell, 100)  # rows of matrices of 25 x 25 numbers, which compilers like to pad
+        module, exact, on_gpu = modules(cell, 100)  # matrices of 25 x 25 numbers, in rows that Inductor pads by default
         batch = batch_of(module, (16, 64), True)
         for key in module.state_keys:
             batch[key][:, 1:] = 0  # what isn't stored

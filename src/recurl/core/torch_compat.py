@@ -463,9 +463,12 @@ def _compiled(graph: Any, examples: Sequence[Any], options: dict[str, Any]) -> C
 
 
 def _options(columns: bool, most_fused: int | None = None) -> dict[str, Any]:
-    # Without padding: with it, slices of padded rows wider than 1024 were read at wrong addresses (torch 2.11).
-    options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
-    options["comprehensive_padding"] = False
+    # Without padding: with it, slices of padded rows wider than 1024 were read at wrong addresses (torch 2.11, CUDA).
+    options: dict[str, Any] = {
+        "deterministic": True,
+        "triton.autotune_pointwise": False,
+        "comprehensive_padding": False,
+    }
     if columns:
         config = load("torch._inductor.config")
         options |= {name: value for name, value in _OF_COLUMNS.items() if hasattr(config, name)}

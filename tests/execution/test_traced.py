@@ -55,6 +55,24 @@ def test_numbers_gradients_and_draws():
         x, y = x + 1, y * 2
 
 
+def scattered(x, mask):
+    """Add the transposed matrices of [G, 16, 32] to every second group of 32 rows; others follow, for wrong addresses."""
+    rows = torch.arange(64 * x.shape[0]).reshape(-1, 64)[:, 32:]
+    turned = torch.where(mask[:, 32:] > 0, (x + 1).transpose(1, 2), 0)
+    return (torch.zeros(192 * x.shape[0], 16).index_put((rows,), turned, accumulate=True),)
+
+
+def test_kernels_of_several_threads_add_to_the_right_rows():
+    given = torch.randn(16, 16, 32), torch.randn(16, 64, 16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = InductorFunction(scattered, given)(*given)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close([*found], [*scattered(*given)])
+
+
 def test_threads_compile_one_after_another():
     def compiled(number):
         return InductorFunction(lambda x: (x * number + torch.rand(3),), [torch.ones(3)])

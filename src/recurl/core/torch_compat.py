@@ -458,7 +458,7 @@ def _bare(graph: Any) -> Any:
 
 @torch.no_grad()
 def _compiled(graph: Any, examples: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
-    with _saved_by_name():
+    with _saved_by_name(), _scattered_once():
         return load("torch._inductor:compile")(graph, examples, options)
 
 
@@ -492,6 +492,30 @@ def _saved_by_name() -> Generator[None]:
             del table[kind]
         else:
             table[kind] = before
+
+
+@contextmanager
+def _scattered_once() -> Generator[None]:
+    """Let Inductor's kernels for several CPU threads add to the right addresses inside the block.
+
+    Where a kernel works on tiles, it counts a tile's inner index twice in the addresses that it adds to atomically, and
+    writes out of bounds (torch 2.13; mended by https://github.com/pytorch/pytorch/pull/191861).
+    """
+    tiles = load("torch._inductor.codegen.cpp:CppTile2DKernel")
+    settings, store = load("torch._inductor.config:cpp"), tiles.store
+
+    def once(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
+        atomic = mode == "atomic_add" and (settings.dynamic_threads or self.num_threads != 1)
+        if atomic and not self.need_vec_transpose(self.rename_indexing(index)):
+            super(tiles, self).store(name, index, value, mode)
+        else:
+            store(self, name, index, value, mode)
+
+    tiles.store = once
+    try:
+        yield
+    finally:
+        tiles.store = store
 
 
 def _by_name(value: torch.memory_format) -> tuple[Callable[[str], torch.memory_format], tuple[str]]:

@@ -148,7 +148,7 @@ def check_conv_width(width: int) -> None:
 
 
 class Block(Cell):
-    """Linear recurrence inside the residual block of its paper.
+    """Recurrence inside the residual block of its paper.
 
     Unless a cell overrides it, matrices are initialized from N(0, 1 / inputs), norm scales to 1 and biases to 0.
     """

@@ -9,6 +9,7 @@ a chunk may hold any number of segments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,56 +36,98 @@ class ChunkedMatrix(MatrixKernels):
 
     def forward(self, inputs: MatrixInputs, keep: bool) -> tuple[States, States]:
         """Return the results, and the states at the ends of segments."""
-        groups, inside = _groups(inputs.states, inputs.boundaries)
+        boundaries, tokens = inputs.boundaries, inputs.boundaries.num_tokens
+        chunks, inside = _chunks(inputs.states, boundaries)
+        isolation = Isolation(boundaries, *inputs[:5])
+        wide = COMPUTED[inputs.value.dtype]
+        pieces = zip(*(chunks.cut(stream.to(wide)) for stream in inputs[:5]), strict=True)
+        before = chunks.firsts(inputs.states)
         streams = _Streams.of(inputs, inside)
         heads, width = inputs.value.shape[1:]
-        tokens = inputs.boundaries.num_tokens
-        state = streams.value.new_zeros(groups[0].shape[0], heads, inputs.key.shape[-1], width)
-        isolation = Isolation(inputs.boundaries, *inputs[:5])
+        state = inputs.value.new_zeros(chunks.tokens[0].shape[0], heads, inputs.key.shape[-1], width, dtype=wide)
         results: list[Tensor] = []
         finals: list[tuple[Tensor, Tensor]] = []
-        for at in groups:
-            chunk = _Chunk.of(streams, at, state[: at.shape[0]])
-            results.append(chunk.results().transpose(1, 2).flatten(0, 1))
+        for at, initial, piece in zip(chunks.tokens, before, pieces, strict=True):
+            chunk = _Chunk.of(streams, at, state[: at.shape[0]], initial, *(part.transpose(1, 2) for part in piece))
+            results.append(chunk.results().transpose(1, 2))
             if inputs.after:
                 finals.append(chunk.finals(streams.ends[at]))
             state = chunk.last_state()
-        numbers = torch.cat([at.flatten() for at in groups])
-        order = numbers.new_zeros(tokens + 1).scatter(0, numbers, torch.arange(numbers.shape[0], device=numbers.device))
-        result = isolation(torch.cat(results).index_select(0, order[:tokens]).to(inputs.value.dtype))
+        result = isolation(chunks.joined(results).to(inputs.value.dtype))
         if not inputs.after:
             return (result,), ()
+        if not readable(boundaries.ends):
+            return (result, isolation(chunks.joined([states for _, states in finals]))), ()
         ends, states = (torch.cat(parts) for parts in zip(*finals, strict=True))
-        states = isolation(states, ends.clamp(max=tokens - 1))
-        return (result, state.new_zeros(tokens + 1, *state.shape[1:]).index_copy(0, ends, states)[:tokens]), ()
+        states = isolation(states, ends)
+        return (result, state.new_zeros(tokens, *state.shape[1:]).index_copy(0, ends, states)), ()
 
 
-def _groups(stored: Tensor | None, boundaries: Boundaries) -> tuple[list[Tensor], bool]:
-    """Return the tokens of each chunk, ``[G, C]``, and whether segments within chunks may start from stored states.
-
-    Where rows or segments end, N takes the place of a token.
-    """
-    tokens = boundaries.num_tokens
-    rows = torch.arange(tokens, device=boundaries.device).unflatten(0, (-1, boundaries.batch_shape[-1]))
-    counts = [rows.shape[0]] * -(-rows.shape[1] // _CHUNK)
+def _chunks(stored: Tensor | None, boundaries: Boundaries) -> tuple[_Chunks, bool]:
+    """Return the chunks, and whether segments within chunks may start from stored states."""
+    tokens, length = boundaries.num_tokens, boundaries.batch_shape[-1]
+    rows = torch.arange(tokens, device=boundaries.device).unflatten(0, (-1, length))
     inside = stored is not None
     if stored is not None and readable(stored):
         inside = False
         within = rows[:, 1:][boundaries.starts[rows[:, 1:]]]
         if stored.requires_grad or (stored[within] != 0).any():
             plan = boundaries.host()
-            counts = plan.steps[::_CHUNK]
             rows = plan.starts.unsqueeze(1) + torch.arange(len(plan.steps), device=boundaries.device)
-            rows = rows.masked_fill(rows > plan.ends.unsqueeze(1), tokens)
-    rows = F.pad(rows, (0, -rows.shape[1] % _CHUNK), value=tokens)
-    return [at[:count] for at, count in zip(rows.split(_CHUNK, 1), counts, strict=True)], inside
+            pieces = _padded(rows.masked_fill(rows > plan.ends.unsqueeze(1), tokens), tokens).split(_CHUNK, 1)
+            counts = plan.steps[::_CHUNK]
+            return _Chunks([at[:count] for at, count in zip(pieces, counts, strict=True)], tokens, None), inside
+    return _Chunks([*_padded(rows, tokens).split(_CHUNK, 1)], tokens, length), inside
+
+
+def _padded(x: Tensor, value: float = 0) -> Tensor:
+    """Return rows ``[R, L, ...]``, padded to whole chunks."""
+    return F.pad(x, (*(0, 0) * (x.ndim - 2), 0, -x.shape[1] % _CHUNK), value=value)
+
+
+class _Chunks(NamedTuple):
+    """Chunks of the N tokens, in their order within rows or segments.
+
+    Attributes:
+        tokens: numbers of the tokens of each chunk, ``[G, C]``; N where a row or segment has ended.
+        total: N.
+        length: length of the rows if these are cut; None if segments are. Slices of rows have slices for gradients,
+            where gathered tokens would be added up.
+    """
+
+    tokens: list[Tensor]
+    total: int
+    length: int | None
+
+    def cut(self, stream: Tensor) -> list[Tensor]:
+        """Return a tensor ``[N, ...]`` in chunks, each ``[G, C, ...]``, zero where there is no token."""
+        if self.length is not None:
+            return [*_padded(stream.unflatten(0, (-1, self.length))).split(_CHUNK, 1)]
+        stream = torch.cat([stream, torch.zeros_like(stream[:1])])
+        return [stream[at] for at in self.tokens]
+
+    def firsts(self, stored: Tensor | None) -> list[Tensor | None]:
+        """Return a tensor ``[N, ...]`` at the first token of each chunk, ``[G, ...]``."""
+        if stored is None:
+            return [None] * len(self.tokens)
+        if self.length is not None:
+            return [*stored.unflatten(0, (-1, self.length))[:, ::_CHUNK].unbind(1)]
+        return [stored[at[:, 0]] for at in self.tokens]
+
+    def joined(self, chunks: list[Tensor]) -> Tensor:
+        """Return chunks as one tensor ``[N, ...]``; the inverse of :meth:`cut`."""
+        if self.length is not None:
+            return torch.cat(chunks, 1)[:, : self.length].flatten(0, 1)
+        numbers = torch.cat([at.flatten() for at in self.tokens])
+        places = torch.arange(numbers.shape[0], device=numbers.device)
+        order = numbers.new_zeros(self.total + 1).scatter(0, numbers, places)
+        return torch.cat([chunk.flatten(0, 1) for chunk in chunks]).index_select(0, order[: self.total])
 
 
 class _Streams(NamedTuple):
-    """Inputs of all tokens and of one more, for padding.
+    """What chunks look up of all tokens, and of one more for padding.
 
     Attributes:
-        query: ``[N + 1, heads, K]``, like key, value, log_decay and rate.
         stored: ``[N, heads, K, V]``, or None.
         starts: bool ``[N + 1]``.
         start_index: int64 ``[N + 1]``.
@@ -93,11 +136,6 @@ class _Streams(NamedTuple):
         delta: as in :class:`MatrixInputs`.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    log_decay: Tensor
-    rate: Tensor
     stored: Tensor | None
     starts: Tensor
     start_index: Tensor
@@ -107,18 +145,10 @@ class _Streams(NamedTuple):
 
     @staticmethod
     def of(inputs: MatrixInputs, inside: bool) -> _Streams:
-        query, key, value, log_decay, rate, stored, boundaries, delta, _ = inputs
-        wide = COMPUTED[value.dtype]
-
-        def padded(x: Tensor) -> Tensor:
-            return torch.cat([x, torch.zeros_like(x[:1])]).to(wide)
-
+        boundaries = inputs.boundaries
         starts, ends = F.pad(boundaries.starts, (0, 1)), F.pad(boundaries.ends, (0, 1))
         start_index = F.pad(boundaries.start_index, (0, 1), value=boundaries.num_tokens)
-        return _Streams(
-            *(padded(query), padded(key), padded(value), padded(log_decay), padded(rate)),
-            *(stored, starts, start_index, ends, inside, delta),
-        )
+        return _Streams(inputs.states, starts, start_index, ends, inside, inputs.delta)
 
 
 class _Chunk(NamedTuple):
@@ -151,21 +181,25 @@ class _Chunk(NamedTuple):
     lost: Tensor
 
     @staticmethod
-    def of(streams: _Streams, at: Tensor, state: Tensor) -> _Chunk:
+    def of(
+        streams: _Streams,
+        at: Tensor,
+        state: Tensor,
+        initial: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        rate: Tensor,
+    ) -> _Chunk:
+        """Return the chunk of tokens ``at``, with the state before it and those stored at its first tokens."""
         # Matrix products mix segments, and 0 times NaN is NaN: what isn't finite is taken out, and marked.
         start, first = streams.start_index[at], at[:, :1]
         opens = streams.starts[first].unsqueeze(-1).unsqueeze(-1)
-        initial = (
-            0 if streams.stored is None else streams.stored[first.clamp(max=streams.stored.shape[0] - 1)].squeeze(1)
-        )
-        state = torch.where(opens, initial, state)
+        state = torch.where(opens, 0 if initial is None else initial, state)
         order = torch.arange(at.shape[1], device=at.device)
         same = (start.unsqueeze(2) == start.unsqueeze(1)) & (order.unsqueeze(1) >= order)
         same, carried = same.unsqueeze(1), (start <= first).unsqueeze(1)
-        query, key, value, log_decay, rate = (
-            stream[at].transpose(1, 2)
-            for stream in (streams.query, streams.key, streams.value, streams.log_decay, streams.rate)
-        )
         lost = ~query.isfinite().all(-1)
         broken = ~(key.isfinite().all(-1) & value.isfinite().all(-1) & rate.isfinite() & (log_decay < torch.inf))
         bad_state = ~state.isfinite().flatten(2).all(2)
@@ -200,38 +234,36 @@ class _Chunk(NamedTuple):
 
     def last_state(self) -> Tensor:
         """Return the states after the last token, ``[G, heads, K, V]``."""
-        last = self.at.shape[1] - 1
-        groups = torch.arange(self.at.shape[0], device=self.at.device)
-        return self._states(groups, torch.full_like(groups, last))
+        return self._states(lambda part: part[:, :, -1], lambda part: part)
 
     def finals(self, ends: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens that end segments, ``[E]``, and the states after them, ``[E, heads, K, V]``.
 
         Args:
-            ends: bool ``[G, C]``. Where it can't be read, all tokens are returned, with zeros for the others.
+            ends: bool ``[G, C]``. Where it can't be read, all tokens are returned, ``[G, C]``, with zeros for the
+                others, ``[G, C, heads, K, V]``.
         """
         if readable(ends):
             groups, tokens = ends.nonzero(as_tuple=True)
-            return self.at[groups, tokens], self._states(groups, tokens)
-        groups, tokens = (
-            number.flatten()
-            for number in torch.meshgrid(
-                torch.arange(ends.shape[0], device=ends.device),
-                torch.arange(ends.shape[1], device=ends.device),
-                indexing="ij",
+            return self.at[groups, tokens], self._states(
+                lambda part: part[groups, :, tokens], lambda part: part[groups]
             )
-        )
-        states = self._states(groups, tokens)
-        return self.at.flatten(), torch.where(ends.flatten()[:, None, None, None], states, 0)
+        states = self._states(lambda part: part.transpose(1, 2), lambda part: part.unsqueeze(1))
+        return self.at, torch.where(ends[..., None, None, None], states, 0)
 
-    def _states(self, groups: Tensor, tokens: Tensor) -> Tensor:
-        """Return the states after some tokens, ``[E, heads, K, V]``."""
-        before = torch.where(self.carried[groups, :, tokens][..., None, None], self.state[groups], 0)
+    def _states(self, at: Callable[[Tensor], Tensor], of_group: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the states after some tokens, ``[..., heads, K, V]``.
+
+        Args:
+            at: returns what tensors ``[G, heads, C, ...]`` have for these tokens.
+            of_group: returns what tensors ``[G, heads, ...]`` have for their groups.
+        """
+        before = torch.where(at(self.carried)[..., None, None], of_group(self.state), 0)
         if self.stored is not None:
-            before = before + self.stored[groups, :, tokens]
-        weights = self.decayed[groups, :, tokens].unsqueeze(-1) * self.key[groups]
-        state = self.kept[groups, :, tokens][..., None, None] * before + weights.mT @ self.written[groups]
-        return state.masked_fill(self.tainted[groups, :, tokens][..., None, None], torch.nan)
+            before = before + at(self.stored)
+        weights = at(self.decayed).unsqueeze(-1) * of_group(self.key)
+        state = at(self.kept)[..., None, None] * before + weights.mT @ of_group(self.written)
+        return state.masked_fill(at(self.tainted)[..., None, None], torch.nan)
 
     def _read(self, x: Tensor) -> Tensor:
         """Return what vectors ``[G, heads, C, K]`` read from the states before the segments, decayed."""

@@ -56,7 +56,7 @@ def test_numbers_gradients_and_draws():
 
 
 def scattered(x, mask):
-    """Add the transposed matrices of [G, 16, 32] to every second group of 32 rows; others follow, for wrong addresses."""
+    """Add the transposed matrices of [G, 16, 32] to every second 32 rows; more rows follow, for wrong addresses."""
     rows = torch.arange(64 * x.shape[0]).reshape(-1, 64)[:, 32:]
     turned = torch.where(mask[:, 32:] > 0, (x + 1).transpose(1, 2), 0)
     return (torch.zeros(192 * x.shape[0], 16).index_put((rows,), turned, accumulate=True),)

@@ -499,7 +499,7 @@ def _scattered_once() -> Generator[None]:
     """Let Inductor's kernels for several CPU threads add to the right addresses inside the block.
 
     Where a kernel works on tiles, it counts a tile's inner index twice in the addresses that it adds to atomically, and
-    writes out of bounds (torch 2.13; mended by https://github.com/pytorch/pytorch/pull/191861).
+    writes out of bounds (torch 2.13; corrected alike in https://github.com/pytorch/pytorch/pull/191861).
     """
     tiles = load("torch._inductor.codegen.cpp:CppTile2DKernel")
     settings, store = load("torch._inductor.config:cpp"), tiles.store

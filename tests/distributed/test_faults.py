@@ -140,11 +140,14 @@ def test_a_rank_that_is_stopped_ends_the_others(server, tmp_path):
 
 
 JOINED_TWICE = """
+import os
+import time
 from recurl.distributed import gather, joined
 for block in range(2):
     with joined():
         assert gather(block) == [block, block]
         if block == 1:
+            time.sleep(float(os.environ["RANK"]))  # rank 1 has seen that rank 0 failed before it fails itself
             raise ValueError("both")
 """
 
@@ -167,6 +170,7 @@ def test_ranks_join_again_and_end_by_themselves_where_all_fail(programs):
     said = [rank.communicate(timeout=60)[1] for rank in ranks]
     assert sorted(rank.returncode for rank in ranks) == [1, 2], said
     assert sorted(text.count("ValueError: both") for text in said) == [0, 1]
+    assert "rank 1 ends, as" not in said[1]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ _VERDICT_SECONDS = 13.0  # time that a failed collective waits for a verdict
 _GRACE = 5.0  # time for a failed rank to exit by itself
 _FAILED, _VERDICT = "failed", "verdict"
 _RELAY_SECONDS = 4 * _POLL_SECONDS
+_SAME_SECONDS = 3 * _POLL_SECONDS  # after another rank has failed, time for this one to fail with the same error
 _STATUS = 2
 
 
@@ -82,6 +83,7 @@ class Watch:
         self._peers: dict[int, _Peer] = {}
         self._timeout = float("inf")
         self._failed: str | None = None
+        self._has_failed = threading.Event()
         self._reported = threading.Event()
         self._stopped = threading.Event()
         self._is_first = True
@@ -142,6 +144,7 @@ class Watch:
         with watch._lock:
             if watch._failed is None:
                 watch._failed = text
+        watch._has_failed.set()
         watch._reported.wait(_GRACE)
         watch._stopped.wait(_RELAY_SECONDS)  # the store may be hosted by this rank
         return watch._is_first
@@ -183,6 +186,9 @@ class Watch:
             self._report_failure(store)
         elif store.check([_FAILED]):
             report = json.loads(store.get(_FAILED))
+            if self._has_failed.wait(_SAME_SECONDS):
+                self._report_failure(store)
+                return
             self._end(f"rank {report['rank']} has failed: {report['text']}")
         elif store.check([_VERDICT]):
             self._end(store.get(_VERDICT).decode())

@@ -42,6 +42,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 FORMS = {"plain": False, "delta": True}
 HEADS, SIZE = 4, 64
 SEGMENTS = {"none": (0.0, False), "resets": (0.02, False), "stored": (0.02, True)}
+SPARSE = "sparse"  # segments with states stored at the starts of rows only
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 WANTED = (True, True, True, True, True, False)
 NAMES = ("query", "key", "value", "log_decay", "rate", "states")
@@ -61,7 +62,9 @@ class Case:
     def run(self, kernels: TritonMatrix, needs: tuple[bool, ...] = WANTED) -> tuple[Tensor | None, ...]:
         after, saved = self.forward(kernels, keep=True)
         grads = (self.grad,) if self.grad_after is None else (self.grad, self.grad_after)
-        found = kernels.backward(self.inputs, after, saved, grads, needs)
+        found = list(kernels.backward(self.inputs, after, saved, grads, needs))
+        if self.inputs.states is not None and found[5] is not None:
+            found[5] = found[5][:: found[5].shape[0] // self.inputs.states.shape[0]]
         return after[0], after[1] if self.inputs.after else None, *found
 
 
@@ -74,10 +77,10 @@ def case_of(
     sizes: tuple[int, int, int] = (HEADS, SIZE, SIZE),
     seed: int = 0,
 ) -> Case:
-    """A case whose segments start at 2% of the tokens, or at row starts alone."""
+    """A case whose segments start at 2% of the tokens (of one that is sparse at 20%), or at row starts alone."""
     generator = torch.Generator("cuda").manual_seed(seed)
     tokens, (heads, keys, values) = shape[0] * shape[1], sizes
-    resets, stored = SEGMENTS[segments]
+    resets, stored = SEGMENTS.get(segments, (0.2, True))
 
     def random(*size: int) -> Tensor:
         return torch.randn(tokens, heads, *size, device="cuda", generator=generator)
@@ -85,8 +88,10 @@ def case_of(
     query, key = random(keys) * keys**-0.5, torch.nn.functional.normalize(random(keys), dim=-1)
     log_decay = torch.nn.functional.logsigmoid(random() + 4)
     boundaries = Boundaries.from_is_init(torch.rand(shape, device="cuda", generator=generator) < resets)
-    states = torch.randn(1, heads, keys, values, device="cuda", generator=generator) if stored else None
-    states = None if states is None else states.expand(tokens, heads, keys, values)
+    different = shape[0] if segments == SPARSE else 1
+    states = torch.randn(different, heads, keys, values, device="cuda", generator=generator) if stored else None
+    if states is not None and segments != SPARSE:
+        states = states.expand(tokens, heads, keys, values)
     narrow = (one.to(dtype) for one in (query, key, random(values)))
     inputs = MatrixInputs(*narrow, log_decay, random().sigmoid(), states, boundaries, delta, after)
     boundaries.start_index  # noqa: B018 - cached, as for the layers of a model
@@ -103,11 +108,14 @@ def loop(case: Case) -> tuple[Tensor | None, ...]:
     assert value is not None
     assert log_decay is not None
     assert rate is not None
+    spacing = 1 if states is None else key.shape[0] // states.shape[0]
     outputs, after = [], []
     state = key.new_zeros(())
     for n, start in enumerate(inputs.boundaries.starts.tolist()):
         if start:
-            state = key.new_zeros(*key.shape[1:], value.shape[-1]) if states is None else states[n]
+            state = key.new_zeros(*key.shape[1:], value.shape[-1])
+            if states is not None and n % spacing == 0:
+                state = states[n // spacing]
         k, b = key[n].unsqueeze(-1), rate[n][:, None, None]
         state = log_decay[n].exp()[:, None, None] * state
         seen = k.mT @ state if inputs.delta else 0
@@ -140,7 +148,7 @@ def checks(dtypes: list[str], forms: list[str]) -> Iterator[tuple[str, bool, str
     kernels = TritonMatrix()
     shapes = {"rows": ((3, 37), (2, 5, 7)), "wide": ((2, 70), (1, 130, 40)), "long": ((1, 1500), (2, 64, 64))}
     for (name, (shape, sizes)), dtype, form in product(shapes.items(), dtypes, forms):
-        for segments, after in (("none", False), ("stored", True)):
+        for segments, after in (("none", False), ("stored", True), (SPARSE, False)):
             case = case_of(shape, DTYPES[dtype], FORMS[form], segments, after, sizes)
             yield f"{name} {dtype} {form} {segments}", *compared(case, kernels)
     for form in forms:

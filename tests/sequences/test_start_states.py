@@ -12,9 +12,20 @@ from recurl.data import LazyTensorStorage, ListStorage, SequenceMinibatches, Sli
 from recurl.diagnostics import check_batch
 from recurl.envs import GroupedEnv, GymEnv, TensorEnv
 from recurl.envs.tasks import MaskedCartPole
-from recurl.modules import Categorical, LSTMModule, ProbabilisticActor, set_recurrent_mode
+from recurl.modules import (
+    Categorical,
+    GatedDeltaNetModule,
+    GTrXLModule,
+    LSTMModule,
+    Mamba2Module,
+    MLSTMModule,
+    ProbabilisticActor,
+    SHMModule,
+    set_recurrent_mode,
+)
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
+from recurl.sequences.entries import Entries
 from recurl.sequences.start_states import allocate, sparse_values, state_in
 
 ROWS, STEPS, LENGTH = 3, 24, 6
@@ -91,10 +102,8 @@ def test_learning_has_the_bits_of_all_states(case, slice_len, deal):
 
 def test_states_are_those_of_the_steps_where_sequences_start(case):
     every, starts = case.batch(None), case.batch()
-    dense = state_in(starts, ("critic", "h"), (1, 4))
-    assert torch.equal(dense[:, ::LENGTH], every["critic", "h"][:, ::LENGTH])
-    begins = torch.arange(STEPS) % LENGTH == 0
-    assert not dense[:, ~begins].any()
+    assert torch.equal(state_in(starts, ("critic", "h"), (1, 4)), every["critic", "h"][:, ::LENGTH])
+    assert torch.equal(state_in(every, ("critic", "h"), (1, 4)), every["critic", "h"])
     h = every["recurrent_state_h"]
     assert sparse_values(h) is h
     assert sparse_values(None) is None
@@ -105,6 +114,54 @@ def test_states_are_those_of_the_steps_where_sequences_start(case):
         sum(v.nbytes for k, v in starts.items(True, True) if "every_6" in k) * LENGTH
         < 1.6 * 4 * every["recurrent_state_h"].nbytes
     )
+
+
+MEMORIES = {
+    "lstm": lambda: LSTMModule(2, 4, num_layers=2, in_key="x", out_key="y"),
+    "both directions": lambda: LSTMModule(2, 4, bidirectional=True, in_key="x", out_key="y"),
+    "gtrxl": lambda: GTrXLModule(2, 4, num_layers=2, window=5, in_key="x", out_key="y"),
+    "gated_deltanet": lambda: GatedDeltaNetModule(2, 4, num_layers=2, in_key="x", out_key="y"),
+    "mlstm": lambda: MLSTMModule(2, 4, in_key="x", out_key="y"),
+    "mamba2": lambda: Mamba2Module(2, 4, in_key="x", out_key="y"),
+    "shm": lambda: SHMModule(2, 4, in_key="x", out_key="y"),
+}
+
+
+@pytest.mark.parametrize("backend", ["loop", "scan", "reference"])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_every_cell_reads_them_where_sequences_start(name: str, backend: str) -> None:
+    """Episodes that begin inside of sequences begin from zeros; with and without states after steps."""
+    torch.manual_seed(0)
+    module = MEMORIES[name]().double()
+    module.recurrent_backend = backend
+    size, slots = torch.Size([2, 24]), module.net.num_layers * module.net.num_directions
+    first = torch.rand(size) < 0.15
+    first[1, LENGTH] = True
+    steps = torch.arange(24).repeat(2, 1)
+    steps -= torch.where(first, steps, -50).cummax(1).values  # rows begin at the 50th step
+    entries = {"x": torch.randn(*size, 2, dtype=torch.float64), "is_init": first.unsqueeze(-1)}
+    batch = TensorDict({**entries, ("collector", "traj_steps"): steps}, size)
+    dense, sparse = batch.clone(), batch.clone()
+    for key, of_layer in zip(module.state_keys, module.net.state_shapes, strict=True):
+        shape = torch.Size([slots, *of_layer])
+        sparse[key], memory = allocate(size, shape, LENGTH, dtype=torch.float64, device="cpu")
+        memory.copy_(torch.rand(memory.shape))
+        dense[key] = torch.zeros(*size, *shape, dtype=torch.float64)
+        dense[key][:, ::LENGTH] = memory.unflatten(-1, shape)
+
+    def learned(inputs):
+        inputs = Entries.of(inputs)
+        with set_recurrent_mode(True):
+            features, *after = (module(inputs.copy())[key] for key in module.out_keys)
+            inputs.unread = module.out_keys[1:]
+            torch.testing.assert_close(module(inputs)["y"], features)
+        return [features, *after, *torch.autograd.grad(features.square().sum(), [*module.parameters()])]
+
+    for found, wanted in zip(learned(sparse), learned(dense), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    with set_recurrent_mode(True):
+        (_, states), (_, expected) = module.sequences(sparse), module.sequences(dense)
+    assert all(torch.equal(state, expected[key]) for key, state in states.items())
 
 
 def test_rows_may_be_rearranged_where_sequences_stay_whole(case):
@@ -128,8 +185,8 @@ def test_groups_write_one_batch(case):
 
     every, starts = batch(None), batch(4)
     h = state_in(starts, "recurrent_state_h", (2, 5))
-    assert torch.equal(h[:, ::4], every["recurrent_state_h"][:, ::4])
-    assert bool(h[:, 4:].any())
+    assert torch.equal(h, every["recurrent_state_h"][:, ::4])
+    assert bool(h[:, 1:].any())
 
 
 WRONG_CUTS = {

@@ -23,6 +23,7 @@ from recurl.sequences.entries import Entries, takes_entries
 from recurl.sequences.index import SequenceIndex
 from recurl.sequences.mode import recurrent_mode
 from recurl.sequences.start_states import check_cut, state_in
+from recurl.sequences.stored import stored_everywhere
 from recurl.transforms import TensorDictPrimer
 
 
@@ -127,11 +128,17 @@ class RecurrentModule(TensorDictModuleBase):
 
         Args:
             tensordict: ``[T]`` or ``[*B, T]``.
+
+        Returns:
+            The index, and the states at every step, ``[*B, T, L * D, *shape]``, zero where none is stored.
         """
-        flags_in(tensordict, tensordict.batch_size)
+        batch = tensordict.batch_size
+        flags_in(tensordict, batch)
         index = SequenceIndex.of(tensordict)
         check_cut(tensordict, self.state_keys, index)
-        return index, dict(zip(self.state_keys, self._states(tensordict), strict=False))
+        flat_states = (state.flatten(0, len(batch) - 1) for state in self._states(tensordict))
+        dense = (stored_everywhere(state, batch.numel()).unflatten(0, batch) for state in flat_states)
+        return index, dict(zip(self.state_keys, dense, strict=False))
 
     def _gather(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> TensorDictBase:
         """Collect input tensors in a TensorDict with the batch size of the first input."""
@@ -233,7 +240,7 @@ class RecurrentModule(TensorDictModuleBase):
         )
 
     def _states(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
-        """Return the stored states ``[*B, L * D, *shape]``, or ``()`` if all are absent."""
+        """Return the stored states, as :func:`~recurl.recurrence.run_stack` takes them; ``()`` if all are absent."""
         net, batch = self.net, tensordict.batch_size
         slots, dtype = net.num_layers * net.num_directions, net.dtype
         keys = zip(self.state_keys, net.state_shapes, strict=True)
@@ -245,7 +252,8 @@ class RecurrentModule(TensorDictModuleBase):
                 raise UsageError(
                     f"The state {key!r} is missing, but another one of {self.state_keys} is present: give all or none."
                 )
-            expected = (*batch, slots, *shape)
+            stored = batch if isinstance(tensordict.get(key), Tensor) else state.shape[: len(batch)]
+            expected = (*stored, slots, *shape)
             if state.shape != expected or state.dtype != dtype:
                 raise UsageError(
                     f"The state {key!r} must have shape {list(expected)} (batch, layers x directions, size) and "

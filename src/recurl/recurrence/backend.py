@@ -89,7 +89,8 @@ class LayerCall:
         weights: its weights, as returned by :meth:`Cell.pack`.
         x: input ``[N, I]``.
         states: stored states, each ``[N, *shape]``, read only at the first token of each segment. Values at other
-            tokens, including NaN, have no effect.
+            tokens, including NaN, have no effect. Those in the cell's ``read_at_starts`` may be ``[N / S, *shape]``, of
+            every S-th token, if the backend reads sparse states.
         boundaries: the segments.
         options: computation options.
     """
@@ -114,7 +115,10 @@ class LayerCall:
 
 
 class Backend(Protocol):
-    """Implementation of a recurrent layer over segments."""
+    """Implementation of a recurrent layer over segments.
+
+    It may have the attribute ``reads_sparse_states``, true if :meth:`run` takes such states; see :class:`LayerCall`.
+    """
 
     @property
     def cells(self) -> Collection[str] | None:

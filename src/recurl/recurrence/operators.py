@@ -13,6 +13,7 @@ from recurl.recurrence.backend import DEFAULT_OPTIONS, LayerCall, OperatorSuppor
 from recurl.recurrence.cells import Cell, Shape, Sizes, States
 from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.sequences.index import Boundaries
+from recurl.sequences.stored import spacing_of
 
 
 class OperatorKernels(Protocol):
@@ -85,6 +86,12 @@ def operator_of(call: LayerCall) -> OperatorCell:
     return cast(OperatorCell, call.cell)
 
 
+def _gradient(found: Tensor | None, of: Tensor) -> Tensor:
+    if found is None:
+        return torch.zeros_like(of)
+    return found if found.shape == of.shape else found[:: spacing_of(of, found.shape[0])].contiguous()
+
+
 class OperatorLayer(ABC):
     """Kernels of an operator in the form of :class:`~recurl.recurrence.kernels.Kernels`.
 
@@ -104,12 +111,15 @@ class OperatorLayer(ABC):
         return self.kernels.forward(self.inputs_of(call), keep)
 
     def backward(self, call: LayerCall, after: States, saved: States, grads: States, needs: Inputs[bool]) -> Gradients:
-        """Return the gradients, zeros of inputs that the kernels don't read."""
+        """Return the gradients, zeros of inputs that the kernels don't read.
+
+        Of states of every S-th token, kernels may return the gradients at all tokens.
+        """
         cell = operator_of(call)
         wanted = tuple([bool(need) for need in cell.separated(needs)])
         found = self.kernels.backward(self.inputs_of(call), after, saved, grads, wanted)
         each = zip(found, wanted, cell.separated(call), strict=True)
-        return cell.arranged([torch.zeros_like(one) if need and grad is None else grad for grad, need, one in each])
+        return cell.arranged([_gradient(grad, one) if need else None for grad, need, one in each])
 
     def saved_like(self, call: LayerCall) -> States:
         """Return empty tensors like the saved ones."""

@@ -19,6 +19,7 @@ from recurl.recurrence.cells.attention import Attention, present_inputs
 from recurl.recurrence.linear import LINEAR, linear_recurrence
 from recurl.recurrence.matrix import MATRIX, gated_matrix_recurrence
 from recurl.sequences.index import Boundaries, readable
+from recurl.sequences.stored import stored_at
 
 
 class Segments:
@@ -77,7 +78,8 @@ class Segments:
         """Write into matrices at every token; return what they hold, and the matrices after the ends of segments.
 
         Chunks take the place of ``scan``, of ``loop`` where lengths of segments can't be read, and of ``triton`` for
-        dtypes that its kernels don't have. Of matrices that aren't wanted, those stored are returned.
+        dtypes that its kernels don't have. Of matrices that aren't wanted, those stored are returned. The matrices
+        ``before`` may be those of every S-th token.
         """
         chunked = (
             self.backend == "scan"
@@ -108,7 +110,7 @@ class Segments:
     def attend(self, attention: Attention, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the last inputs at every token; return the results and the inputs to keep.
 
-        Of inputs that aren't wanted, those stored are returned.
+        The inputs ``before`` may be those of every S-th token. Of inputs that aren't wanted, those stored are returned.
         """
         query, key, value, position, to_key, to_value = attention
         result = windowed_attention(
@@ -134,7 +136,7 @@ class Segments:
         stream = torch.cat([inputs.new_zeros(past - 1, inputs.shape[1]), inputs]).unfold(0, past, 1).transpose(1, 2)
         kept = torch.where(own.mT.unsqueeze(-1), stream, 0)
         first, at, since = readers_of(before, self.boundaries)
-        windows, _ = present_inputs(before[first])
+        windows, _ = present_inputs(stored_at(before, first, tokens))
         still = (since.unsqueeze(-1) + 1 + number).clamp(max=past)  # number in the window, or past it
         later = torch.cat([windows, torch.zeros_like(windows[:, :1])], 1)
         later = later[torch.arange(windows.shape[0], device=at.device)[:, None, None], still]
@@ -175,6 +177,7 @@ class LinearBackend:
     """
 
     cells = None
+    reads_sparse_states = True
 
     def __init__(self, name: str) -> None:
         self.name = name

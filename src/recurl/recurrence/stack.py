@@ -19,6 +19,7 @@ from recurl.recurrence.cells import Cell, Shape, States
 from recurl.recurrence.cells import Weights as OneLayer
 from recurl.recurrence.cpu.step import step as cpu_step
 from recurl.sequences.index import Boundaries
+from recurl.sequences.stored import stored_everywhere
 
 Weights = Sequence[Sequence[OneLayer]]
 """Weights by layer, then by direction."""
@@ -54,7 +55,7 @@ def run_stack(
         weights: weights by layer, then by direction; L layers, D directions.
         x: input ``[*B, I]``, N tokens in row-major order.
         states: stored states, each ``[*B, L * D, *shape]``, in the layer order of ``torch.nn``, read only at segment
-            starts. None means zeros.
+            starts; or with T / S in place of T, those of every S-th step. None means zeros.
         boundaries: the segments.
         masks: result of :func:`dropout_masks` for ``[N, D * (P or H)]``, multiplied into the input of layers 2 to L.
         options: computation options.
@@ -74,6 +75,7 @@ def run_stack(
             cast = None if states is None else tuple(state.to(dtype) for state in states)
             return run_stack(backend, cell, weights, x.to(dtype), cast, boundaries, masks, options, shapes)
     batch, slots = x.shape[:-1], sum(map(len, weights))
+    reads_sparse = getattr(backend, "reads_sparse_states", False)
     after: list[States] = []
     features = x.reshape(boundaries.num_tokens, x.shape[-1])
     for depth, layer in enumerate(weights):
@@ -82,7 +84,9 @@ def run_stack(
         outputs: list[Tensor] = []
         for direction, direction_weights in enumerate(layer):
             index = depth * len(layer) + direction
+            sparse = cell.read_at_starts if reads_sparse and not direction else ()
             stored = _stored(features, states, index, slots, len(batch), shapes)
+            stored = _spread(stored, [name in sparse for name in cell.state_names], features.shape[0])
             run = _run_reversed if direction else _run_forward
             output, final = run(backend, LayerCall(cell, direction_weights, features, stored, boundaries, options))
             outputs.append(output)
@@ -112,16 +116,22 @@ def _dtype_of(weights: Weights) -> torch.dtype:
 
 
 def _stored(x: Tensor, states: States | None, index: int, slots: int, lead: int, shapes: Sequence[Shape]) -> States:
-    """Return one layer and direction of the states, each ``[N, *shape]``, as views if possible.
+    """Return one layer and direction of the states, each ``[N / S, *shape]``, as views if possible.
 
     ``lead`` is the number of batch dimensions.
     """
     if states is not None:
         of_slot = states if slots == 1 else [state.select(lead, index) for state in states]
         first = lead + (slots == 1)
-        return tuple([state.reshape(x.shape[0], *state.shape[first:]) for state in of_slot])
+        return tuple([state.reshape(-1, *state.shape[first:]) for state in of_slot])
     # A separate zero for each state: a compiled scan doesn't accept tensors that share memory.
     return tuple(x.new_zeros((1,) * (1 + len(shape))).expand(x.shape[0], *shape) for shape in _require_shapes(shapes))
+
+
+def _spread(stored: States, sparse: Sequence[bool], tokens: int) -> States:
+    """Return the states of every token, except those that may be sparse."""
+    each = zip(stored, sparse, strict=True)
+    return tuple([one if kept else stored_everywhere(one, tokens) for one, kept in each])
 
 
 def _require_shapes(shapes: Sequence[Shape]) -> Sequence[Shape]:

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from recurl.core.errors import UsageError
 from recurl.core.keys import TRAJ_STEPS, NestedKey
 from recurl.sequences.entries import Entries, Step
 from recurl.sequences.index import SequenceIndex, readable
+from recurl.sequences.stored import stored_everywhere
 
 __all__ = ["allocate", "check_cut", "check_sequences", "refuse", "sparse_values", "state_in"]
 
@@ -63,9 +63,9 @@ def allocate(
 
 
 def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: bool = True) -> Tensor | None:
-    """Return a state at every step of a batch, ``[*B, T, *shape]``, or None if the batch does not have it.
+    """Return a state of a batch, ``[*B, T, *shape]``, or None if the batch does not have it.
 
-    A sparse state is zero where it is not stored; see :func:`check_cut`.
+    A sparse state is ``[*B, T / L, *shape]``, from every L-th step; see :func:`check_cut`.
 
     Args:
         batch: ``[*B, T]``.
@@ -95,7 +95,8 @@ def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: 
         )
     if not batch_size or batch_size[-1] % every:
         raise UsageError(f"{_rule(key, every)}, but its rows have {list(batch_size)[-1:]} steps. {_advice(every)}")
-    return _placed(spread, every)[..., :numbers].reshape(*batch_size, *shape)
+    *rows, steps = batch_size
+    return spread.reshape(*rows, steps // every, -1)[..., :numbers].unflatten(-1, shape)
 
 
 def sparse_values(entry: Any, *, placed: bool = False) -> Any:
@@ -109,12 +110,11 @@ def sparse_values(entry: Any, *, placed: bool = False) -> Any:
     if not _is_sparse(entry):
         return entry
     name, every = _named(entry)
-    return _placed(entry.get(name), every) if placed else entry.get(name)
-
-
-def _placed(spread: Tensor, every: int) -> Tensor:
-    starts = spread.reshape(-1, 1, every * spread.shape[-1])
-    return F.pad(starts, (0, 0, 0, every - 1)).reshape(*spread.shape[:-1], -1)
+    spread = entry.get(name)
+    if not placed:
+        return spread
+    starts = spread.reshape(-1, every * spread.shape[-1])
+    return stored_everywhere(starts, starts.shape[0] * every).reshape(*spread.shape[:-1], -1)
 
 
 def check_cut(batch: Step, keys: Iterable[NestedKey], index: SequenceIndex) -> None:

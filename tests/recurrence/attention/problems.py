@@ -81,6 +81,7 @@ def exact(problem: Problem) -> dict[str, Tensor]:
     query, key, value, position = (given[name] for name in NAMES[:4])
     found = {name: np.zeros_like(one) for name, one in given.items()}
     result, past, start = np.zeros_like(query), position.shape[-1] - 1, 0
+    spacing = query.shape[0] // given["windows"].shape[0] if "windows" in given else 1
     for n, begins in enumerate(starts):
         start = n if begins else start
         for h in range(query.shape[1]):
@@ -90,10 +91,10 @@ def exact(problem: Problem) -> dict[str, Tensor]:
                 if token >= start:
                     keys, values = [*keys, key[token, h]], [*values, value[token, h]]
                     places.append((distance, token, None))
-                elif "windows" in given and given["windows"][start, place, -1] > 0:
-                    x = given["windows"][start, place]
+                elif "windows" in given and start % spacing == 0 and given["windows"][start // spacing, place, -1] > 0:
+                    x = given["windows"][start // spacing, place]
                     keys, values = [*keys, given["to_key"][h] @ x], [*values, given["to_value"][h] @ x]
-                    places.append((distance, start, place))
+                    places.append((distance, start // spacing, place))
             scores = np.array([k @ query[n, h] + position[n, h, d] for k, (d, *_) in zip(keys, places, strict=True)])
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()

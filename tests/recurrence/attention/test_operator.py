@@ -51,6 +51,37 @@ def test_any_boundaries_and_windows(backend: str, starts: list[bool], past: int,
 
 
 @pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spacing", [3, 4, 12])
+def test_windows_of_every_s_th_token(
+    spacing: int, backend: str, readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that starts elsewhere has none; also gradients that aren't finite, and transforms of functions."""
+    monkeypatch.setattr(chunked, "readable", lambda value: readable)
+    case = problem((3, 12), seed=spacing)
+    dense, sparse = case.windows.clone(), case.windows[::spacing].clone()
+    dense[torch.arange(36) % spacing > 0] = 0
+    wanted, found = (replace(case, windows=one).solve(backend) for one in (dense, sparse))
+    wanted["windows"] = wanted["windows"][::spacing]
+    assert worst_error(found, wanted) <= 1e-12
+    rest = {name: one for name, one in case.tensors.items() if name != "windows"}
+
+    def loss(windows: torch.Tensor) -> torch.Tensor:
+        result = windowed_attention(**rest, windows=windows, boundaries=case.boundaries, recurrent_backend=backend)
+        return (result * case.grad).sum()
+
+    assert error_of(grad(loss)(sparse), found["windows"]) <= 1e-12
+    if backend == "chunked":
+        both = vmap(grad(loss))(torch.stack([sparse, sparse]))
+        assert error_of(both[1], found["windows"]) <= 1e-12
+        case.grad[5] = torch.nan
+        wanted, found = (replace(case, windows=one).solve(backend) for one in (dense, sparse))
+        wanted["windows"] = wanted["windows"][::spacing]
+        for name, one in found.items():
+            torch.testing.assert_close(one, wanted[name], equal_nan=True)
+
+
+@pytest.mark.parametrize("readable", [True, False])
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_poison_reaches_only_those_that_attend(
@@ -176,9 +207,10 @@ def test_vmap_equals_a_loop(mapped: tuple[str, ...]) -> None:
 @pytest.mark.slow
 def test_opcheck() -> None:
     case, operation = problem(), OPERATIONS["attention_chunked"]
-    leaves = [one.detach().requires_grad_() for one in case.tensors.values()]
-    call = layer_call(AttentionInputs(*leaves, case.boundaries))
-    opcheck(operation.forward, (*arguments_of(call), False))
+    for windows in (case.windows, case.windows[::7].clone()):
+        tensors = replace(case, windows=windows).tensors.values()
+        call = layer_call(AttentionInputs(*[one.detach().requires_grad_() for one in tensors], case.boundaries))
+        opcheck(operation.forward, (*arguments_of(call), False))
 
 
 @pytest.mark.slow
@@ -222,6 +254,7 @@ def test_automatic_choices() -> None:
         (lambda c: replace(c, query=c.query[:20]), r"the N=21 tokens of the boundaries; got \(20, 2, 3\)"),
         (lambda c: replace(c, position=c.position[..., :1]), r"with M at least 1.*got \(21, 2, 1\)"),
         (lambda c: replace(c, windows=c.windows[:, 1:]), r"N=21 and M=4.*got \(21, 3, 5\)"),
+        (lambda c: replace(c, windows=c.windows[:2]), r"where S divides the T=7 tokens of a row; got \(2, 4, 5\)"),
         (lambda c: replace(c, to_key=c.to_key[:1]), r"each \(2, 3, 5\); got to_key \(1, 3, 5\)"),
         (lambda c: replace(c, to_value=None), r"got to_key \(2, 3, 5\)"),
         (lambda c: replace(c, windows=None), "pass windows too"),

@@ -74,6 +74,15 @@ def tiles() -> float:
     return worst
 
 
+def sparse() -> float:
+    """Windows of every S-th token, and resets between."""
+    worst = 0.0
+    for spacing in (1, 3, 24, 48):
+        case = problem((2, 48), 2, 8, 7, 6, torch.float32, 0.1)
+        worst = max(worst, error(replace(case, windows=case.windows[::spacing].contiguous())))
+    return worst
+
+
 def isolation() -> int:
     """Check what tokens, gradients and windows that aren't finite reach."""
     for poison in (torch.nan, torch.inf):
@@ -122,6 +131,7 @@ CHECKS = {
     **{name: partial(errors, name) for name in ("float32", "float16", "bfloat16")},
     "alone": alone,
     "tiles": tiles,
+    "sparse": sparse,
     "isolation": isolation,
     "wanted": wanted,
     "strides": strides,

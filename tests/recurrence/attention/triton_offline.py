@@ -32,7 +32,7 @@ KERNELS = {
 }
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 OWN = {"start": "*i64", "flags": "*u8", "totals": "*fp32", "deltas": "*fp32"}
-NUMBERS = ("tokens", "token_stride", "place_stride")
+NUMBERS = ("tokens", "token_stride", "place_stride", "spacing")
 
 
 def compiled(

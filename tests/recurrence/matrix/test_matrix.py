@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,15 @@ class Case:
         self.states = None if stored is None else draw(KEYS, VALUES)
         if self.states is not None and stored == "rows":
             self.states[torch.arange(tokens) % shape[-1] > 0] = 0
+
+    def sparse(self, spacing: int) -> tuple[Case, Case]:
+        """Return this case with zeros for states but those of every S-th token, and with these states alone."""
+        assert self.states is not None
+        dense, sparse = copy.copy(self), copy.copy(self)
+        stored = torch.arange(len(self.states)) % spacing == 0
+        dense.states = torch.where(stored[:, None, None, None], self.states, 0)
+        sparse.states = self.states[::spacing].clone()
+        return dense, sparse
 
     def given(self) -> list[Tensor]:
         return [*self.inputs, *([] if self.states is None else [self.states])]
@@ -106,6 +117,33 @@ def test_gradients_are_the_reference_s(
         found = case.with_gradients("chunked", delta)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(case.with_gradients("loop", delta), wanted, rtol=1e-9, atol=1e-10)
+
+
+@DELTA
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("spacing", [1, 3, 16, 32, 48, 96])
+def test_states_of_every_s_th_token(spacing: int, readable: bool, backend: str, delta: bool) -> None:
+    """A segment that starts elsewhere starts from zeros; with states after segments, and without."""
+    dense, sparse = Case((2, 96), seed=spacing).sparse(spacing)
+    with pytest.MonkeyPatch.context() as patch:
+        if not readable:
+            patch.setattr(chunked, "readable", lambda value: False)
+        *wanted, of_dense = dense.with_gradients("reference", delta)
+        *found, of_sparse = sparse.with_gradients(backend, delta)
+        alone = gated_matrix_recurrence(*sparse.given(), sparse.boundaries, backend, delta=delta, after=False)[0]
+        (of_alone,) = torch.autograd.grad(alone.sum(), sparse.states)
+        given = [one.detach() for one in sparse.given()]
+
+        def loss(states: Tensor) -> Tensor:
+            return gated_matrix_recurrence(*given[:5], states, sparse.boundaries, backend, delta=delta, after=False)[
+                0
+            ].sum()
+
+        transformed = torch.func.grad(loss)(given[5])
+    torch.testing.assert_close([*found, of_sparse], [*wanted, of_dense[::spacing]], rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(alone, found[0], rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(of_alone, transformed, rtol=1e-9, atol=1e-10)
 
 
 @DELTA
@@ -182,8 +220,9 @@ def test_transforms_of_functions(backend: str, delta: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @DELTA
-def test_it_compiles(delta: bool) -> None:
-    case = Case((2, 40), stored="rows")
+@pytest.mark.parametrize("spacing", [1, 20])
+def test_it_compiles(spacing: int, delta: bool) -> None:
+    _, case = Case((2, 40), stored="rows").sparse(spacing)
     starts, shape = case.boundaries.starts, case.boundaries.batch_shape
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
@@ -247,6 +286,9 @@ def test_shapes_of_batches_and_empty_ones() -> None:
         ({1: lambda x: x[:, :1]}, "query and key must be"),
         ({4: lambda x: x[:, :1]}, "log_decay and rate must have one number per token and head"),
         ({5: lambda x: x[..., :1]}, "states must be"),
+        ({5: lambda x: x[:5]}, r"where S divides the T=12 tokens of a row; got \[5, 2, 3, 4\]"),
+        ({5: lambda x: x[0, 0, 0, 0]}, r"got \[\]"),
+        ({5: lambda x: torch.cat([x, x])}, r"got \[24, 2, 3, 4\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:

@@ -57,6 +57,18 @@ def piece_errors(delta: bool) -> float:
     return max(error(case, kernels(piece=2)), error(case, kernels(32, 1, 16)))
 
 
+def sparse_errors(delta: bool) -> float:
+    """States of every S-th token, of which some lie inside chunks and others where chunks begin."""
+    worst = 0.0
+    for spacing, piece, after in ((1, 1000, True), (4, 1000, True), (12, 2, False), (16, 2, True), (60, 1000, False)):
+        case = problem((2, 60), 2, (5, 18), delta, resets=0.2, after=after, starts=(4, 12, 17, 32, 36, 63, 76))
+        assert case.inputs.states is not None
+        sparse = case.inputs.states[::spacing]
+        sparse = replace(case, inputs=case.inputs._replace(states=sparse))
+        worst = max(worst, error(sparse, kernels(piece=piece)))
+    return worst
+
+
 def inference_error(delta: bool) -> float:
     """Without saved tensors."""
     worst = 0.0
@@ -234,6 +246,7 @@ def planned_error() -> float:
 CHECKS = {
     **{f"rows {name}": partial(row_errors, delta) for name, delta in (("plain", False), ("delta", True))},
     **{f"pieces {name}": partial(piece_errors, delta) for name, delta in (("plain", False), ("delta", True))},
+    **{f"sparse {name}": partial(sparse_errors, delta) for name, delta in (("plain", False), ("delta", True))},
     **{f"inference {name}": partial(inference_error, delta) for name, delta in (("plain", False), ("delta", True))},
     **{f"isolation {name}": partial(isolation, delta) for name, delta in (("plain", False), ("delta", True))},
     **{f"step {name}": partial(step_error, delta) for name, delta in (("plain", False), ("delta", True))},

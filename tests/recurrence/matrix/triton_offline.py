@@ -65,7 +65,7 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
     }
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     integers = ("heads", "length", "chunks", "pieces", "piece_chunks", "slots", "slot_step", "tokens", "piece_tokens")
-    types = dict.fromkeys((*integers, "first_piece"), "i32")
+    types = dict.fromkeys((*integers, "first_piece", "spacing"), "i32")
     types |= {name: "i32" for name in kernel.arg_names if name.endswith(("_token", "_head", "_row"))}
     types |= {name: "i32" for name in kernel.arg_names if name.endswith(("_key", "_value")) and name[:5] != "grad_"}
     types |= dict.fromkeys(("grad_after_key", "grad_after_value"), "i32")

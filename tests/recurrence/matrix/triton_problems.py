@@ -78,10 +78,13 @@ def outputs(inputs: MatrixInputs) -> tuple[Tensor, Tensor]:
     """Return the outputs and the states after every token."""
     query, key, value, log_decay, rate, states, boundaries, delta, _ = inputs
     state = value.new_zeros(())
+    spacing = 1 if states is None else key.shape[0] // states.shape[0]
     results, after = [], []
     for n, start in enumerate(boundaries.starts.tolist()):
         if start:
-            state = value.new_zeros(*key.shape[1:], value.shape[-1]) if states is None else states[n]
+            state = value.new_zeros(*key.shape[1:], value.shape[-1])
+            if states is not None and n % spacing == 0:
+                state = states[n // spacing]
         k, v = key[n].unsqueeze(-1), value[n].unsqueeze(-2)
         b, decay = rate[n][:, None, None], log_decay[n].exp()[:, None, None]
         removed = b * k @ (k.mT @ state) if delta else 0
@@ -111,7 +114,11 @@ def solve(case: Problem, kernels: TritonMatrix) -> tuple[Tensor | None, ...]:
     """Return the outputs, the states after segments, and the gradients in the order of the inputs."""
     after, saved = kernels.forward(case.inputs, True)
     grads = (case.grad,) if case.grad_after is None else (case.grad, case.grad_after)
-    return after[0], after[1] if case.inputs.after else None, *kernels.backward(case.inputs, after, saved, grads)
+    found = kernels.backward(case.inputs, after, saved, grads)
+    of_states = found[5]
+    if case.inputs.states is not None and of_states is not None:
+        of_states = of_states[:: of_states.shape[0] // case.inputs.states.shape[0]]
+    return after[0], after[1] if case.inputs.after else None, *found[:5], of_states
 
 
 def errors(found: tuple[Tensor | None, ...], expected: tuple[Tensor | None, ...]) -> dict[str, float]:

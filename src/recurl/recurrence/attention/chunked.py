@@ -12,6 +12,7 @@ from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernel
 from recurl.recurrence.cells import States
 from recurl.recurrence.cells.attention import present_inputs
 from recurl.sequences.index import Boundaries, readable
+from recurl.sequences.stored import spacing_of, stored_at
 
 
 class ChunkedAttention(AttentionKernels):
@@ -47,10 +48,11 @@ def _marked(gradients: Sequence[Tensor | None], inputs: AttentionInputs, sick: T
     following = torch.where(sick, token, tokens).flip(0).cummin(0).values.flip(0)  # next sick token, N if there is none
     linked = (following < tokens) & (start[following.clamp(max=tokens - 1)] == start.unsqueeze(1))
     touched = linked & (following - token <= past)  # [N, heads]
-    reads = inputs.boundaries.starts.unsqueeze(1) & touched
-    seen = (following - token).unsqueeze(-1) <= torch.arange(past, device=sick.device)  # places of windows
-    present = inputs.windows[..., -1] > 0 if inputs.windows.shape[-1] else reads.new_zeros(tokens, past)
-    places = (reads.unsqueeze(-1) & seen & present.unsqueeze(1)).any(1)  # [N, M]
+    spacing = spacing_of(inputs.windows, tokens)
+    reads = (inputs.boundaries.starts.unsqueeze(1) & touched)[::spacing]
+    seen = (following - token)[::spacing].unsqueeze(-1) <= torch.arange(past, device=sick.device)  # places of windows
+    present = inputs.windows[..., -1] > 0 if inputs.windows.shape[-1] else reads.new_zeros(reads.shape[0], past)
+    places = (reads.unsqueeze(-1) & seen & present.unsqueeze(1)).any(1)  # [N / S, M]
     heads = (reads.unsqueeze(-1) & seen & present.unsqueeze(1)).any(-1).any(0)
     at = (sick, touched, touched, sick, places, heads.unsqueeze(-1), heads.unsqueeze(-1))
     return tuple(
@@ -139,7 +141,7 @@ class _Stored:
         assert inputs.to_key is not None
         self.inputs, tokens, past = inputs, total.shape[0], inputs.past
         first, self.at, since = readers.first, readers.at, readers.since
-        windows, present = present_inputs(inputs.windows[first])
+        windows, present = present_inputs(stored_at(inputs.windows, first, tokens))
         broken = ~windows.isfinite().all(-1)
         self.windows = torch.where(broken.unsqueeze(-1), 0, windows)
         distance = since.unsqueeze(-1) + past - torch.arange(past, device=since.device)
@@ -184,12 +186,13 @@ def readers_of(windows: Tensor, boundaries: Boundaries) -> Readers:
     The groups are the first M tokens of each segment that is stored with inputs. Where tensors can't be read, as in a
     CUDA graph, every token is a group, as their number must not depend on the data.
     """
-    start, (tokens, past) = boundaries.start_index, windows.shape[:2]
+    start, tokens, past = boundaries.start_index, boundaries.num_tokens, windows.shape[1]
     token = torch.arange(tokens, device=windows.device)
     if not readable(windows):
         since = token - start
         return Readers(start, torch.where(since < past, token, tokens).unsqueeze(1), since.unsqueeze(1))
-    first = (boundaries.starts & (windows[..., -1] > 0).any(1)).nonzero()
+    spacing = spacing_of(windows, tokens)
+    first = spacing * (boundaries.starts[::spacing] & (windows[..., -1] > 0).any(1)).nonzero()
     since = torch.arange(min(past, boundaries.batch_shape[-1]), device=windows.device).expand(first.shape[0], -1)
     at = first + since
     own = (at < tokens) & (start[at.clamp(max=tokens - 1)] == first)

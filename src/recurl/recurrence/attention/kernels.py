@@ -24,8 +24,9 @@ class AttentionInputs(NamedTuple):
         key: keys of the tokens, ``[N, heads, D]``.
         value: their values, ``[N, heads, D]``.
         position: scores of the distances 0 (the own token) to M, ``[N, heads, M + 1]``.
-        windows: stored inputs ``[N, M, E]``, oldest first, read only at the first token of each segment; the last
-            number of an input is 1, or 0 where there is none. E is 0 without stored windows.
+        windows: stored inputs ``[N / S, M, E]`` of every S-th token, where S divides the length of rows, oldest first,
+            read only at the first token of each segment; there are none for segments that start at other tokens. The
+            last number of an input is 1, or 0 where there is none. E is 0 without stored windows.
         to_key: map from stored inputs to their keys, ``[heads, D, E]``; None without stored windows.
         to_value: map from stored inputs to their values, ``[heads, D, E]``; None without stored windows.
         boundaries: the segments.

@@ -15,6 +15,7 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.operation import run_operation
 from recurl.recurrence.operators import OperatorCell, OperatorLayer
 from recurl.sequences.index import Boundaries
+from recurl.sequences.stored import is_sparse
 
 __all__ = ["windowed_attention"]
 
@@ -47,7 +48,8 @@ def windowed_attention(
         position: scores of the distances 0 (the token itself) to M, ``[N, heads, M + 1]``; zeros for none.
         boundaries: the segments of the N tokens.
         windows: the M inputs before each token, oldest first, ``[N, M, E]``, read only at the first token of each
-            segment. The last number of an input is 1, or 0 where there is none.
+            segment; or ``[N / S, M, E]``, those of every S-th token, where S divides the length of rows. The last
+            number of an input is 1, or 0 where there is none.
         to_key: map from stored inputs to their keys, ``[heads, D, E]``.
         to_value: map from stored inputs to their values, ``[heads, D, E]``.
         recurrent_backend: ``"reference"``, ``"chunked"``, ``"triton"``, ``"auto"`` (``chunked``) or ``"fastest"``
@@ -106,9 +108,10 @@ def _check(inputs: AttentionInputs) -> None:
             f"got {tuple(position.shape)}. Without scores of distances, pass zeros, which may be expanded."
         )
     past, (tokens, heads, size) = inputs.past, query.shape
-    if windows.shape[:2] != (tokens, past) or windows.ndim != 3:
+    if windows.ndim != 3 or not is_sparse(windows, boundaries, (past, windows.shape[2])):
         raise ArgumentError(
-            f"windows must be [N, M, E] with N={tokens} and M={past}, one less than the scores of position; "
+            f"windows must be [N, M, E] with N={tokens} and M={past}, one less than the scores of position, or "
+            f"[N / S, M, E] where S divides the T={boundaries.batch_shape[-1]} tokens of a row; "
             f"got {tuple(windows.shape)}."
         )
     width = windows.shape[2]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels
 from recurl.recurrence.cells import States
+from recurl.sequences.stored import spacing_of
 
 
 class ReferenceAttention(AttentionKernels):
@@ -15,6 +16,7 @@ class ReferenceAttention(AttentionKernels):
     def forward(self, inputs: AttentionInputs, keep: bool) -> tuple[States, States]:
         """Return the result; differentiable."""
         query, key, value, position, windows = (tensor.double() for tensor in inputs[:5])
+        spacing = spacing_of(windows, query.shape[0])
         maps = [one.double() for one in (inputs.to_key, inputs.to_value) if one is not None]
         results: list[Tensor] = []
         start = 0
@@ -25,8 +27,10 @@ class ReferenceAttention(AttentionKernels):
             distances = [n - token for token in range(first, n + 1)]
             if maps:
                 # The input at place j of the window lies M - j steps before the segment.
-                seen = [j for j in range(n - start, inputs.past) if windows[start, j, -1] > 0]
-                of_keys, of_values = (torch.einsum("me,hde->mhd", windows[start, seen], one) for one in maps)
+                row = start // spacing
+                places = range(n - start, inputs.past if start % spacing == 0 else 0)
+                seen = [j for j in places if windows[row, j, -1] > 0]
+                of_keys, of_values = (torch.einsum("me,hde->mhd", windows[row, seen], one) for one in maps)
                 keys, values = torch.cat([of_keys, keys]), torch.cat([of_values, values])
                 distances = [n - start + inputs.past - j for j in seen] + distances
             scores = torch.einsum("hd,khd->hk", query[n], keys) + position[n][:, distances]

@@ -65,14 +65,16 @@ class Cell(ABC):
             states.
         states_at_ends: names of the states that runs over sequences return at the last token of each segment only, with
             zeros elsewhere, since they are too large for one per token.
+        read_at_starts: names of the states that :meth:`step` passes to ``time.remember`` or ``time.attend`` and doesn't
+            use otherwise, so that a batch may have them for every S-th token only, ``[N / S, *shape]``.
         takes_time: whether :meth:`step` has the keyword ``time``, a :class:`~recurl.recurrence.Time`, and accesses past
             steps only through it. Every backend that supports linear recurrences can then run whole sequences.
         decays: declares that no coefficient ``a`` passed to ``time`` has a modulus over 1.
         derivatives: hand-written derivatives of a gated cell; if None, autograd differentiates the step.
         loop: pointwise kernels of a gated cell for the ``loop`` backend.
 
-    A subclass that overrides :meth:`step` doesn't inherit ``features_are_first_state``, ``derivatives``, ``loop``,
-    :meth:`fused_step` or :meth:`pack`.
+    A subclass that overrides :meth:`step` doesn't inherit ``features_are_first_state``, ``read_at_starts``,
+    ``derivatives``, ``loop``, :meth:`fused_step` or :meth:`pack`.
 
     Example:
         >>> class Sum(Cell):
@@ -92,6 +94,7 @@ class Cell(ABC):
     child_name: ClassVar[str] = "cell"
     features_are_first_state: ClassVar[bool] = False
     states_at_ends: ClassVar[tuple[str, ...]] = ()
+    read_at_starts: ClassVar[tuple[str, ...]] = ()
     takes_time: ClassVar[bool] = False
     decays: ClassVar[bool] = False
     derivatives: ClassVar[Derivatives | None] = None
@@ -115,7 +118,7 @@ class Cell(ABC):
         if "step" in vars(cls):
             cls.parameter_names = tuple(_parameters_of(cls.step))
             cls.takes_time = "time" in inspect.signature(cls.step).parameters
-            for shortcut in ("fused_step", "pack", "features_are_first_state", "derivatives", "loop"):
+            for shortcut in ("fused_step", "pack", "features_are_first_state", "read_at_starts", "derivatives", "loop"):
                 if shortcut not in vars(cls):
                     setattr(cls, shortcut, getattr(Cell, shortcut))
 

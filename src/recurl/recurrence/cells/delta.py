@@ -42,9 +42,6 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
     SiLU(W_g x) and mapped to the block's width. A gated feed-forward network follows, each part with a residual
     connection.
 
-    On a GPU, runs refuse to compile it (they capture it): compiled runs didn't learn on an H200 with PyTorch 2.11,
-    although their features agree with float64. The cause isn't known.
-
     Args:
         heads: number of heads, which must divide H unless ``key_size`` is given; None for 4, 2 or 1, the first that
             does.
@@ -61,6 +58,7 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
     feed_forward: int = 3
     child_name: ClassVar[str] = "gated_deltanet"
     states_at_ends: ClassVar[tuple[str, ...]] = ("h",)
+    read_at_starts: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
         check_sizes(heads=(self.heads, 1), key_size=(self.key_size, 1), value_size=(self.value_size, 1))

@@ -64,6 +64,7 @@ class GTrXLCell(Block, name="gtrxl"):
     gate_bias: float = 2.0
     decays: ClassVar[bool] = False
     child_name: ClassVar[str] = "gtrxl"
+    read_at_starts: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
         check_sizes(window=(self.window, 1), heads=(self.heads, 1), head_size=(self.head_size, 1))

@@ -54,6 +54,7 @@ class Mamba2Cell(Block, name="mamba2"):
     conv_width: int = 4
     child_name: ClassVar[str] = "mamba2"
     states_at_ends: ClassVar[tuple[str, ...]] = ("h",)
+    read_at_starts: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
         check_sizes(heads=(self.heads, 1), state_size=(self.state_size, 1), expand=(self.expand, 1))

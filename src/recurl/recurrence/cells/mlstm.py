@@ -56,6 +56,7 @@ class MLSTMCell(Block, name="mlstm"):
     conv_width: int = 4
     child_name: ClassVar[str] = "mlstm"
     states_at_ends: ClassVar[tuple[str, ...]] = ("h",)
+    read_at_starts: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
         check_sizes(heads=(self.heads, 1), expand=(self.expand, 1))

@@ -20,6 +20,7 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.isolation import Isolation
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
 from recurl.sequences.index import Boundaries, readable
+from recurl.sequences.stored import spacing_of, stored_at
 
 _CHUNK = 32
 
@@ -68,10 +69,12 @@ def _chunks(stored: Tensor | None, boundaries: Boundaries) -> tuple[_Chunks, boo
     tokens, length = boundaries.num_tokens, boundaries.batch_shape[-1]
     rows = torch.arange(tokens, device=boundaries.device).unflatten(0, (-1, length))
     inside = stored is not None
-    if stored is not None and readable(stored):
+    if stored is not None and spacing_of(stored, tokens) % _CHUNK == 0:
+        inside = False  # states are stored only where chunks begin
+    elif stored is not None and readable(stored):
         inside = False
         within = rows[:, 1:][boundaries.starts[rows[:, 1:]]]
-        if stored.requires_grad or (stored[within] != 0).any():
+        if stored.requires_grad or (stored_at(stored, within, tokens) != 0).any():
             plan = boundaries.host()
             rows = plan.starts.unsqueeze(1) + torch.arange(len(plan.steps), device=boundaries.device)
             pieces = _padded(rows.masked_fill(rows > plan.ends.unsqueeze(1), tokens), tokens).split(_CHUNK, 1)
@@ -107,12 +110,15 @@ class _Chunks(NamedTuple):
         return [stream[at] for at in self.tokens]
 
     def firsts(self, stored: Tensor | None) -> list[Tensor | None]:
-        """Return a tensor ``[N, ...]`` at the first token of each chunk, ``[G, ...]``."""
+        """Return states ``[N / S, ...]`` at the first token of each chunk, ``[G, ...]``; None where none is stored."""
         if stored is None:
             return [None] * len(self.tokens)
-        if self.length is not None:
-            return [*stored.unflatten(0, (-1, self.length))[:, ::_CHUNK].unbind(1)]
-        return [stored[at[:, 0]] for at in self.tokens]
+        if self.length is None:
+            return [stored_at(stored, at[:, 0], self.total) for at in self.tokens]
+        spacing = spacing_of(stored, self.total)
+        rows = stored.unflatten(0, (-1, self.length // spacing))
+        firsts = range(0, self.length, _CHUNK)
+        return [None if first % spacing else rows[:, first // spacing] for first in firsts]
 
     def joined(self, chunks: list[Tensor]) -> Tensor:
         """Return chunks as one tensor ``[N, ...]``; the inverse of :meth:`cut`."""
@@ -128,7 +134,7 @@ class _Streams(NamedTuple):
     """What chunks look up of all tokens, and of one more for padding.
 
     Attributes:
-        stored: ``[N, heads, K, V]``, or None.
+        stored: ``[N / S, heads, K, V]``, or None.
         starts: bool ``[N + 1]``.
         start_index: int64 ``[N + 1]``.
         ends: bool ``[N + 1]``.
@@ -207,7 +213,8 @@ class _Chunk(NamedTuple):
         tainted = (same & broken.unsqueeze(-2)).any(-1) | (carried & bad_state.unsqueeze(-1))
         stored = None
         if streams.stored is not None and streams.inside:
-            fresh = streams.stored[start.clamp(max=streams.stored.shape[0] - 1)].transpose(1, 2)
+            last = streams.starts.shape[0] - 2
+            fresh = stored_at(streams.stored, start.clamp(max=last), last + 1).transpose(1, 2)
             bad = ~(carried | fresh.isfinite().flatten(3).all(3))
             tainted, stored = tainted | bad, torch.where((carried | bad)[..., None, None], 0, fresh)
         query = torch.where(lost.unsqueeze(-1), 0, query)

@@ -29,7 +29,9 @@ class MatrixInputs(NamedTuple):
         value: ``[N, heads, V]``.
         log_decay: logarithms of a, ``[N, heads]``.
         rate: b, ``[N, heads]``.
-        states: stored states ``[N, heads, K, V]``, read only at the first token of each segment; None for zeros.
+        states: stored states ``[N / S, heads, K, V]`` of every S-th token, where S divides the length of rows, read
+            only at the first token of each segment. Segments that start at other tokens start from zeros; for None, all
+            do.
         boundaries: the segments.
         delta: whether what the state holds for a key is taken out before the value is written.
         after: whether the states after the last token of each segment are results.

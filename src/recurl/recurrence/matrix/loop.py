@@ -7,6 +7,7 @@ from torch import Tensor
 
 from recurl.recurrence.cells import ONE_STEP, States
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
+from recurl.sequences.stored import stored_at
 
 
 class ReferenceMatrix(MatrixKernels):
@@ -24,7 +25,8 @@ class ReferenceMatrix(MatrixKernels):
         state = zero
         for n, (starts, ends) in enumerate(zip(boundaries.starts.tolist(), boundaries.ends.tolist(), strict=True)):
             if starts:
-                state = zero if stored is None else stored[n : n + 1].double()
+                at = boundaries.starts.new_tensor([n], dtype=torch.int64)
+                state = zero if stored is None else stored_at(stored, at, query.shape[0]).double()
             q, k, v, a, b = (stream[n] for stream in streams)
             result, state = ONE_STEP.remember(q, k, v, a, b, state, delta)
             results.append(result)
@@ -44,7 +46,9 @@ class LoopMatrix(MatrixKernels):
         plan, wide = boundaries.host(), COMPUTED[value.dtype]
         packed = [part.index_select(0, plan.order).to(wide) for part in (query, key, value, log_decay, rate)]
         shape = (plan.starts.shape[0], *query.shape[1:], value.shape[-1])
-        state = value.new_zeros(shape, dtype=wide) if stored is None else stored.index_select(0, plan.starts)
+        state = value.new_zeros(shape, dtype=wide)
+        if stored is not None:
+            state = stored_at(stored, plan.starts, boundaries.num_tokens)
         results: list[Tensor] = []
         finished: list[Tensor] = []  # states of segments that have ended, shortest first
         for step in zip(*(part.split(plan.steps) for part in packed), strict=True):

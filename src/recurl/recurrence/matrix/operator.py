@@ -18,6 +18,7 @@ from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKerne
 from recurl.recurrence.operation import run_operation
 from recurl.recurrence.operators import OperatorCell, OperatorLayer
 from recurl.sequences.index import Boundaries
+from recurl.sequences.stored import is_sparse, stored_everywhere
 
 __all__ = ["gated_matrix_recurrence"]
 
@@ -51,8 +52,9 @@ def gated_matrix_recurrence(
         value: v, ``[*B, heads, V]``; float32, float64, bfloat16 or float16, like query and key.
         log_decay: logarithm of a, ``[*B, heads]``, usually at most 0; float32, or float64 if the values are.
         rate: b, ``[*B, heads]``, of the same dtype.
-        states: stored states ``[*B, heads, K, V]`` of the same dtype, read only at the first token of each segment;
-            None for zeros.
+        states: stored states ``[*B, heads, K, V]`` of the same dtype, read only at the first token of each segment; or
+            ``[N / S, heads, K, V]``, of every S-th token, where S divides T: segments that start elsewhere start from
+            zeros. None for zeros.
         boundaries: the segments of the N tokens.
         recurrent_backend: ``"reference"``, ``"loop"``, ``"chunked"``, ``"cpu"``, ``"auto"`` (``loop``, or ``chunked``
             under ``torch.compile``) or ``"fastest"``.
@@ -88,7 +90,9 @@ def gated_matrix_recurrence(
     def flat(part: Tensor) -> Tensor:
         return part.reshape(tokens, *part.shape[len(batch) :])
 
-    stored = None if states is None else flat(states)
+    stored = None if states is None else states.reshape(-1, *state_shape)
+    if stored is not None and after:
+        stored = stored_everywhere(stored, tokens)  # as large as the states after segments
     streams = (flat(query), flat(key), flat(value), flat(log_decay), flat(rate))
     result, *final = _run(kernels, MatrixInputs(*streams, stored, boundaries, delta, after))
     return result.reshape(value.shape), final[0].reshape(*batch, *state_shape) if after else None
@@ -125,9 +129,12 @@ def _check(
             f"log_decay and rate must have one number per token and head, {list(value.shape[:-1])}; got "
             f"{list(log_decay.shape)} and {list(rate.shape)}."
         )
-    expected = (*key.shape, value.shape[-1])
-    if states is not None and states.shape != expected:
-        raise ArgumentError(f"states must be [*B, heads, K, V], {list(expected)}; got {list(states.shape)}.")
+    state_shape = (*key.shape[-2:], value.shape[-1])
+    if states is not None and states.shape != (*batch, *state_shape) and not is_sparse(states, at, state_shape):
+        raise ArgumentError(
+            f"states must be [*B, heads, K, V], {[*batch, *state_shape]}, or [N / S, heads, K, V] where S divides the "
+            f"T={at.batch_shape[-1]} tokens of a row; got {list(states.shape)}."
+        )
     devices = {part.device for part in (query, key, value, *wide)} | {at.device}
     if len(devices) > 1:
         raise ArgumentError(

@@ -15,6 +15,7 @@ from recurl.recurrence.cuda.attention.step import step_kernel
 from recurl.recurrence.cuda.attention.stored import read_backward_kernel, read_kernel
 from recurl.recurrence.cuda.launch import on
 from recurl.recurrence.cuda.prepared import prepared
+from recurl.sequences.stored import spacing_of
 
 _MANY_HEADS = 32  # see Tiles: products of more rows by few warps only
 _PRECISIONS = {"ieee": "tf32x3", "tf32x3": "tf32x3", "tf32": "tf32"}  # three products are accurate to float32
@@ -33,7 +34,7 @@ def run_forward(inputs: AttentionInputs, tiles: Tiles) -> tuple[Tensor, Tensor]:
         if inputs.to_key is not None and inputs.to_value is not None:
             windows, maps = _windows(inputs), (inputs.to_key.contiguous(), inputs.to_value.contiguous())
             read = prepared(read_kernel, -(-tokens // tiles.readers), heads, **stored_constants_of(inputs, tiles))
-            read(query, position, start, windows, *windows.stride()[:2], *maps, result, totals, tokens)
+            read(query, position, start, *windows, *maps, result, totals, tokens)
     return result, totals
 
 
@@ -42,7 +43,7 @@ def run_backward(
 ) -> Gradients:
     """Return the gradients of all inputs, with None for the windows."""
     query, key, value, position = _contiguous(inputs)
-    grad, (tokens, heads, _) = grad.contiguous(), query.shape
+    grad, (tokens, heads, _), width = grad.contiguous(), query.shape, inputs.windows.shape[-1]
     start, flags = inputs.boundaries.start_index, inputs.boundaries.flags
     to_query, to_key, to_value = (torch.empty_like(query) for _ in range(3))
     to_position, deltas = torch.zeros_like(position), torch.empty_like(totals)
@@ -56,17 +57,17 @@ def run_backward(
             run(query, key, value, position, start, flags, totals, grad, deltas, to_key, to_value, tokens)
         if inputs.to_key is not None and inputs.to_value is not None:
             windows, maps = _windows(inputs), (inputs.to_key.contiguous(), inputs.to_value.contiguous())
-            constants = {**stored_constants_of(inputs, tiles), "SPAN": aligned(windows.shape[-1])}
+            constants = {**stored_constants_of(inputs, tiles), "SPAN": aligned(width)}
             to_readers, sums = (query.new_zeros(tokens, heads, constants["SPAN"]) for _ in range(2))
             read = prepared(read_backward_kernel, -(-tokens // tiles.readers), heads, **constants)
-            given = (query, position, start, windows, *windows.stride()[:2], *maps, totals, grad, deltas)
+            given = (query, position, start, *windows, *maps, totals, grad, deltas)
             read(*given, to_query, to_position, to_readers, sums, tokens)
             # The rows of sick tokens are NaN if they read a window, and zero times NaN would be NaN if they don't.
             sick = ~deltas.isfinite().unsqueeze(-1)
             queries, grads = (torch.where(sick, 0, one) for one in (query, grad))
             to_maps = (
-                _product(queries, to_readers, windows.shape[-1]) if needs[5] else None,
-                _product(grads, sums, windows.shape[-1]) if needs[6] else None,
+                _product(queries, to_readers, width) if needs[5] else None,
+                _product(grads, sums, width) if needs[6] else None,
             )
     found = (to_query, to_key, to_value, to_position, None)
     return *(one if need else None for one, need in zip(found, needs[:5], strict=True)), *to_maps
@@ -111,9 +112,10 @@ def _contiguous(inputs: AttentionInputs) -> tuple[Tensor, ...]:
     return tuple(one.contiguous() for one in inputs[:4])
 
 
-def _windows(inputs: AttentionInputs) -> Tensor:
-    """Return windows whose inputs are contiguous; they may all be the same one."""
-    return inputs.windows if inputs.windows.stride(2) == 1 else inputs.windows.contiguous()
+def _windows(inputs: AttentionInputs) -> tuple[Tensor, int, int, int]:
+    """Return windows whose inputs are contiguous, the strides of windows and inputs, and their spacing."""
+    windows = inputs.windows if inputs.windows.stride(2) == 1 else inputs.windows.contiguous()
+    return windows, windows.stride(0), windows.stride(1), spacing_of(windows, inputs.query.shape[0])
 
 
 def constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def _has_inputs(
     windows,
     token_stride,
     place_stride,
+    spacing,
     reads,
     first,
     tokens,
@@ -42,7 +43,7 @@ def _has_inputs(
     found = 0
     segment = _next_segment(reads, first, -1, tokens)
     while segment < tokens:
-        at = windows + segment.to(tl.int64) * token_stride + place * place_stride + WIDE
+        at = windows + (segment // spacing).to(tl.int64) * token_stride + place * place_stride + WIDE
         flags = tl.load(at, mask=place < PAST, other=0.0)
         found = tl.maximum(found, tl.max((flags > 0).to(tl.int32), 0))
         segment = _next_segment(reads, first, segment, tokens)
@@ -50,9 +51,9 @@ def _has_inputs(
 
 
 @triton.jit
-def _stored(windows, token_stride, place_stride, segment, place, e, PAST: tl.constexpr, WIDE: tl.constexpr):
+def _stored(windows, token_stride, place_stride, spacing, segment, place, e, PAST: tl.constexpr, WIDE: tl.constexpr):
     """Return stored inputs without their last numbers, these, and which are there, and which aren't finite."""
-    window = windows + segment.to(tl.int64) * token_stride
+    window = windows + (segment // spacing).to(tl.int64) * token_stride
     at = place * place_stride
     flag = tl.load(window + at + WIDE, mask=place < PAST, other=0.0)
     there = flag > 0
@@ -145,6 +146,7 @@ def _read(
     windows,
     token_stride,
     place_stride,
+    spacing,
     to_key,
     to_value,
     result,
@@ -180,7 +182,9 @@ def _read(
         mine = reads & (first == segment)
         for begin in range(0, PAST, STORED):
             place = begin + STORED - 1 - c
-            x, flag, there, broken = _stored(windows, token_stride, place_stride, segment, place, e, PAST, WIDE)
+            x, flag, there, broken = _stored(
+                windows, token_stride, place_stride, spacing, segment, place, e, PAST, WIDE
+            )
             distance = (age + (PAST - begin - STORED + 1))[:, None] + c[None, :]
             allowed = mine[:, None] & there[None, :] & (distance <= PAST)
             tainted = tl.maximum(tainted, tl.max((allowed & broken[None, :]).to(tl.int32), 1))
@@ -219,6 +223,7 @@ def read_kernel(
     windows,
     token_stride,
     place_stride,
+    spacing,
     to_key,
     to_value,
     result,
@@ -239,12 +244,12 @@ def read_kernel(
     head = tl.program_id(1)
     row = tl.program_id(0) * READERS + tl.arange(0, READERS)
     first = tl.load(start + row, mask=row < tokens, other=0).to(tl.int32)
-    reads = (row < tokens) & (row - first < PAST)
-    if _has_inputs(windows, token_stride, place_stride, reads, first, tokens, PAST, PAST_PADDED, WIDE) != 0:
+    reads = (row < tokens) & (row - first < PAST) & (first % spacing == 0)
+    if _has_inputs(windows, token_stride, place_stride, spacing, reads, first, tokens, PAST, PAST_PADDED, WIDE) != 0:
         _read(
-            query, position, tl.program_id(0) * READERS, row, first, reads, windows, token_stride, place_stride, to_key,
-            to_value, result, totals, head, tokens, HEADS, PAST, WIDTH, PIECE, WIDE, WIDE_PADDED, READERS, STORED,
-            PRECISION,
+            query, position, tl.program_id(0) * READERS, row, first, reads, windows, token_stride, place_stride,
+            spacing, to_key, to_value, result, totals, head, tokens, HEADS, PAST, WIDTH, PIECE, WIDE, WIDE_PADDED,
+            READERS, STORED, PRECISION,
         )  # fmt: skip
 
 
@@ -259,6 +264,7 @@ def _read_backward(
     windows,
     token_stride,
     place_stride,
+    spacing,
     to_key,
     to_value,
     totals,
@@ -304,7 +310,7 @@ def _read_backward(
         mine = reads & (first == segment)
         for begin in range(0, PAST, STORED):
             place = begin + STORED - 1 - c
-            x, flag, there, _ = _stored(windows, token_stride, place_stride, segment, place, e, PAST, WIDE)
+            x, flag, there, _ = _stored(windows, token_stride, place_stride, spacing, segment, place, e, PAST, WIDE)
             distance = (age + (PAST - begin - STORED + 1))[:, None] + c[None, :]
             allowed = mine[:, None] & there[None, :] & (distance <= PAST)
             place_at = line[:, None] + distance
@@ -342,6 +348,7 @@ def read_backward_kernel(
     windows,
     token_stride,
     place_stride,
+    spacing,
     to_key,
     to_value,
     totals,
@@ -371,10 +378,10 @@ def read_backward_kernel(
     head = tl.program_id(1)
     row = tl.program_id(0) * READERS + tl.arange(0, READERS)
     first = tl.load(start + row, mask=row < tokens, other=0).to(tl.int32)
-    reads = (row < tokens) & (row - first < PAST)
-    if _has_inputs(windows, token_stride, place_stride, reads, first, tokens, PAST, PAST_PADDED, WIDE) != 0:
+    reads = (row < tokens) & (row - first < PAST) & (first % spacing == 0)
+    if _has_inputs(windows, token_stride, place_stride, spacing, reads, first, tokens, PAST, PAST_PADDED, WIDE) != 0:
         _read_backward(
-            query, position, tl.program_id(0) * READERS, row, first, reads, windows, token_stride, place_stride, to_key,
-            to_value, totals, grads, deltas, to_query, to_position, to_readers, sums, head, tokens, HEADS, PAST, WIDTH,
-            PIECE, WIDE, WIDE_PADDED, SPAN, READERS, STORED, PRECISION,
+            query, position, tl.program_id(0) * READERS, row, first, reads, windows, token_stride, place_stride,
+            spacing, to_key, to_value, totals, grads, deltas, to_query, to_position, to_readers, sums, head, tokens,
+            HEADS, PAST, WIDTH, PIECE, WIDE, WIDE_PADDED, SPAN, READERS, STORED, PRECISION,
         )  # fmt: skip

@@ -74,8 +74,8 @@ class TritonMatrix(MatrixKernels):
             after: its results.
             saved: what it saved; what it didn't is computed again.
             grads: gradients of the results. That of the states is read only at the last token of each segment.
-            needs: which gradients to return. That of the states is zero except at the first token of each segment, and
-                None without stored states.
+            needs: which gradients to return. That of the states is at all tokens, zero except at the first one of each
+                segment that starts from a stored state, and None without stored states.
         """
         plan = self._plan(inputs)
         if not saved:

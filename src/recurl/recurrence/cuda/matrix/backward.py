@@ -33,7 +33,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     inverse,
     is_bad,
     matrix,
-    next_start,
+    next_stored,
     poison,
     reverse_sums,
     rows,
@@ -63,6 +63,7 @@ def backward_kernel(
     states_head,
     states_key,
     states_value,
+    spacing,
     start_index,
     carried,
     grad,
@@ -192,8 +193,9 @@ def backward_kernel(
         if not MAPS:
             if fresh:
                 state = stored_state(
-                    states, begin, head, states_token, states_head, states_key, states_value, k, v, K, V, HAS_STATES
-                )
+                    states, begin, head, states_token, states_head, states_key, states_value, spacing, k, v, K, V,
+                    HAS_STATES,
+                )  # fmt: skip
             else:
                 slot = row * slots + chunk - 1
                 state = matrix(carried, (slot * heads + head) * (K * V), V, 1, k, v, K, V)
@@ -208,8 +210,8 @@ def backward_kernel(
             last_state = state
             if last_segment > 0:
                 last_state = stored_state(
-                    states, begin + last_segment, head, states_token, states_head, states_key, states_value, k, v, K, V,
-                    HAS_STATES,
+                    states, begin + last_segment, head, states_token, states_head, states_key, states_value, spacing, k,
+                    v, K, V, HAS_STATES,
                 )  # fmt: skip
             # What the state after the chunk, and those at ends inside it, contribute.
             exit_total = tl.exp(left) * tl.sum(tl.sum(last_state * grad_state, 1), 0)
@@ -232,8 +234,8 @@ def backward_kernel(
                     end_state = state
                     if origin > 0:
                         end_state = stored_state(
-                            states, begin + origin, head, states_token, states_head, states_key, states_value, k, v, K,
-                            V, HAS_STATES,
+                            states, begin + origin, head, states_token, states_head, states_key, states_value, spacing,
+                            k, v, K, V, HAS_STATES,
                         )  # fmt: skip
                     reached = ((segment == origin) & (t <= end))[:, None]
                     weight = tl.exp(end_decay - elapsed)[:, None]
@@ -250,12 +252,12 @@ def backward_kernel(
             if DELTA:
                 to_before = tl.where(carries, dot(to_value, tl.trans(state), PRECISION), 0.0)
             if HAS_STATES:
-                start = next_start(segment, 0, CHUNK)
+                start = next_stored(segment, 0, begin, spacing, CHUNK)
                 while start < CHUNK:
                     own = (segment == start)[:, None]
                     stored = stored_state(
-                        states, begin + start, head, states_token, states_head, states_key, states_value, k, v, K, V,
-                        HAS_STATES,
+                        states, begin + start, head, states_token, states_head, states_key, states_value, spacing, k, v,
+                        K, V, HAS_STATES,
                     )  # fmt: skip
                     to_query = tl.where(own, dot(grads, tl.trans(stored), PRECISION), to_query)
                     if DELTA:
@@ -275,7 +277,7 @@ def backward_kernel(
                             to_end = matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
                             to_stored += tl.exp(at(elapsed, t, end)) * to_end
                         store_matrix(grad_states, ((begin + start) * heads + head) * (K * V), k, v, to_stored, K, V)
-                    start = next_start(segment, start, CHUNK)
+                    start = next_stored(segment, start, begin, spacing, CHUNK)
             to_query = decay[:, None] * to_query
             to_decay += tl.sum(queries * to_query, 1)
             if DELTA:

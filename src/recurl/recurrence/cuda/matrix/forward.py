@@ -31,7 +31,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     inverse,
     is_bad,
     matrix,
-    next_start,
+    next_stored,
     poison,
     rows,
     segment_of,
@@ -50,15 +50,17 @@ def stored_state(
     states_head,
     states_key,
     states_value,
+    spacing,
     k,
     v,
     keys,
     values,
     HAS_STATES: tl.constexpr,
 ):
-    """Load the state stored at a token."""
+    """Load the state stored at a token, zeros if there is none."""
     if HAS_STATES:
-        state = matrix(states, token * states_token + head * states_head, states_key, states_value, k, v, keys, values)
+        offset = token // spacing * states_token + head * states_head
+        state = matrix(states, offset, states_key, states_value, k, v, tl.where(token % spacing == 0, keys, 0), values)
     else:
         state = tl.zeros([k.shape[0], v.shape[0]], tl.float32)
     return state
@@ -82,6 +84,7 @@ def forward_kernel(
     states_head,
     states_key,
     states_value,
+    spacing,
     start_index,
     output,
     solved,
@@ -143,8 +146,9 @@ def forward_kernel(
         last_segment = segment_of(start_index, begin, last)
         if tl.load(start_index + begin) == begin:
             state = stored_state(
-                states, begin, head, states_token, states_head, states_key, states_value, k, v, K, columns, HAS_STATES
-            )
+                states, begin, head, states_token, states_head, states_key, states_value, spacing, k, v, K, columns,
+                HAS_STATES,
+            )  # fmt: skip
         elif KEEP and chunk > first_chunk:
             slot = row.to(tl.int64) * slots + chunk - 1
             store_matrix(carried, (slot * heads + head) * (K * V), k, v, state, K, V)
@@ -160,24 +164,18 @@ def forward_kernel(
             queries = rows(query, n, query_token, head * query_head, k, inside, K)
             result = tl.where((segment == 0)[:, None], dot(queries, state, PRECISION), 0.0)
         if HAS_STATES and (DELTA or not MAPS):
-            start = next_start(segment, 0, CHUNK)
+            start = next_stored(segment, 0, begin, spacing, CHUNK)
             while start < CHUNK:
-                stored = matrix(
-                    states,
-                    (begin + start) * states_token + head * states_head,
-                    states_key,
-                    states_value,
-                    k,
-                    v,
-                    K,
-                    columns,
-                )
+                stored = stored_state(
+                    states, begin + start, head, states_token, states_head, states_key, states_value, spacing, k, v, K,
+                    columns, HAS_STATES,
+                )  # fmt: skip
                 own = (segment == start)[:, None]
                 if DELTA:
                     before = tl.where(own, dot(keys, stored, PRECISION), before)
                 if not MAPS:
                     result = tl.where(own, dot(queries, stored, PRECISION), result)
-                start = next_start(segment, start, CHUNK)
+                start = next_stored(segment, start, begin, spacing, CHUNK)
         decay = tl.exp(elapsed)
         same = (segment[:, None] == segment[None, :]) & (t[:, None] >= t[None, :])
         between = tl.exp(elapsed[:, None] - elapsed[None, :])
@@ -211,8 +209,8 @@ def forward_kernel(
                 found = state
                 if origin > 0:
                     found = stored_state(
-                        states, begin + origin, head, states_token, states_head, states_key, states_value, k, v, K, V,
-                        HAS_STATES,
+                        states, begin + origin, head, states_token, states_head, states_key, states_value, spacing, k,
+                        v, K, V, HAS_STATES,
                     )  # fmt: skip
                 reached = (segment == origin) & (t <= end)
                 weight = tl.exp(left - elapsed) + bad
@@ -222,8 +220,8 @@ def forward_kernel(
                 end = tl.min(tl.where(ends & (t > end), t, CHUNK), 0)
         if last_segment > 0:
             state = stored_state(
-                states, begin + last_segment, head, states_token, states_head, states_key, states_value, k, v, K,
-                columns, HAS_STATES,
+                states, begin + last_segment, head, states_token, states_head, states_key, states_value, spacing, k, v,
+                K, columns, HAS_STATES,
             )  # fmt: skip
         left = at(elapsed, t, CHUNK - 1)
         total += left

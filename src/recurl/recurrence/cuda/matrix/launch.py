@@ -15,6 +15,7 @@ from recurl.recurrence.cuda.matrix.forward import carry_kernel, forward_kernel
 from recurl.recurrence.cuda.matrix.step import step_kernel
 from recurl.recurrence.cuda.prepared import prepared
 from recurl.recurrence.matrix.kernels import MatrixInputs
+from recurl.sequences.stored import spacing_of
 
 
 class _Call:
@@ -33,7 +34,8 @@ class _Call:
         self.start_index = inputs.boundaries.start_index
         decay, rate = inputs.log_decay.contiguous(), inputs.rate.contiguous()
         states = decay if inputs.states is None else inputs.states
-        self.stored = (states, *(states.stride() if inputs.states is not None else (0, 0, 0, 0)))
+        strides = (*states.stride(), spacing_of(states, self.tokens)) if inputs.states is not None else (0, 0, 0, 0, 1)
+        self.stored = (states, *strides)
         self.pair = (query, *query.stride()[:2], key, *key.stride()[:2])
         self.value = (value, *value.stride()[:2])
         self.scalars = (decay, rate)

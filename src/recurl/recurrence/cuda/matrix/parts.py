@@ -135,9 +135,10 @@ def decays(log_decay, n, inside, restarts):
 
 
 @triton.jit
-def next_start(segment, start, SIZE: tl.constexpr):
-    """Return the first token after ``start`` at which a segment starts, or the size of the chunk."""
-    return tl.min(tl.where(segment > start, segment, SIZE), 0)
+def next_stored(segment, start, begin, spacing, SIZE: tl.constexpr):
+    """Return the first token after ``start`` at which a segment starts from a stored state, or the chunk's size."""
+    stored = ((begin % spacing).to(tl.int32) + segment) % spacing == 0
+    return tl.min(tl.where((segment > start) & stored, segment, SIZE), 0)
 
 
 @triton.jit

@@ -78,16 +78,14 @@ class Segments:
         """Write into matrices at every token; return what they hold, and the matrices after the ends of segments.
 
         Chunks take the place of ``scan``, of ``loop`` where lengths of segments can't be read, and of ``triton`` for
-        dtypes that its kernels don't have. Of matrices that aren't wanted, those stored are returned. The matrices
-        ``before`` may be those of every S-th token.
+        dtypes and sizes that its kernels don't have. Of matrices that aren't wanted, those stored are returned, of
+        every S-th token as they may be.
         """
+        support = OperatorSupport(value.device, value.dtype, keys=key.shape[-1], values=value.shape[-1])
         chunked = (
             self.backend == "scan"
             or (self.backend == "loop" and not readable(self.boundaries.starts))
-            or (
-                self.backend == "triton"
-                and MATRIX.named("triton").unsupported(OperatorSupport(value.device, value.dtype))
-            )
+            or (self.backend == "triton" and MATRIX.named("triton").unsupported(support))
         )
         backend = "chunked" if chunked else self.backend
         wide = torch.promote_types(value.dtype, torch.float32)

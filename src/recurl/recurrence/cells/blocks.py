@@ -101,6 +101,20 @@ def number_of_heads(heads: int | None, width: int, what: str, least: int = 1) ->
     return heads
 
 
+def heads_and_width(heads: int | None, width: int | None, hidden_size: int, option: str) -> tuple[int, int]:
+    """Return the number of heads and their width, by default H divided among them.
+
+    Args:
+        heads: the number, if it is given.
+        width: the width, if it is given.
+        hidden_size: H.
+        option: name of the width, for error messages.
+    """
+    if heads is None or width is None:
+        heads = number_of_heads(heads, hidden_size, f"hidden_size, where there is no {option}")
+    return heads, width or hidden_size // heads
+
+
 def initialize_convolution(weight: Tensor) -> None:
     """Initialize the weight ``[W, D]`` of a convolution as ``torch.nn.Conv1d`` does, from U(-1/sqrt(W), 1/sqrt(W))."""
     bound = 1 / math.sqrt(weight.shape[0])

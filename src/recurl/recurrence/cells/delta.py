@@ -19,10 +19,10 @@ from recurl.recurrence.cells.blocks import (
     encode,
     encoder,
     gated_feed_forward,
+    heads_and_width,
     heads_of,
     initialize_convolution,
     initialize_step_offset,
-    number_of_heads,
     rms_norm,
 )
 from recurl.recurrence.cells.by_hand import States
@@ -67,11 +67,7 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
 
     def _matrices(self, sizes: Sizes) -> tuple[int, int, int]:
         """Return the number of heads, K and V."""
-        if self.key_size is not None and self.heads is not None:
-            heads, key = self.heads, self.key_size
-        else:
-            heads = number_of_heads(self.heads, sizes.hidden_size, "hidden_size, where there is no key_size")
-            key = self.key_size or sizes.hidden_size // heads
+        heads, key = heads_and_width(self.heads, self.key_size, sizes.hidden_size, "key_size")
         return heads, key, self.value_size or key
 
     @property

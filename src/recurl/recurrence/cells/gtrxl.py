@@ -21,6 +21,7 @@ from recurl.recurrence.cells.blocks import (
     check_sizes,
     encode,
     encoder,
+    heads_and_width,
     heads_of,
     number_of_heads,
 )
@@ -84,10 +85,7 @@ class GTrXLCell(Block, name="gtrxl"):
 
     def _heads(self, hidden_size: int) -> tuple[int, int]:
         """Return the number of heads and their width."""
-        if self.head_size is not None and self.heads is not None:
-            return self.heads, self.head_size
-        heads = number_of_heads(self.heads, hidden_size, "hidden_size, where there is no head_size")
-        return heads, self.head_size or hidden_size // heads
+        return heads_and_width(self.heads, self.head_size, hidden_size, "head_size")
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
         """Return the shapes of the parameters of one layer."""

@@ -42,26 +42,32 @@ class ChunkedMatrix(MatrixKernels):
         isolation = Isolation(boundaries, *inputs[:5])
         wide = COMPUTED[inputs.value.dtype]
         pieces = zip(*(chunks.cut(stream.to(wide)) for stream in inputs[:5]), strict=True)
+        starts, ends = chunks.cut(boundaries.start_index), chunks.cut(boundaries.ends)
         before = chunks.firsts(inputs.states)
-        streams = _Streams.of(inputs, inside)
+        stored = inputs.states if inside else None
         heads, width = inputs.value.shape[1:]
         state = inputs.value.new_zeros(chunks.tokens[0].shape[0], heads, inputs.key.shape[-1], width, dtype=wide)
         results: list[Tensor] = []
-        finals: list[tuple[Tensor, Tensor]] = []
-        for at, initial, piece in zip(chunks.tokens, before, pieces, strict=True):
-            chunk = _Chunk.of(streams, at, state[: at.shape[0]], initial, *(part.transpose(1, 2) for part in piece))
+        finals: list[Tensor] = []
+        for at, start, end, initial, piece in zip(chunks.tokens, starts, ends, before, pieces, strict=True):
+            first = at[:, :1]
+            opens = (start[:, :1] == first)[..., None, None]
+            state = torch.where(opens, 0 if initial is None else initial, state[: at.shape[0]])
+            fresh = None if stored is None else stored_at(stored, start, tokens).transpose(1, 2)
+            parts = (part.transpose(1, 2) for part in piece)
+            chunk = _Chunk.of(start, start <= first, state, fresh, inputs.delta, *parts)
             results.append(chunk.results().transpose(1, 2))
             if inputs.after:
-                finals.append(chunk.finals(streams.ends[at]))
+                finals.append(chunk.finals(end))
             state = chunk.last_state()
         result = isolation(chunks.joined(results).to(inputs.value.dtype))
         if not inputs.after:
             return (result,), ()
         if not readable(boundaries.ends):
-            return (result, isolation(chunks.joined([states for _, states in finals]))), ()
-        ends, states = (torch.cat(parts) for parts in zip(*finals, strict=True))
-        states = isolation(states, ends)
-        return (result, state.new_zeros(tokens, *state.shape[1:]).index_copy(0, ends, states)), ()
+            return (result, isolation(chunks.joined(finals))), ()
+        places = torch.cat([at[end] for at, end in zip(chunks.tokens, ends, strict=True)])
+        states = isolation(torch.cat(finals), places)
+        return (result, state.new_zeros(tokens, *state.shape[1:]).index_copy(0, places, states)), ()
 
 
 def _chunks(stored: Tensor | None, boundaries: Boundaries) -> tuple[_Chunks, bool]:
@@ -130,38 +136,10 @@ class _Chunks(NamedTuple):
         return torch.cat([chunk.flatten(0, 1) for chunk in chunks]).index_select(0, order[: self.total])
 
 
-class _Streams(NamedTuple):
-    """What chunks look up of all tokens, and of one more for padding.
-
-    Attributes:
-        stored: ``[N / S, heads, K, V]``, or None.
-        starts: bool ``[N + 1]``.
-        start_index: int64 ``[N + 1]``.
-        ends: bool ``[N + 1]``.
-        inside: whether segments that start inside a chunk start from ``stored``.
-        delta: as in :class:`MatrixInputs`.
-    """
-
-    stored: Tensor | None
-    starts: Tensor
-    start_index: Tensor
-    ends: Tensor
-    inside: bool
-    delta: bool
-
-    @staticmethod
-    def of(inputs: MatrixInputs, inside: bool) -> _Streams:
-        boundaries = inputs.boundaries
-        starts, ends = F.pad(boundaries.starts, (0, 1)), F.pad(boundaries.ends, (0, 1))
-        start_index = F.pad(boundaries.start_index, (0, 1), value=boundaries.num_tokens)
-        return _Streams(inputs.states, starts, start_index, ends, inside, inputs.delta)
-
-
 class _Chunk(NamedTuple):
     """What C tokens of G rows read from each other and from the states before them.
 
     Attributes:
-        at: int64 ``[G, C]``, numbers of the tokens.
         query: ``[G, heads, C, K]``.
         key: ``[G, heads, C, K]``.
         written: u, ``[G, heads, C, V]``.
@@ -174,7 +152,6 @@ class _Chunk(NamedTuple):
         lost: bool ``[G, heads, C]``, tokens whose query isn't finite.
     """
 
-    at: Tensor
     query: Tensor
     key: Tensor
     written: Tensor
@@ -188,33 +165,33 @@ class _Chunk(NamedTuple):
 
     @staticmethod
     def of(
-        streams: _Streams,
-        at: Tensor,
+        start: Tensor,
+        carried: Tensor,
         state: Tensor,
-        initial: Tensor | None,
+        fresh: Tensor | None,
+        delta: bool,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         log_decay: Tensor,
         rate: Tensor,
     ) -> _Chunk:
-        """Return the chunk of tokens ``at``, with the state before it and those stored at its first tokens."""
+        """Return the chunk of tokens whose segments start at the tokens ``start``, ``[G, C]``.
+
+        Those that are ``carried``, bool ``[G, C]``, have started from ``state`` before the chunk or at its first token;
+        the others start from ``fresh``, ``[G, heads, C, K, V]``, or from zeros if that is None.
+        """
         # Matrix products mix segments, and 0 times NaN is NaN: what isn't finite is taken out, and marked.
-        start, first = streams.start_index[at], at[:, :1]
-        opens = streams.starts[first].unsqueeze(-1).unsqueeze(-1)
-        state = torch.where(opens, 0 if initial is None else initial, state)
-        order = torch.arange(at.shape[1], device=at.device)
+        order = torch.arange(start.shape[1], device=start.device)
         same = (start.unsqueeze(2) == start.unsqueeze(1)) & (order.unsqueeze(1) >= order)
-        same, carried = same.unsqueeze(1), (start <= first).unsqueeze(1)
+        same, carried = same.unsqueeze(1), carried.unsqueeze(1)
         lost = ~query.isfinite().all(-1)
         broken = ~(key.isfinite().all(-1) & value.isfinite().all(-1) & rate.isfinite() & (log_decay < torch.inf))
         bad_state = ~state.isfinite().flatten(2).all(2)
         state = torch.where(bad_state[..., None, None], 0, state)
         tainted = (same & broken.unsqueeze(-2)).any(-1) | (carried & bad_state.unsqueeze(-1))
         stored = None
-        if streams.stored is not None and streams.inside:
-            last = streams.starts.shape[0] - 2
-            fresh = stored_at(streams.stored, start.clamp(max=last), last + 1).transpose(1, 2)
+        if fresh is not None:
             bad = ~(carried | fresh.isfinite().flatten(3).all(3))
             tainted, stored = tainted | bad, torch.where((carried | bad)[..., None, None], 0, fresh)
         query = torch.where(lost.unsqueeze(-1), 0, query)
@@ -225,11 +202,11 @@ class _Chunk(NamedTuple):
         decayed = torch.where(same, later, -torch.inf).exp()
         kept = torch.where(same, log_decay.unsqueeze(-2), 0).sum(-1).exp()
         written = value
-        chunk = _Chunk(at, query, key, written, decayed, kept, state, carried, stored, tainted, lost)
-        if streams.delta:
+        chunk = _Chunk(query, key, written, decayed, kept, state, carried, stored, tainted, lost)
+        if delta:
             written = value - chunk._read(key)
         written = rate.unsqueeze(-1) * written
-        if streams.delta:
+        if delta:
             system = rate.unsqueeze(-1) * decayed * (key @ key.mT)
             written = torch.linalg.solve_triangular(system, written, upper=False, unitriangular=True)
         return chunk._replace(written=written)
@@ -243,20 +220,18 @@ class _Chunk(NamedTuple):
         """Return the states after the last token, ``[G, heads, K, V]``."""
         return self._states(lambda part: part[:, :, -1], lambda part: part)
 
-    def finals(self, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens that end segments, ``[E]``, and the states after them, ``[E, heads, K, V]``.
+    def finals(self, ends: Tensor) -> Tensor:
+        """Return the states after the tokens that end segments, ``[E, heads, K, V]``.
 
         Args:
-            ends: bool ``[G, C]``. Where it can't be read, all tokens are returned, ``[G, C]``, with zeros for the
-                others, ``[G, C, heads, K, V]``.
+            ends: bool ``[G, C]``. Where it can't be read, all tokens are returned, with zeros for the others,
+                ``[G, C, heads, K, V]``.
         """
         if readable(ends):
             groups, tokens = ends.nonzero(as_tuple=True)
-            return self.at[groups, tokens], self._states(
-                lambda part: part[groups, :, tokens], lambda part: part[groups]
-            )
+            return self._states(lambda part: part[groups, :, tokens], lambda part: part[groups])
         states = self._states(lambda part: part.transpose(1, 2), lambda part: part.unsqueeze(1))
-        return self.at, torch.where(ends[..., None, None, None], states, 0)
+        return torch.where(ends[..., None, None, None], states, 0)
 
     def _states(self, at: Callable[[Tensor], Tensor], of_group: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the states after some tokens, ``[..., heads, K, V]``.

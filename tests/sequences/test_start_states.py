@@ -127,13 +127,8 @@ MEMORIES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["loop", "scan", "reference"])
-@pytest.mark.parametrize("name", MEMORIES)
-def test_every_cell_reads_them_where_sequences_start(name: str, backend: str) -> None:
-    """Episodes that begin inside of sequences begin from zeros; with and without states after steps."""
-    torch.manual_seed(0)
-    module = MEMORIES[name]().double()
-    module.recurrent_backend = backend
+def dense_and_sparse(module) -> tuple[TensorDict, TensorDict]:
+    """Return a batch that has states at all steps, zeros where no sequence starts, and one without these zeros."""
     size, slots = torch.Size([2, 24]), module.net.num_layers * module.net.num_directions
     first = torch.rand(size) < 0.15
     first[1, LENGTH] = True
@@ -148,6 +143,17 @@ def test_every_cell_reads_them_where_sequences_start(name: str, backend: str) ->
         memory.copy_(torch.rand(memory.shape))
         dense[key] = torch.zeros(*size, *shape, dtype=torch.float64)
         dense[key][:, ::LENGTH] = memory.unflatten(-1, shape)
+    return dense, sparse
+
+
+@pytest.mark.parametrize("backend", ["loop", "scan", "reference"])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_every_cell_reads_them_where_sequences_start(name: str, backend: str) -> None:
+    """Episodes that begin inside of sequences begin from zeros; with and without states after steps."""
+    torch.manual_seed(0)
+    module = MEMORIES[name]().double()
+    module.recurrent_backend = backend
+    dense, sparse = dense_and_sparse(module)
 
     def learned(inputs):
         inputs = Entries.of(inputs)
@@ -162,6 +168,27 @@ def test_every_cell_reads_them_where_sequences_start(name: str, backend: str) ->
     with set_recurrent_mode(True):
         (_, states), (_, expected) = module.sequences(sparse), module.sequences(dense)
     assert all(torch.equal(state, expected[key]) for key, state in states.items())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["lstm", "gated_deltanet"])
+def test_programs_read_them(name: str) -> None:
+    torch.manual_seed(0)
+    module = MEMORIES[name]().double()
+    module.recurrent_backend = "scan"
+    _, sparse = dense_and_sparse(module)
+    leaves = [*sparse.keys(True, True)]
+
+    def features(*tensors: torch.Tensor) -> torch.Tensor:
+        inputs = Entries({}, sparse.batch_size)
+        for key, tensor in zip(leaves, tensors, strict=True):
+            inputs.set(key, tensor)
+        with set_recurrent_mode(True):
+            return module(inputs)["y"]
+
+    tensors = [sparse[key] for key in leaves]
+    found = torch.compile(features, fullgraph=True, backend="aot_eager")(*tensors)
+    torch.testing.assert_close(found, features(*tensors))
 
 
 def test_rows_may_be_rearranged_where_sequences_stay_whole(case):

@@ -193,19 +193,23 @@ class RecurrentModule(TensorDictModuleBase):
 
     def _inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Return (value, is_init, *states), checked; no states if all are absent."""
+        if is_compiling():  # tracing would guard on the stored signature
+            return self._checked_inputs(tensordict)
         values = [tensordict.get(key, None) for key in self.in_keys]
         weight = self.net.weight
         # Inputs like those checked last aren't checked again: a step is too short for full checks every time.
-        checked = (weight.dtype, weight.device, tensordict.batch_size, [signature(value) for value in values])
-        kept = not is_compiling()  # tracing would guard on the stored signature
-        if kept and checked == self._checked:
+        signatures = (weight.dtype, weight.device, tensordict.batch_size, [signature(value) for value in values])
+        if signatures == self._checked:
             x, *states, is_init = values
             return (x, is_init, *states)
+        x, is_init, *states = inputs = self._checked_inputs(tensordict)
+        if x is values[0] and is_init is values[-1] and states:
+            self._checked = signatures
+        return inputs
+
+    def _checked_inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         x, is_init = self._value(tensordict), flags_in(tensordict, tensordict.batch_size)
-        states = self._states(tensordict)
-        if kept and x is values[0] and is_init is values[-1] and states:
-            self._checked = checked
-        return (x, is_init, *states)
+        return (x, is_init, *self._states(tensordict))
 
     def _value(self, tensordict: TensorDictBase) -> Tensor:
         key, net = self.in_keys[0], self.net

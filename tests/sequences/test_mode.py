@@ -6,8 +6,11 @@ import asyncio
 import threading
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from recurl.modules import (
+    GRUModule,
     recurrent_mode,
     set_recurrent_mode,
 )
@@ -69,6 +72,22 @@ def test_mode_of_other_threads_and_tasks_is_untouched() -> None:
         return await asyncio.gather(hold(True), hold(False))
 
     assert asyncio.run(both()) == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiled_blocks_around_a_scan_end() -> None:
+    """Torch's tracer drops attributes that are set after a scan."""
+    module = GRUModule(2, 3, in_key="x", out_key="y", recurrent_backend="scan")
+    flags = torch.zeros(2, 5, 1, dtype=torch.bool)
+
+    def features(x: torch.Tensor) -> torch.Tensor:
+        with set_recurrent_mode(True):
+            return module(TensorDict({"x": x, "is_init": flags}, [2, 5]))["y"]
+
+    compiled = torch.compile(features, fullgraph=True, backend="eager")
+    for x in torch.randn(2, 2, 5, 2):
+        torch.testing.assert_close(compiled(x), features(x))
+        assert recurrent_mode() is None
 
 
 def test_bad_modes() -> None:

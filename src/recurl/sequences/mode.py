@@ -56,11 +56,12 @@ _task_stack: ContextVar[_Stack] = ContextVar("recurl_recurrent_modes", default=_
 
 class _Modes:
     def __init__(self) -> None:
-        self.stack: _Stack = _OUTSIDE
+        self.stack = [*_OUTSIDE]
 
 
 class _Thread(threading.local):
-    # The extra level of nesting is needed: torch.compile drops assignments to attributes of a threading.local itself.
+    # torch.compile drops assignments to attributes of a threading.local, hence the extra level of nesting; after a scan
+    # (torch 2.13) also those to attributes of other objects, hence a list that is changed in place.
     def __init__(self) -> None:
         self.modes = _Modes()
 
@@ -93,12 +94,12 @@ def _enter_torchrl(mode: bool | None) -> Any:
 
 def _current() -> _Stack:
     if is_compiling() or running_loop() is None:
-        return _thread.modes.stack
+        return tuple(_thread.modes.stack)
     return _task_stack.get()
 
 
 def _store(stack: _Stack) -> None:
-    _thread.modes.stack = stack
+    _thread.modes.stack[:] = stack
     if not is_compiling():
         _task_stack.set(stack)
 

@@ -83,6 +83,16 @@ def test_opcheck(name: str, cell: str, options: dict, keep: bool) -> None:
     assert_same_bits(found, backward(*arguments, after, saved, zero, [True] * tensors))
 
 
+@pytest.mark.parametrize(("name", "cell"), [one for one in SERVED if not KNOWN[one[1]].takes_time])
+def test_outputs_are_laid_out_as_they_are_traced(name: str, cell: str) -> None:
+    arguments = tuple(detached(argument) for argument in arguments_of(layer_call(cell, {}, requires_grad=True)))
+    forward, backward = (getattr(torch.ops.recurl, f"{name}_{way}").default for way in ("forward", "backward"))
+    after = forward(*arguments, False)
+    needs = [True] * (1 + len(arguments[1]) + len(arguments[2]))
+    found = backward(*arguments, after, [], [torch.randn_like(state) for state in after], needs)
+    assert all(one.is_contiguous() for one in [*after, *found])
+
+
 @pytest.mark.parametrize(("name", "cell"), SERVED)
 def test_vmap_over_batch_equals_a_loop(name: str, cell: str) -> None:
     """vmap over inputs, states and boundaries; gradients of shared inputs are sums over elements."""

@@ -7,7 +7,8 @@
   can't replace it: inside ``torch.func.grad`` they raise an error, and in forward mode they drop the tangents;
 * while ``torch.compile`` or ``torch.export`` is tracing as operators of ``torch.library``:
 
-  * fake: output shapes follow from input shapes alone, never from the boundaries.
+  * fake: output shapes follow from input shapes alone, never from the boundaries; outputs are contiguous, and saved
+    tensors laid out like those of ``saved_like``.
   * autograd: first derivatives, or any order if the operation is closed; else differentiating twice raises an error.
   * autocast: a recurrence computes in the dtype of its weights, and the other inputs are cast to it.
   * vmap: mapped inputs, states and boundaries become one longer stream; mapped weights (an ensemble) become a loop.
@@ -217,7 +218,7 @@ class Operation:
         if have_tangents(call.inputs):
             refuse_tangents(self.name)
         after, saved = self.run(call, args[_CALL])
-        return [*after, *saved]
+        return [*(state.contiguous() for state in after), *saved]
 
     def _fake_forward(self, *args: Any) -> list[Tensor]:
         call = self._called(Arguments(*args[:_CALL]))
@@ -234,7 +235,7 @@ class Operation:
         with without_autocast(call.x.device):
             found = self.kernels.backward(call, tuple(after), tuple(saved), grads, arguments.spread(needs))
         given = [*arguments.tensors, *after, *saved, *grads]
-        return _without_aliasing([gradient for gradient in found.flat if gradient is not None], given)
+        return _without_aliasing([gradient.contiguous() for gradient in found.flat if gradient is not None], given)
 
     def _fake_backward(self, *args: Any) -> list[Tensor]:
         tensors = Arguments(*args[:_CALL]).tensors

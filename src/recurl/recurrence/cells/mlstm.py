@@ -164,7 +164,7 @@ def _normed_quotient(x: Tensor, divisor: Tensor) -> Tensor:
 
     Dividing first would lose that dependence, and with it the gradient of n, to rounding.
     """
-    dtype = torch.result_type(x, divisor)
+    dtype = torch.promote_types(x.dtype, divisor.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     x, divisor = x.to(wide), divisor.to(wide)
     centered = x - x.mean(-1, keepdim=True)

@@ -120,6 +120,7 @@ MEMORIES = {
     "lstm": lambda: LSTMModule(2, 4, num_layers=2, in_key="x", out_key="y"),
     "both directions": lambda: LSTMModule(2, 4, bidirectional=True, in_key="x", out_key="y"),
     "gtrxl": lambda: GTrXLModule(2, 4, num_layers=2, window=5, in_key="x", out_key="y"),
+    "gtrxl, both directions": lambda: GTrXLModule(2, 4, window=5, bidirectional=True, in_key="x", out_key="y"),
     "gated_deltanet": lambda: GatedDeltaNetModule(2, 4, num_layers=2, in_key="x", out_key="y"),
     "mlstm": lambda: MLSTMModule(2, 4, in_key="x", out_key="y"),
     "mamba2": lambda: Mamba2Module(2, 4, in_key="x", out_key="y"),

@@ -25,8 +25,8 @@ class ReferenceMatrix(MatrixKernels):
         state = zero
         for n, (starts, ends) in enumerate(zip(boundaries.starts.tolist(), boundaries.ends.tolist(), strict=True)):
             if starts:
-                at = boundaries.starts.new_tensor([n], dtype=torch.int64)
-                state = zero if stored is None else stored_at(stored, at, query.shape[0]).double()
+                at = torch.tensor([n], device=value.device)
+                state = zero if stored is None else stored_at(stored, at, boundaries.num_tokens).double()
             q, k, v, a, b = (stream[n] for stream in streams)
             result, state = ONE_STEP.remember(q, k, v, a, b, state, delta)
             results.append(result)

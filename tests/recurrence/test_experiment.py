@@ -212,6 +212,30 @@ class Spirals(Sum):
         return h[..., 0], (h,)
 
 
+class RecursFromStarts(Sum):
+    """Names a state that it doesn't pass to time.remember or time.attend."""
+
+    read_at_starts = ("h",)
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h = time.recur(torch.full_like(states[0], 0.5), F.linear(x, weight), states[0])
+        return h, (h,)
+
+
+class WritesFromStarts(Sum):
+    read_at_starts = ("h",)
+    states_at_ends = ("h",)
+
+    def state_shapes(self, sizes):
+        return ((1, sizes.hidden_size, 1),)
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        key = F.linear(x, weight).unsqueeze(1)
+        one = torch.ones_like(key[..., :1])
+        read, h = time.remember(key, key, one, -one[..., 0], one[..., 0], states[0])
+        return read.flatten(1).expand(-1, key.shape[-1]), (h,)
+
+
 def build(cell: type[Cell]) -> CellModule:
     return CellModule(cell, 4, 5, in_key="x", out_key="y")
 
@@ -263,6 +287,10 @@ def build(cell: type[Cell]) -> CellModule:
             r"Lazy\(.*\) stores the Linear 'lazy' as an attribute, which optimizers, .to\(\) and checkpoints don't see",
         ),
         (Tuned, r"stores the Parameter 'scale' as an attribute"),
+        (
+            RecursFromStarts,
+            r"must pass h to time.remember or time.attend, and not use them otherwise. With one of 3 states",
+        ),
         (Explodes, r"declares \(decays = True\) that a is between 0 and 1; its step gave a from 1.* to "),
         (Alternates, r"that a is between 0 and 1; its step gave a from -0\."),
         (Spirals, r"that a is between 0 and 1; its step gave a from 1\.13137 to 1\.13137"),
@@ -273,7 +301,9 @@ def test_broken_promises(cell: type[Cell], message: str) -> None:
         build(cell)
 
 
-@pytest.mark.parametrize("cell", [Sum(), *CELLS.values(), *OWN.values(), *VARIANTS.values()], ids=str)
+@pytest.mark.parametrize(
+    "cell", [Sum(), WritesFromStarts(), *CELLS.values(), *OWN.values(), *VARIANTS.values()], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_sound_cells_pass(cell: Cell, dtype: torch.dtype) -> None:
     for options in ({}, {"bias": False} if "fastweights" not in cell.name.lower() and cell.name[:5] != "tests" else {}):

@@ -186,7 +186,8 @@ class _Checks:
     def _check_sequence(self, x: Tensor, states: States) -> None:
         """Compare a run over two segments with single steps; states stored inside a segment must have no effect.
 
-        States that the cell has at the ends of segments only are zero elsewhere.
+        States that the cell has at the ends of segments only are zero elsewhere. Those that it reads at their starts only
+        are given for these alone.
         """
         at_ends = {f"the state {name!r}" for name in self.cell.states_at_ends}
         from recurl.recurrence.segments import Segments  # noqa: PLC0415 - only for cells that take time
@@ -194,8 +195,21 @@ class _Checks:
         tokens, count = torch.cat([x, self.others[0]]), 2 * _ROWS
         stored = [torch.cat([one, other]) for one, other in zip(states, self.others[1:], strict=True)]
         starts = torch.arange(count, device=x.device) % _ROWS == 0
-        poisoned = tuple(torch.where(starts.view(-1, *(1,) * (one.ndim - 1)), one, torch.nan) for one in stored)
-        features, after = self._step(tokens, poisoned, time=Segments(Boundaries(starts, (count,)), "loop"))
+        given = [torch.where(starts.view(-1, *(1,) * (one.ndim - 1)), one, torch.nan) for one in stored]
+        for number, name in enumerate(self.cell.state_names):
+            if name in self.cell.read_at_starts:
+                given[number] = stored[number][::_ROWS]
+        time = Segments(Boundaries(starts, (count,)), "loop")
+        try:
+            features, after = self._step(tokens, tuple(given), time=time)
+        except (RuntimeError, ArgumentError) as error:
+            if not self.cell.read_at_starts:
+                raise
+            raise ArgumentError(
+                f"States in read_at_starts may come from every S-th token only: {self.cell}.step() must pass "
+                f"{', '.join(self.cell.read_at_starts)} to time.remember or time.attend, and not use them otherwise. "
+                f"With one of {_ROWS} states it raised: {error}"
+            ) from error
         carried: States = ()
         for token in range(count):
             if token % _ROWS == 0:

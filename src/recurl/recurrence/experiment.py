@@ -186,7 +186,7 @@ class _Checks:
     def _check_sequence(self, x: Tensor, states: States) -> None:
         """Compare a run over two segments with single steps; states stored inside a segment must have no effect.
 
-        States that the cell has at the ends of segments only are zero elsewhere. Those that it reads at their starts only
+        States that the cell has at the ends of segments only are zero elsewhere; those that it reads at starts only
         are given for these alone.
         """
         at_ends = {f"the state {name!r}" for name in self.cell.states_at_ends}

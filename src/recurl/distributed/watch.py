@@ -20,7 +20,7 @@ _VERDICT_SECONDS = 13.0  # time that a failed collective waits for a verdict
 _GRACE = 5.0  # time for a failed rank to exit by itself
 _FAILED, _VERDICT = "failed", "verdict"
 _RELAY_SECONDS = 4 * _POLL_SECONDS
-_SAME_SECONDS = 3 * _POLL_SECONDS  # after another rank has failed, time for this one to fail with the same error
+_SAME_SECONDS = 4 * _POLL_SECONDS  # after another rank has failed, time for this one to fail with the same error
 _STATUS = 2
 
 
@@ -187,7 +187,8 @@ class Watch:
         elif store.check([_FAILED]):
             report = json.loads(store.get(_FAILED))
             if self._has_failed.wait(_SAME_SECONDS):
-                self._report_failure(store)
+                self._is_first = False
+                self._reported.set()
                 return
             self._end(f"rank {report['rank']} has failed: {report['text']}")
         elif store.check([_VERDICT]):

@@ -10,8 +10,9 @@ from tensordict import TensorDict
 
 from recurl.core.errors import ArgumentError, UsageError
 from recurl.modules import GTrXLModule, set_recurrent_mode
-from recurl.recurrence import GTrXLCell, load_cell, segments
+from recurl.recurrence import DEFAULT_OPTIONS, GTrXLCell, load_cell, segments
 from recurl.recurrence.attention import chunked
+from recurl.sequences.index import SequenceIndex
 
 INPUTS, HIDDEN = 3, 4
 
@@ -167,3 +168,6 @@ def test_windows_that_do_not_fit_into_memory_name_those_that_do(monkeypatch: pyt
     monkeypatch.setattr(segments, "_free_on_host", lambda: 2 * 3 * 10 * (HIDDEN + 1) * 8)
     with pytest.raises(UsageError, match=r"The windows after 10 tokens, of 3 inputs of 4 numbers.*a window of 2 fits"):
         run(module, batch, "loop")
+    sparse = batch["recurrent_state"][:, ::5]
+    with pytest.raises(UsageError, match="The windows after 10 tokens"):
+        module.net.run(batch["x"], (sparse,), SequenceIndex.of(batch), "loop", DEFAULT_OPTIONS)

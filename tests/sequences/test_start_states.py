@@ -14,6 +14,7 @@ from recurl.envs import GroupedEnv, GymEnv, TensorEnv
 from recurl.envs.tasks import MaskedCartPole
 from recurl.modules import (
     Categorical,
+    CellModule,
     GatedDeltaNetModule,
     GTrXLModule,
     LSTMModule,
@@ -25,6 +26,7 @@ from recurl.modules import (
 )
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
+from recurl.recurrence import Cell
 from recurl.sequences.entries import Entries
 from recurl.sequences.start_states import allocate, sparse_values, state_in
 
@@ -169,6 +171,40 @@ def test_every_cell_reads_them_where_sequences_start(name: str, backend: str) ->
     with set_recurrent_mode(True):
         (_, states), (_, expected) = module.sequences(sparse), module.sequences(dense)
     assert all(torch.equal(state, expected[key]) for key, state in states.items())
+
+
+class WithoutNumbers(Cell):
+    """Has a state that has no numbers."""
+
+    state_names = ("h", "none")
+
+    def parameters(self, sizes):
+        return {"weight": (sizes.hidden_size, sizes.input_size)}
+
+    def state_shapes(self, sizes):
+        return (sizes.hidden_size,), (0,)
+
+    def step(self, x, states, weight):
+        h = (states[0] + nn.functional.linear(x, weight)).tanh()
+        return h, (h, states[1])
+
+
+def test_states_without_numbers() -> None:
+    module = CellModule(WithoutNumbers, 2, 4, in_key="x", out_key="y").double()
+    dense, _ = dense_and_sparse(MEMORIES["lstm"]().double())
+    batch = dense.select("x", "is_init")
+    for key, shape in zip(module.state_keys, module.net.state_shapes, strict=True):
+        batch[key] = torch.zeros(*batch.shape, 1, *shape, dtype=torch.float64)
+    with set_recurrent_mode(True):
+        assert module(batch)["y"].shape == (2, 24, 4)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gtrxl", "gated_deltanet"])
+def test_batches_without_rows(name: str) -> None:
+    module = MEMORIES[name]().double()
+    _, sparse = dense_and_sparse(module)
+    with set_recurrent_mode(True):
+        assert module(sparse[:0])["y"].shape == (0, 24, 4)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -124,7 +124,7 @@ class Segments:
         except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
                 raise
-            raise _too_long(before) from error
+            raise _too_long(before, inputs.shape[0]) from error
 
     def _kept(self, inputs: Tensor, before: Tensor) -> Tensor:
         """Return the last M inputs after every token, from the stream and from stored windows, ``[N, M, E]``."""
@@ -142,9 +142,9 @@ class Segments:
         return kept.index_add(0, at.clamp(max=tokens - 1).flatten(), later.flatten(0, 1))
 
 
-def _too_long(before: Tensor) -> UsageError:
-    """Return the error for windows that don't fit into memory."""
-    tokens, past, width = before.shape
+def _too_long(before: Tensor, tokens: int) -> UsageError:
+    """Return the error for windows that don't fit into memory after so many tokens."""
+    _, past, width = before.shape
     free = torch.cuda.mem_get_info(before.device)[0] if before.is_cuda else _free_on_host()
     fits = min(past - 1, free // (3 * tokens * width * before.element_size()))  # the windows, and twice their parts
     advice = f"a window of {fits} fits: shorten it, or " if fits > 0 else ""

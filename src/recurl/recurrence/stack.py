@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -123,7 +124,7 @@ def _stored(x: Tensor, states: States | None, index: int, slots: int, lead: int,
     if states is not None:
         of_slot = states if slots == 1 else [state.select(lead, index) for state in states]
         first = lead + (slots == 1)
-        return tuple([state.reshape(-1, *state.shape[first:]) for state in of_slot])
+        return tuple([state.reshape(math.prod(state.shape[:lead]), *state.shape[first:]) for state in of_slot])
     # A separate zero for each state: a compiled scan doesn't accept tensors that share memory.
     return tuple(x.new_zeros((1,) * (1 + len(shape))).expand(x.shape[0], *shape) for shape in _require_shapes(shapes))
 

@@ -96,7 +96,7 @@ def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: 
     if not batch_size or batch_size[-1] % every:
         raise UsageError(f"{_rule(key, every)}, but its rows have {list(batch_size)[-1:]} steps. {_advice(every)}")
     *rows, steps = batch_size
-    return spread.reshape(*rows, steps // every, -1)[..., :numbers].unflatten(-1, shape)
+    return spread.reshape(*rows, steps // every, every * spread.shape[-1])[..., :numbers].unflatten(-1, shape)
 
 
 def sparse_values(entry: Any, *, placed: bool = False) -> Any:

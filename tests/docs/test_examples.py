@@ -9,7 +9,6 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-import torch
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +34,8 @@ def test_every_example_is_tried() -> None:
 
 
 @pytest.fixture
-def _as_it_was():
-    threads = torch.get_num_threads()
+def _as_it_was(restore_threads):
     yield
-    torch.set_num_threads(threads)
     for name in ("Echo-v0", "Keys-v0"):
         gymnasium.registry.pop(name, None)
 

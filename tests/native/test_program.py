@@ -38,20 +38,17 @@ def policy(case: Case) -> tuple[program.Program, list[torch.Tensor], list[int]]:
     return builder.finish(), tensors, places
 
 
+@pytest.mark.usefixtures("restore_threads")
 def test_threads_and_tiles_change_nothing() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         case = Case("lstm", shape=(300,), hidden=70)
         run, tensors, places = policy(case)
         results: list[list[torch.Tensor]] = []
-        threads = torch.get_num_threads()
-        try:
-            for count in (1, 2, 3):
-                torch.set_num_threads(count)
-                assert run(places, 300)
-                results.append([tensor.clone() for tensor in tensors])
-        finally:
-            torch.set_num_threads(threads)
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert run(places, 300)
+            results.append([tensor.clone() for tensor in tensors])
         assert all(torch.equal(*pair) for later in results[1:] for pair in zip(results[0], later, strict=True))
         assert not torch.stack([tensor.isnan().any() for tensor in tensors]).any()
 

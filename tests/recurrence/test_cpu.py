@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 
@@ -50,13 +50,6 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Force each instruction set that this processor supports."""
     monkeypatch.setattr(BACKENDS.choose("cpu", SUPPORT).kernels, "instruction_set", request.param)
     return request.param
-
-
-@pytest.fixture
-def restore_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def needs(call: LayerCall, wanted: Collection[int]) -> Inputs[bool]:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -34,13 +32,6 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     known = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(request.param) + 1]
     monkeypatch.setattr(cpu_step, "instruction_sets", lambda: known)
     return request.param
-
-
-@pytest.fixture
-def restore_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def both(case: Case, is_init: torch.Tensor | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

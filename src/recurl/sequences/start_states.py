@@ -77,7 +77,7 @@ def state_in(batch: Step, key: NestedKey, shape: tuple[int, ...], *, sequences: 
         UsageError: rows are not whole sequences, the state has another size, or it is needed at every step.
     """
     entry: Any = batch.get(key, None)
-    if not _is_sparse(entry):
+    if not _is_at_starts(entry):
         return entry
     name, every = _named(entry)
     if not sequences:
@@ -107,7 +107,7 @@ def sparse_values(entry: Any, *, placed: bool = False) -> Any:
         placed: put all numbers of a state at the first step of its sequence, with zeros elsewhere; otherwise return
             them as stored.
     """
-    if not _is_sparse(entry):
+    if not _is_at_starts(entry):
         return entry
     name, every = _named(entry)
     spread = entry.get(name)
@@ -135,7 +135,7 @@ def check_cut(batch: Step, keys: Iterable[NestedKey], index: SequenceIndex) -> N
     """
     for key in keys:
         entry = batch.get(key, None)
-        if not _is_sparse(entry):
+        if not _is_at_starts(entry):
             continue
         every = _named(entry)[1]
         steps = batch.get(TRAJ_STEPS, None)
@@ -192,7 +192,7 @@ def _found(batch: Any, prefix: _Path = ()) -> Iterator[tuple[NestedKey, int]]:
     """Yield the key and the sequence length L of each sparse state of a batch."""
     for name, value in batch.items():
         path = (*prefix, name)
-        if _is_sparse(value):
+        if _is_at_starts(value):
             yield path[0] if len(path) == 1 else path, _named(value)[1]
         elif isinstance(value, Entries | TensorDictBase):
             yield from _found(value, path)
@@ -216,7 +216,7 @@ def _check_whole(key: NestedKey, every: int, step: Tensor, wrong: Tensor | None 
         )
 
 
-def _is_sparse(value: Any) -> bool:
+def _is_at_starts(value: Any) -> bool:
     return not isinstance(value, Tensor) and isinstance(value, Entries | TensorDictBase) and _name(value) is not None
 
 

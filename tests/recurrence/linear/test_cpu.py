@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -32,13 +31,6 @@ def solve(case: Problem, kernels: CpuLinear) -> tuple[torch.Tensor, ...]:
     inputs = LinearInputs(*case.tensors, case.boundaries)
     h = kernels.forward(inputs)
     return h, *kernels.backward(inputs, h, case.grad, NEEDS)
-
-
-@pytest.fixture
-def restore_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("constant", [False, True])

@@ -23,6 +23,7 @@ from recurl.recurrence.cells.blocks import (
     encoder,
     heads_and_width,
     heads_of,
+    number_of_heads,
 )
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
@@ -79,7 +80,8 @@ class GTrXLCell(Block, name="gtrxl"):
 
     def attention(self, hidden_size: int) -> tuple[int, int]:
         """Return the widths of heads and of stored inputs."""
-        return self._heads(hidden_size)[1], hidden_size + 1
+        heads = self.heads or number_of_heads(None, hidden_size, "hidden_size")
+        return self.head_size or max(1, hidden_size // heads), hidden_size + 1
 
     def _heads(self, hidden_size: int) -> tuple[int, int]:
         """Return the number of heads and their width."""

@@ -78,14 +78,6 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-@pytest.fixture
-def restore_threads() -> Generator[None]:
-    """Restore torch's number of threads after a test that changes it."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def _seed():
     """Seed every test, so that results don't depend on other tests; use OMP_NUM_THREADS threads, one by default."""

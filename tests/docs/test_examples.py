@@ -34,7 +34,7 @@ def test_every_example_is_tried() -> None:
 
 
 @pytest.fixture
-def _as_it_was(restore_threads):
+def _as_it_was():
     yield
     for name in ("Echo-v0", "Keys-v0"):
         gymnasium.registry.pop(name, None)

@@ -38,7 +38,6 @@ def policy(case: Case) -> tuple[program.Program, list[torch.Tensor], list[int]]:
     return builder.finish(), tensors, places
 
 
-@pytest.mark.usefixtures("restore_threads")
 def test_threads_and_tiles_change_nothing() -> None:
     torch.manual_seed(0)
     with torch.no_grad():

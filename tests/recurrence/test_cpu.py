@@ -141,7 +141,7 @@ def test_nan_of_the_input_is_not_hidden(isa: str, cell: str) -> None:
 
 
 @pytest.mark.parametrize("options", [("lstm", 0), ("lstm", 24), ("gru", 0)], ids=str)
-def test_same_bits_for_any_number_of_threads(isa: str, options: tuple[str, int], restore_threads: None) -> None:
+def test_same_bits_for_any_number_of_threads(isa: str, options: tuple[str, int]) -> None:
     call = random_call(options[0], projection=options[1])
     results = []
     for threads in (1, 2, 3):

@@ -116,7 +116,6 @@ def test_results_share_no_memory() -> None:
     torch.testing.assert_close(list(after), expected[1:])
 
 
-@pytest.mark.usefixtures("restore_threads")
 def test_threads_change_nothing() -> None:
     case = Case("lstm", layers=2, shape=(300,), hidden=40)
     results: list[list[torch.Tensor]] = []

@@ -53,7 +53,7 @@ def test_any_boundaries(isa, starts, width, constant, imaginary):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("constant", "rate"), PROBLEMS)
-def test_same_bits_for_any_number_of_threads(constant, rate, restore_threads):
+def test_same_bits_for_any_number_of_threads(constant, rate):
     """Large enough for several threads: one, few or many segments, odd channel counts, and rows larger than a page."""
     sizes = ((40_000, 200, torch.float32), (40_000, 37, torch.complex64), (40_000, 3, torch.float32))
     for tokens, width, dtype in (*sizes, (2_000, 2_100, torch.float32)):

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from bench_linear_recurrence import captured, graphed, milliseconds, outcomes
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import ONE_STEP, Boundaries
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels
 from recurl.recurrence.built_in import ATTENTION
@@ -118,10 +119,6 @@ def case_of(
     return Case(AttentionInputs(query, key, value, position, windows, *maps, boundaries, precision), grad)
 
 
-def error_of(found: Tensor, exact: Tensor) -> float:
-    return ((found.double().cpu() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
-
-
 def checks(kernels: AttentionKernels, device: str, forms: list[str]) -> Iterator[tuple[str, bool, str]]:
     """Yield the name, the outcome and the numbers of each check."""
     every = [(4, 64, 128), (1, 16, 5), (3, 32, 37), (8, 20, 100), (2, 128, 70)]
@@ -129,10 +126,10 @@ def checks(kernels: AttentionKernels, device: str, forms: list[str]) -> Iterator
         for hidden in (0, 256 if sizes[0] == 4 else 33):
             case = case_of(form, shape, reset, device, sizes, hidden)
             found, again = case.run(kernels), case.run(kernels)
-            worst = max(error_of(one, other) for one, other in zip(found, case.exact(), strict=True))
+            worst = max(relative_error(one, other) for one, other in zip(found, case.exact(), strict=True))
             same = all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
             name = f"{form} {shape} every {reset}, heads, size, window {sizes}, stored {hidden}"
-            yield name, worst <= LIMITS[form] and same, f"{worst:.1e}, same bits {same}"  # false for NaN
+            yield name, worst <= LIMITS[form] and same, f"{worst:.1e}, same bits {same}"
     case = case_of(forms[0], (1, 600), 200, device, hidden=64)
     case = replace(case, inputs=case.inputs._replace(windows=case.inputs.windows.repeat(3, 1, 1)))
     clean, outside = case.run(kernels), torch.ones(600, dtype=torch.bool, device=device)
@@ -179,7 +176,7 @@ def step_checks(forms: list[str]) -> Iterator[tuple[str, bool, str]]:
     for form, rows in itertools.product([one for one in forms if one != "tf32"], (1, 100)):
         attention, inputs, before = step_of(rows, form)
         found, wanted = (time.attend(attention, inputs, before) for time in (KERNEL_STEP, ONE_STEP))
-        error = error_of(found[0], wanted[0].double().cpu())
+        error = relative_error(found[0], wanted[0])
         yield f"{form} step of {rows}", error <= LIMITS[form] and torch.equal(found[1], wanted[1]), f"{error:.1e}"
 
 
@@ -263,7 +260,7 @@ def tried(form: str, hidden: int, tiles: Tiles) -> str:
         found, wanted = case.run(kernels_with(tiles)), case.exact()
     except Exception as error:  # noqa: BLE001 - the tiles are too large
         return f"{type(error).__name__} {str(error)[:80]!r}"
-    worst = max(error_of(one, other) for one, other in zip(found, wanted, strict=True))
+    worst = max(relative_error(one, other) for one, other in zip(found, wanted, strict=True))
     return "" if worst <= LIMITS[form] else f"{worst:.1e}"
 
 

@@ -29,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench_eager_gpu import SHAPES, Case, Problem, Step, compile_in_parallel, cudnn
 from bench_rnn_gpu import busy, wall
+from recurl.core.relative_error import relative_error
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "compile_gpu.csv"
@@ -62,7 +63,7 @@ def kernels_of(step: Step) -> Counter[str]:
 
 def check(case: Case, eager: Step, quick: Step) -> bool:
     """Check a case, and print failures."""
-    worst = max(((a - b).norm() / b.norm()).item() for a, b in zip(quick(), eager(), strict=True))
+    worst = max(relative_error(a, b) for a, b in zip(quick(), eager(), strict=True))
     mine, theirs = kernels_of(quick), kernels_of(eager)
     results = {f"error {worst:.1e} <= {ERROR}": worst <= ERROR}
     results[f"kernels {dict(mine)}, in eager mode {dict(theirs)}"] = bool(mine) and mine == theirs

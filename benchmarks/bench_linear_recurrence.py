@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from linear_recurrence_peers import PEERS
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import Boundaries
 from recurl.recurrence.backend import OperatorSupport
 from recurl.recurrence.built_in import LINEAR
@@ -88,10 +89,6 @@ def case_of(form: str, shape: tuple[int, int], resets: float, device: str, slown
     return Case(LinearInputs(a.to(dtype), b, states, Boundaries.from_is_init(is_init)), grad)
 
 
-def error_of(found: Tensor, exact: Tensor) -> float:
-    return ((found.to(exact.dtype) - exact).abs().norm() / exact.abs().norm()).item()
-
-
 def checks(kernels: LinearKernels, device: str, forms: list[str]) -> Iterator[tuple[str, bool, str]]:
     """Yield the name, the outcome and the numbers of each check."""
     cases = [((64, 512), 0.02, 0.1), ((1, 100_000), 0.0, 1e-5)]
@@ -103,9 +100,9 @@ def checks(kernels: LinearKernels, device: str, forms: list[str]) -> Iterator[tu
             a, b, states = (one.to(wide) for one in case.inputs[:3])
             exact = Case(LinearInputs(a, b, states, case.inputs.boundaries), case.grad.to(wide))
             expected = exact.run(LINEAR.named("scan"), (True, True, True))
-            errors = [error_of(one, other) for one, other in zip(found, expected, strict=True)]
+            errors = [relative_error(one, other) for one, other in zip(found, expected, strict=True)]
             same = all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
-            passed = max(errors) <= LIMITS[case.grad.dtype] and same  # false for NaN
+            passed = max(errors) <= LIMITS[case.grad.dtype] and same
             numbers = " ".join(f"{error:.1e}" for error in errors)
             yield f"{form} {shape} {resets} {slowness}", passed, f"h, da, db, ds {numbers}, same bits {same}"
     case = case_of("real", (1, 4096), 0.0, device)
@@ -285,7 +282,7 @@ def compared(direction: str, form: str, chunk: Chunk) -> str:
     run = one_pass(direction, chunk, case, h.to(case.grad.dtype))
     found, again = run(), run()
     pairs = [(x, y, z) for x, y, z in zip(found, again, expected, strict=True) if x is not None and z is not None]
-    worst = max(error_of(x, z) for x, _, z in pairs)
+    worst = max(relative_error(x, z) for x, _, z in pairs)
     same = all(torch.equal(x, y) for x, y, _ in pairs if y is not None)
     good = worst <= LIMITS[case.grad.dtype] and same
     return "" if good else f"error {worst:.1e}, same bits {same}"

@@ -29,7 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench_linear_recurrence import captured, error_of, graphed, milliseconds, outcomes
+from bench_linear_recurrence import captured, graphed, milliseconds, outcomes
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import Boundaries
 from recurl.recurrence.cuda.matrix.backend import TritonMatrix
 from recurl.recurrence.cuda.matrix.config import Plan, Sizes, Tile, plan_for
@@ -137,7 +138,7 @@ def compared(case: Case, kernels: TritonMatrix) -> tuple[bool, str]:
     needs = (*WANTED[:5], case.inputs.states is not None)
     found, again = case.run(kernels, needs), case.run(kernels, needs)
     pairs = [(x, y, z) for x, y, z in zip(found, again, loop(case), strict=True) if x is not None and z is not None]
-    errors = [error_of(x, z) for x, _, z in pairs]
+    errors = [relative_error(x, z) for x, _, z in pairs]
     same = all(y is not None and torch.equal(x, y) for x, y, _ in pairs)
     numbers = " ".join(f"{error:.0e}" for error in errors)
     return max(errors) <= LIMITS[case.grad.dtype] and same, f"{numbers}, same bits {same}"

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 import recurl
 import recurl.modules
+from recurl.core.relative_error import relative_error
 from recurl.diagnostics import take_turns
 from recurl.recurrence.cpu import instruction_sets
 from results_file import append, commit
@@ -91,7 +92,7 @@ def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Na
     exact = gradients(module_run(recurl.modules, double, in_double, "loop"), double, batch, cotangent)
     for name, run in runs.items():
         for found, expected in zip(gradients(run, net, batch, cotangent), exact, strict=True):
-            error = (found - expected).norm() / expected.norm()
+            error = relative_error(found, expected)
             if not error <= TOLERANCE:
                 sys.exit(f"{name} differs from the float64 step loop by {error:.1e}: no numbers.")
     times = take_turns(

@@ -24,6 +24,7 @@ from torch import nn
 
 import recurl.modules
 from bench_rnn_cpu import EQUAL, NETS, TOLERANCE, gradients, machine, make_batch, module_of, peer
+from recurl.core.relative_error import relative_error
 from recurl.diagnostics import take_turns
 from results_file import append
 
@@ -64,7 +65,7 @@ def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Na
     exact = run(module_of(recurl.modules, net, batch, "loop"), net, batch, cotangent)
     for name, call in calls.items():
         for found, expected in zip(call(), exact, strict=True):
-            error = (found - expected).norm() / expected.norm()
+            error = relative_error(found, expected)
             if not error <= TOLERANCE:
                 sys.exit(f"{name} differs from the step loop by {error:.1e}: no numbers.")
     times = take_turns(calls, options.rounds, options.seconds, clock=time.process_time)

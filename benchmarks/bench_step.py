@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import recurl.modules
 from bench_rnn_cpu import NETS, machine, peer
+from recurl.core.relative_error import relative_error
 from results_file import append
 
 RESULTS = Path(__file__).parent / "results" / "step.csv"
@@ -72,7 +73,7 @@ def measure(cell: str, hidden: int, batch: int, layers: int, options: argparse.N
     calls[NN] = torch_call(net, data)
     exact = torch_call(copy.deepcopy(net).double(), data.apply(lambda value: value.double()))()
     for name, call in calls.items():
-        error = (call() - exact).norm() / exact.norm()
+        error = relative_error(call(), exact)
         if not error <= TOLERANCE:
             sys.exit(f"{name} differs from float64 by {error:.1e}: no numbers.")
     write(take_turns(calls, options), {"cell": cell, "H": hidden, "B": batch, "layers": layers})

@@ -26,6 +26,7 @@ import triton
 from torch import Tensor
 
 from recurl.core.precision import resolve_precision
+from recurl.core.relative_error import relative_error
 from recurl.execution.traced import InductorFunction
 from recurl.recurrence import CELLS, LayerWeights, Options, record_backends, step_stack
 from recurl.recurrence.cuda.launch import processors_of
@@ -113,8 +114,7 @@ def options_of(precision: str) -> Options:
 
 
 def error_of(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    errors = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
-    return max(errors) if all(a.isfinite().all() for a in found) else float("nan")
+    return max(relative_error(one, other) for one, other in zip(found, exact, strict=True))
 
 
 def microseconds(function: Callable[[], None], replays: int = 7) -> float:
@@ -155,7 +155,7 @@ def checks() -> Iterator[tuple[str, float, float]]:
                 found, again = (case.step(options_of(precision)) for _ in range(2))
             same = all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
             as_ruled = ran == ["triton_step"] * 2 if pays(rows, hidden, precision) else "triton_step" not in ran
-            error = error_of(found, exact) if same and as_ruled else float("nan")
+            error = error_of(found, exact) if same and as_ruled else float("inf")
             yield f"{cell} {precision} H {hidden} I {inputs} rows {rows}", error, LIMITS[precision]
     for cell in CELLS_TIMED:
         yield f"{cell} captured", captured_differs(cell), 0
@@ -191,7 +191,7 @@ def compiled_error(cell: str) -> float:
     for function in (InductorFunction(run, inputs), torch.compile(run, fullgraph=True)):
         with record_backends() as ran:
             found = function(*inputs)
-        errors.append(error_of(found, [features + 1, *after]) if ran == ["triton_step"] else float("nan"))
+        errors.append(error_of(found, [features + 1, *after]) if ran == ["triton_step"] else float("inf"))
     return max(errors)
 
 

@@ -68,7 +68,8 @@ def error(found: list[Tensor], wanted: list[Tensor]) -> float:
     """Return the largest error relative to the norm of a result, or to a hundredth of the largest norm."""
     least = max(one.norm().item() for one in wanted) / 100
     pairs = zip(found, wanted, strict=True)
-    return max(((one.cpu().double() - two.double()).norm() / two.norm().clamp_min(least)).item() for one, two in pairs)
+    errors = [(one.cpu().double() - two.double()).norm() / two.norm().clamp_min(least) for one, two in pairs]
+    return torch.stack(errors).max().item()  # NaN if any is
 
 
 def captured(module: CellModule, batch: TensorDict, other: TensorDict) -> list[Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recurl.core.errors import UnsupportedError
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import (
     BACKENDS,
     CELLS,
@@ -191,13 +192,6 @@ def reset_pattern(pattern: str, shape: tuple[int, ...], generator: torch.Generat
     elif pattern == "alternating":
         is_init[..., ::2] = True
     return is_init
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Relative Frobenius error, or absolute error if the expected values are zero."""
-    difference = (actual.double() - expected.double()).norm().item()
-    scale = expected.double().norm().item()
-    return difference / scale if scale else difference
 
 
 def assert_agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

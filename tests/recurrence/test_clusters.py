@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import recurl.recurrence.cuda
+from recurl.core.relative_error import relative_error
 from recurl.recurrence.cuda import definition
 
 from .kernel_tests import but_first
@@ -121,10 +122,6 @@ class Case:
         return {**found, "to_x": to_gates[:, : self.gates], "to_h": whole}
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    return ((found.double() - exact).norm() / exact.norm()).item()
-
-
 CLUSTER = [  # every precision with either cell
     *[("gru", "ieee", Size(96, 96, 2, 10)), ("lstm", "ieee", Size(100, 128, 8, 32))],
     *[("lstm", "tf32", Size(150, 160, 4, 32)), ("gru", "tf32", Size(180, 192, 8, 14))],
@@ -164,10 +161,10 @@ def test_kernels_agree_with_the_definition(
     states = [part for state in case.stored for part in (state, *state.stride())]
     sources = (case.starts, case.bounds)
     program("forward", lstm, kind, size)(case.input_gates, case.b_hn, case.w, *states, *sources, *after, kept)
-    assert error(after[0], exact["after_h"]) < limit
-    assert error(kept[:, : size.hidden], exact["gates"]) < limit
+    assert relative_error(after[0], exact["after_h"]) < limit
+    assert relative_error(kept[:, : size.hidden], exact["gates"]) < limit
     if lstm:
-        assert error(after[1], exact["after_c"]) < limit
+        assert relative_error(after[1], exact["after_c"]) < limit
 
     back = program("backward", lstm, kind, size)
     grads = [part for grad in case.grads for part in (grad, *grad.stride())]
@@ -184,12 +181,12 @@ def test_kernels_agree_with_the_definition(
     if lstm:
         to_x = grad_gates.view(tokens, size.width, 4)
         assert not to_x[:, size.hidden :].any()
-        assert error(to_x[:, : size.hidden].transpose(1, 2), exact["to_x"]) < limit
-        assert error(grad_stored, exact["to_stored"]) < limit
+        assert relative_error(to_x[:, : size.hidden].transpose(1, 2), exact["to_x"]) < limit
+        assert relative_error(grad_stored, exact["to_stored"]) < limit
         return
     n, r_z, inner = grad_gates.split([size.width, 2 * size.width, size.width], 1)
     r_z = r_z.view(tokens, size.width, 2)
-    assert error(torch.stack([r_z[..., 0], r_z[..., 1], n], 1)[..., : size.hidden], exact["to_x"]) < limit
+    assert relative_error(torch.stack([r_z[..., 0], r_z[..., 1], n], 1)[..., : size.hidden], exact["to_x"]) < limit
     to_hidden = torch.cat([r_z[:, : size.hidden].transpose(1, 2).flatten(1), inner[:, : size.hidden]], 1).double()
     whole = torch.where(case.starts.bool()[:, None], to_hidden @ case.w.double() + grad_stored, 0)
-    assert error(whole, exact["to_h"]) < limit
+    assert relative_error(whole, exact["to_h"]) < limit

@@ -12,13 +12,14 @@ from itertools import product
 
 import torch
 
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import CELLS, Backend, Boundaries, KernelBackend, LayerCall, Options, ReferenceBackend, run_stack
 from recurl.recurrence.cuda import TritonKernels, launch, weights
 from recurl.recurrence.cuda.layout import GateLayout
 from recurl.recurrence.cuda.portable.config import Tile
 from recurl.recurrence.cuda.products import launch as products
 
-from .contract import Case, relative_error
+from .contract import Case
 from .interpreter import allow_bounds, patch_once
 from .kernel_tests import print_checks
 from .test_isolation import WHERE, strangers_reached

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from recurl.core.relative_error import relative_error
 from recurl.core.torch_compat import compiling, traced_graph
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.recurrence import CELLS, LayerWeights, Options, record_backends, stack, step_stack
@@ -24,7 +25,7 @@ from recurl.recurrence.cuda.step import launch as step_launch
 from recurl.recurrence.cuda.step import operation as triton_step
 from recurl.recurrence.cuda.step.config import StepTile
 
-from .contract import Case, relative_error
+from .contract import Case
 from .interpreter import allow_bfloat16_products, allow_bounds, patch_once
 from .kernel_tests import print_checks
 

@@ -17,6 +17,7 @@ from recurl.core.devices import check_device, check_memory, numbered
 from recurl.core.errors import ArgumentError, RecurlError
 from recurl.core.precision import MODES
 from recurl.core.ranges import Count, check_fields
+from recurl.core.relative_error import relative_error
 from recurl.core.seeding import derive_seed
 from recurl.execution.capture import WARM_UP, GraphedFunction
 from recurl.modules import CellModule, set_recurrent_mode
@@ -171,7 +172,7 @@ def time_rnn(
     for name in backends or timed_backends():
         try:
             step = _step(case, weights, data, name)
-            error = max(map(_error, step(), exact))
+            error = max(map(relative_error, step(), exact))
             peak = _peak(step, case.device)
             if captured:
                 step = _captured(step, case.device)
@@ -282,10 +283,6 @@ def _step(
 
 def _exact(case: RNNCase, weights: Mapping[str, Tensor], data: _Data) -> list[Tensor]:
     return _step(replace(case, precision="ieee"), weights, data, "loop", torch.float64)()
-
-
-def _error(found: Tensor, exact: Tensor) -> float:
-    return ((found.double() - exact).norm() / exact.norm()).item()
 
 
 def _peak(step: Step, device: str) -> float | None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import Boundaries, record_backends
 from recurl.recurrence.attention import windowed_attention
 
@@ -115,15 +116,8 @@ def exact(problem: Problem) -> dict[str, Tensor]:
     return {"result": torch.from_numpy(result)} | {name: torch.from_numpy(one) for name, one in found.items()}
 
 
-def error_of(found: Tensor, expected: Tensor) -> float:
-    """Relative Frobenius error; NaN counts as infinite."""
-    difference, size = (found.double() - expected.double()).norm(), expected.double().norm()
-    error = (difference / size if size > 0 else difference).item()
-    return error if error == error else float("inf")
-
-
 def worst_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    return max(error_of(one, expected[name]) for name, one in found.items())
+    return max(relative_error(one, expected[name]) for name, one in found.items())
 
 
 def reached(problem: Problem, sick: Tensor) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from torch.func import grad, jvp, vmap
 from torch.library import opcheck
 
 from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.relative_error import relative_error
 from recurl.modules import GTrXLModule
 from recurl.recurrence import Boundaries, record_backends
 from recurl.recurrence.attention import chunked, windowed_attention
@@ -23,7 +24,7 @@ from recurl.recurrence.backend import OperatorSupport
 from recurl.recurrence.built_in import ATTENTION, OPERATIONS
 from recurl.recurrence.operation import arguments_of
 
-from .problems import NAMES, Problem, error_of, exact, problem, reached, worst_error
+from .problems import NAMES, Problem, exact, problem, reached, worst_error
 
 BACKENDS = ("reference", "chunked")
 SHAPES = [(1,), (40,), (3, 7), (5, 1), (2, 1, 19)]
@@ -70,10 +71,10 @@ def test_windows_of_every_s_th_token(
         result = windowed_attention(**rest, windows=windows, boundaries=case.boundaries, recurrent_backend=backend)
         return (result * case.grad).sum()
 
-    assert error_of(grad(loss)(sparse), found["windows"]) <= 1e-12
+    assert relative_error(grad(loss)(sparse), found["windows"]) <= 1e-12
     if backend == "chunked":
         both = vmap(grad(loss))(torch.stack([sparse, sparse]))
-        assert error_of(both[1], found["windows"]) <= 1e-12
+        assert relative_error(both[1], found["windows"]) <= 1e-12
         case.grad[5] = torch.nan
         wanted, found = (replace(case, windows=one).solve(backend) for one in (dense, sparse))
         wanted["windows"] = wanted["windows"][::spacing]
@@ -163,7 +164,7 @@ def test_only_wanted_gradients(backend: str) -> None:
         leaves = {name: one.detach().requires_grad_(name == wanted) for name, one in case.tensors.items()}
         result = windowed_attention(**leaves, boundaries=case.boundaries, recurrent_backend=backend)
         (found,) = torch.autograd.grad(result, leaves[wanted], case.grad)
-        assert error_of(found, expected[wanted]) <= 1e-12
+        assert relative_error(found, expected[wanted]) <= 1e-12
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -201,7 +202,7 @@ def test_vmap_equals_a_loop(mapped: tuple[str, ...]) -> None:
     dims = ({name: 0 if name in mapped else None for name in NAMES},)
     expected = [grad(loss)(one(index)) for index in range(3)]
     for name, found in vmap(grad(loss), dims)(stacked).items():
-        assert error_of(found, torch.stack([each[name] for each in expected])) <= 1e-12
+        assert relative_error(found, torch.stack([each[name] for each in expected])) <= 1e-12
 
 
 @pytest.mark.slow

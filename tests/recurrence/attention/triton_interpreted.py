@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from recurl.core.relative_error import relative_error
 from recurl.recurrence.attention.kernels import AttentionInputs
 from recurl.recurrence.cells import ONE_STEP
 from recurl.recurrence.cells.attention import Attention
@@ -19,7 +20,7 @@ from recurl.recurrence.cuda.attention.launch import run_step
 
 from ..interpreter import allow_bfloat16_products, allow_bounds, patch_once
 from ..kernel_tests import print_checks
-from .problems import NAMES, Problem, error_of, exact, problem, worst_error
+from .problems import NAMES, Problem, exact, problem, worst_error
 from .test_operator import check_isolation
 
 allow_bounds()
@@ -122,7 +123,7 @@ def step() -> float:
         windows[..., -1] = case.windows[..., -1]
         found, wanted = run_step(attention, inputs, windows, "ieee"), ONE_STEP.attend(attention, inputs, windows)
         assert torch.equal(found[1], wanted[1])
-        worst = max(worst, error_of(found[0], wanted[0]), error_of(found[0], exact(case)["result"]))
+        worst = max(worst, relative_error(found[0], wanted[0]), relative_error(found[0], exact(case)["result"]))
     return worst
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
 
 KERNELS = ("loop", "scan", "cpu")
@@ -86,14 +87,6 @@ def exact(problem: Problem) -> tuple[Tensor, ...]:
     found = (h, grad_a.sum(0) if constant else grad_a, grad_b, grad_states)
     tensors = (torch.from_numpy(np.ascontiguousarray(one)) for one in found)
     return tuple(one if problem.b.is_complex() else one.real for one in tensors)
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Relative Frobenius error; NaN counts as infinite."""
-    difference = (found.to(expected.dtype) - expected).abs().double().norm()
-    size = expected.abs().double().norm()
-    error = (difference / size if size > 0 else difference).item()
-    return error if error == error else float("inf")
 
 
 def worst_error(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:

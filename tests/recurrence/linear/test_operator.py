@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
 
-from .problems import BACKENDS, DTYPES, KERNELS, exact, problem, relative_error, worst_error
+from .problems import BACKENDS, DTYPES, KERNELS, exact, problem, worst_error
 
 SHAPES = [(1,), (40,), (3, 7), (5, 1), (2, 1, 65)]
 

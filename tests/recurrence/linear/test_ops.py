@@ -8,13 +8,14 @@ from torch.func import grad, jvp, vmap
 from torch.library import opcheck
 
 from recurl.core.errors import UnsupportedError
+from recurl.core.relative_error import relative_error
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
 from recurl.recurrence.built_in import OPERATIONS
 from recurl.recurrence.linear.kernels import LinearInputs
 from recurl.recurrence.linear.operator import layer_call
 from recurl.recurrence.operation import arguments_of
 
-from .problems import DTYPES, KERNELS, exact, problem, relative_error, worst_error
+from .problems import DTYPES, KERNELS, exact, problem, worst_error
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),

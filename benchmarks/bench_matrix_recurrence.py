@@ -375,30 +375,29 @@ def steps(_: argparse.Namespace) -> None:
             print(f"step {form}, {rows} rows: {1e3 * took:.1f} us, {2e-9 * states.nbytes / took:.2f} TB/s", flush=True)
 
 
-TILES = [(64, 4), (64, 8), (32, 4), (64, 2), (32, 2)]
+TILES = [Tile(*one, stages) for one, stages in product([(64, 4), (64, 8), (32, 4), (32, 2)], (1, 2, 3))]
 CHUNKS = (16, 32)
 PIECES = (8, 16, 32)
 
 
-def planned(chunk: int, tile: tuple[int, int], piece: int | None = None, stages: int = 1) -> Callable[[Sizes], Plan]:
+def planned(chunk: int, tile: Tile, piece: int | None = None) -> Callable[[Sizes], Plan]:
     """Return a rule for plans that are as usual but for a chunk, tiles of both passes, and the length of pieces."""
 
     def rule(sizes: Sizes) -> Plan:
         chunks, usual = -(-sizes.length // chunk), plan_for(sizes)
         length = max(1, usual.piece * usual.chunk // chunk) if piece is None else piece
-        program = Tile(*tile, stages)
-        return Plan(chunk, min(length, chunks), program, program, usual.carry)
+        return Plan(chunk, min(length, chunks), tile, tile, usual.carry)
 
     return rule
 
 
-Way = tuple[str, str, int, tuple[int, int]]
+Way = tuple[str, str, int, Tile]
 
 
-def tried(dtype: str, form: str, chunk: int, tile: tuple[int, int]) -> str:
+def tried(dtype: str, form: str, chunk: int, tile: Tile) -> str:
     """Compile the kernels of a plan, in a separate process, and check them; return what is wrong, if anything."""
     try:
-        case = case_of((2, 200), DTYPES[dtype], FORMS[form], "resets")
+        case = case_of((2, 128), DTYPES[dtype], FORMS[form], "resets")
         passed, numbers = compared(case, TritonMatrix(planned(chunk, tile)))
         case_of((2, 4096), DTYPES[dtype], FORMS[form]).run(TritonMatrix(planned(chunk, tile)))  # in pieces
     except Exception as error:  # noqa: BLE001 - the tile is too large
@@ -411,7 +410,7 @@ def sweep(args: argparse.Namespace) -> None:
 
     Both passes of a call have the same chunk; their tiles are free. Then lengths of pieces, for the best chunk.
     """
-    ways: list[Way] = list(product(args.dtypes, args.forms, CHUNKS, TILES))
+    ways: list[Way] = list(product(args.dtypes, args.forms, args.chunks, TILES))
     wrong = outcomes(tried, ways, args.seconds)
     for way, problem in wrong.items():
         if problem:
@@ -419,16 +418,18 @@ def sweep(args: argparse.Namespace) -> None:
     for dtype, form, name in product(args.dtypes, args.forms, args.shapes):
         case = case_of(SHAPES[name], DTYPES[dtype], FORMS[form], "resets" if args.resets else "none")
         both = [way for way, problem in wrong.items() if way[:2] == (dtype, form) and not problem]
-        found = sorted(split_times(case, planned(*way[2:])) + way[2:] for way in both)
-        best = {chunk: [min((one[k], one[3]) for one in found if one[2] == chunk) for k in (0, 1)] for chunk in CHUNKS
-                if any(one[2] == chunk for one in found)}  # fmt: skip
-        for chunk, ((forward, tile), (backward, other)) in best.items():
-            print(f"{dtype} {form} {name:8} chunk {chunk}: forward {forward:.4f} {tile}, backward {backward:.4f} "
-                  f"{other}, sum {forward + backward:.4f}; columns, warps", flush=True)  # fmt: skip
+        found = [(*split_times(case, planned(*way[2:])), *way[2:]) for way in both]
+        best = {chunk: [sorted((one[k], one[3]) for one in found if one[2] == chunk) for k in (0, 1)]
+                for chunk in args.chunks}  # fmt: skip
+        best = {chunk: passes for chunk, passes in best.items() if passes[0]}
+        for (chunk, passes), k in product(best.items(), (0, 1)):
+            print(f"{dtype} {form} {name:8} chunk {chunk} {('forward', 'backward')[k]}:")
+            for took, tile in passes[k][:6]:
+                print(f"    {took:.4f} {tile}", flush=True)
         if SHAPES[name][1] > 1024 and best:
-            chunk = min(best, key=lambda one: best[one][0][0] + best[one][1][0])
+            chunk = min(best, key=lambda one: sum(passes[0][0] for passes in best[one]))
             for piece in PIECES:
-                times = [split_times(case, planned(chunk, best[chunk][k][1], piece))[k] for k in (0, 1)]
+                times = [split_times(case, planned(chunk, best[chunk][k][0][1], piece))[k] for k in (0, 1)]
                 print(f"{dtype} {form} {name:8} chunk {chunk} pieces of {piece}: {times[0]:.4f} {times[1]:.4f}")
 
 
@@ -448,6 +449,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--precision", choices=("tf32x3", "ieee", "tf32"), default="tf32x3", help="of float32 products")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS[:4]))
+    parser.add_argument("--chunks", nargs="+", type=int, choices=CHUNKS, default=list(CHUNKS), help="of a sweep")
     parser.add_argument("--resets", action="store_true", help="sweep with segments")
     parser.add_argument("--seconds", type=float, default=300, help="time after which a sweep stops compiling")
     args = parser.parse_args()

@@ -37,7 +37,6 @@ from recurl.recurrence.cuda.matrix.parts import (
     poison,
     reverse_sums,
     rows,
-    segment_of,
     segments,
     store_matrix,
     store_rows,
@@ -117,30 +116,39 @@ def backward_kernel(
     row_end = (row + 1) * length
     part = block.to(tl.int64) * tokens
     grad_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    exit_total = 0.0  # the sum of the state after the chunk times its gradient
+    first_chunk = piece * piece_chunks
+    end_chunk = tl.minimum(first_chunk + piece_chunks, chunks)
     if not MAPS:
         if piece + 1 < pieces:
             of_piece = (row * (pieces - 1) + piece) * heads + head
             grad_state = matrix(grad_carried, of_piece * (K * V), V, 1, k, v, K, V)
-    first_chunk = piece * piece_chunks
-    end_chunk = tl.minimum(first_chunk + piece_chunks, chunks)
+            begin = row * length + end_chunk * CHUNK
+            if tl.load(start_index + begin) < begin:
+                slot = row * slots + end_chunk - 1
+                exit_total = tl.sum(matrix(carried, (slot * heads + head) * (K * V), V, 1, k, v, K, V) * grad_state)
     for step in range(end_chunk - first_chunk):
         chunk = end_chunk - 1 - step
         begin = row * length + chunk * CHUNK
         last = tl.minimum(begin + CHUNK, row_end) - 1
-        n = begin + t
-        inside = n <= last
-        segment = segments(start_index, begin, last, t)
-        last_segment = segment_of(start_index, begin, last)
+        count = (last - begin).to(tl.int32)
+        inside = t <= count
+        segment = segments(start_index, begin, tl.minimum(t, count))
+        last_segment = segments(start_index, begin, count)
         fresh = tl.load(start_index + begin) == begin
-        ends = inside & (n < last) & (tl.load(start_index + tl.minimum(n + 1, last)) == n + 1)
-        elapsed = decays(log_decay, n * heads + head, inside, segment == t)
-        b = tl.load(rate + n * heads + head, mask=inside, other=0.0)
-        queries = rows(query, n, query_token, head * query_head, k, inside, K)
-        keys = rows(key, n, key_token, head * key_head, k, inside, K)
-        grads = rows(grad, n, heads * V, head * V, v, inside, V)
+        ends = (t < count) & (segments(start_index, begin, tl.minimum(t + 1, count)) == t + 1)
+        first = begin * heads + head
+        summed = first + part * heads
+        elapsed = decays(log_decay + first, t * heads, inside, segment == t)
+        b = tl.load(rate + first + t * heads, mask=inside, other=0.0)
+        queries = rows(query + begin * query_token + head * query_head, t, query_token, k, inside, K)
+        keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K)
+        grads = rows(grad + first * V, t, heads * V, v, inside, V)
+        ends_here = False
         if AFTER:
             following = tl.minimum(last + 1, row_end - 1)
-            if (last + 1 == row_end) | (tl.load(start_index + following) == last + 1):
+            ends_here = (last + 1 == row_end) | (tl.load(start_index + following) == last + 1)
+            if ends_here:
                 offset = last * grad_after_token + head * grad_after_head
                 grad_state += matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
         # Tokens whose queries or gradients aren't finite spoil what their segment did up to them; keys and rates, what
@@ -151,7 +159,8 @@ def backward_kernel(
             any_bad = poison(queries * 0.0 + keys * 0.0 + grads * 0.0)
         else:
             any_bad = poison(queries * 0.0 + keys * 0.0) + poison(grads)
-        if is_bad(any_bad):
+        spoilt = is_bad(any_bad + b)
+        if spoilt:
             bad_grad = poison(queries) + poison(grads)
             bad_key += poison(keys)
             queries = clean(queries)
@@ -160,17 +169,19 @@ def backward_kernel(
         queries = queries.to(query.dtype.element_ty)
         keys = keys.to(key.dtype.element_ty)
         grads = grads.to(grad.dtype.element_ty)
-        decay = tl.exp(elapsed)
+        decay = tl.exp2(elapsed)
         left = at(elapsed, t, CHUNK - 1)
         same = (segment[:, None] == segment[None, :]) & (t[:, None] >= t[None, :])
         below = same & (t[:, None] > t[None, :])
         carries = (segment == 0)[:, None]
         exits = (segment == last_segment)[:, None]
-        exit_decay = tl.exp(left - elapsed)[:, None]
-        between = tl.exp(elapsed[:, None] - elapsed[None, :])
+        exit_decay = tl.exp2(left - elapsed)[:, None]
+        between = tl.exp2(elapsed[:, None] - elapsed[None, :])
         scores = dot(queries, tl.trans(keys), PRECISION)
-        weights = tl.where(same, between * scores + bad_grad[:, None], 0.0)
-        du = dot(tl.trans(weights), grads, PRECISION) + bad_key[:, None]
+        weights = tl.where(same, between * scores, 0.0)
+        du = dot(tl.trans(weights), grads, PRECISION)
+        if spoilt:
+            du += (reverse_sums(bad_grad, ends) + bad_key)[:, None]
         du += tl.where(exits, exit_decay * dot(keys, grad_state, PRECISION), 0.0)
         if AFTER:
             end = tl.min(tl.where(ends, t, CHUNK), 0)
@@ -178,7 +189,7 @@ def backward_kernel(
                 offset = (begin + end) * grad_after_token + head * grad_after_head
                 to_end = matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
                 reached = (segment == at(segment, t, end)) & (t <= end)
-                weight = tl.exp(at(elapsed, t, end) - elapsed)[:, None]
+                weight = tl.exp2(at(elapsed, t, end) - elapsed)[:, None]
                 du += tl.where(reached[:, None], weight * dot(keys, to_end, PRECISION), 0.0)
                 end = tl.min(tl.where(ends & (t > end), t, CHUNK), 0)
         if DELTA:
@@ -199,28 +210,26 @@ def backward_kernel(
             else:
                 slot = row * slots + chunk - 1
                 state = matrix(carried, (slot * heads + head) * (K * V), V, 1, k, v, K, V)
-            y = rows(solved, n, solved_token, head * solved_head, v, inside, V)
-            store_rows(grad_value, n, heads * V, head * V, v, inside, to_value, V)
+            y = rows(solved + begin * solved_token + head * solved_head, t, solved_token, v, inside, V)
+            store_rows(grad_value + first * V, t, heads * V, v, inside, to_value, V)
             to_rate = tl.sum(du * y, 1)
-            tl.store(grad_rate + (part + n) * heads + head, to_rate, mask=inside)
+            tl.store(grad_rate + summed + t * heads, to_rate, mask=inside)
             u = b[:, None] * y
             if is_bad(to_rate + b):
                 bad_key += poison(u)
                 u = clean(u)
-            last_state = state
-            if last_segment > 0:
-                last_state = stored_state(
-                    states, begin + last_segment, head, states_token, states_head, states_key, states_value, spacing, k,
-                    v, K, V, HAS_STATES,
-                )  # fmt: skip
-            # What the state after the chunk, and those at ends inside it, contribute.
-            exit_total = tl.exp(left) * tl.sum(tl.sum(last_state * grad_state, 1), 0)
             to_key = tl.where(exits, exit_decay * dot(u, tl.trans(grad_state), PRECISION), 0.0)
-            exit_total += tl.sum(tl.sum(to_key * keys, 1), 0)
-            to_decay = tl.where(t == CHUNK - 1, exit_total, 0.0) + bad_grad
-        to_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-        if last_segment == 0:
-            to_state = tl.exp(left) * grad_state
+            if ends_here | (exit_total * 0.0 != 0.0):  # or the state after the chunk isn't finite: from its terms
+                last_state = state
+                if last_segment > 0:
+                    last_state = stored_state(
+                        states, begin + last_segment, head, states_token, states_head, states_key, states_value,
+                        spacing, k, v, K, V, HAS_STATES,
+                    )  # fmt: skip
+                exit_total = tl.exp2(left) * tl.sum(last_state * grad_state) + tl.sum(to_key * keys)
+            to_decay = tl.where(t == CHUNK - 1, exit_total, 0.0)
+        wanted = TO_STATES | (fresh == 0)  # the gradient of the state before the chunk
+        to_state = tl.where((last_segment == 0) & wanted, tl.exp2(left) * grad_state, 0.0)
         if AFTER:
             end = tl.min(tl.where(ends, t, CHUNK), 0)
             while end < CHUNK:
@@ -228,8 +237,8 @@ def backward_kernel(
                 to_end = matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
                 origin = at(segment, t, end)
                 end_decay = at(elapsed, t, end)
-                if origin == 0:
-                    to_state += tl.exp(end_decay) * to_end
+                if (origin == 0) & wanted:
+                    to_state += tl.exp2(end_decay) * to_end
                 if not MAPS:
                     end_state = state
                     if origin > 0:
@@ -238,15 +247,13 @@ def backward_kernel(
                             k, v, K, V, HAS_STATES,
                         )  # fmt: skip
                     reached = ((segment == origin) & (t <= end))[:, None]
-                    weight = tl.exp(end_decay - elapsed)[:, None]
+                    weight = tl.exp2(end_decay - elapsed)[:, None]
                     more = tl.where(reached, weight * dot(u, tl.trans(to_end), PRECISION), 0.0)
                     to_key += more
-                    end_total = tl.sum(tl.sum(more * keys, 1), 0)
-                    end_total += tl.exp(end_decay) * tl.sum(tl.sum(end_state * to_end, 1), 0)
+                    end_total = tl.sum(more * keys) + tl.exp2(end_decay) * tl.sum(end_state * to_end)
                     to_decay += tl.where(t == end, end_total, 0.0)
                 end = tl.min(tl.where(ends & (t > end), t, CHUNK), 0)
         if not MAPS:
-            to_decay -= tl.sum(keys * to_key, 1)
             to_query = tl.where(carries, dot(grads, tl.trans(state), PRECISION), 0.0)
             to_before = tl.zeros([CHUNK, BLOCK_K], tl.float32)
             if DELTA:
@@ -270,45 +277,51 @@ def backward_kernel(
                             own_value = tl.where(own, to_value, 0.0)
                             to_stored -= dot(tl.trans(weighted), own_value, PRECISION)
                         if start == last_segment:
-                            to_stored += tl.exp(left) * grad_state
+                            to_stored += tl.exp2(left) * grad_state
                         elif AFTER:
                             end = tl.max(tl.where(segment == start, t, 0), 0)
                             offset = (begin + end) * grad_after_token + head * grad_after_head
                             to_end = matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
-                            to_stored += tl.exp(at(elapsed, t, end)) * to_end
+                            to_stored += tl.exp2(at(elapsed, t, end)) * to_end
                         store_matrix(grad_states, ((begin + start) * heads + head) * (K * V), k, v, to_stored, K, V)
                     start = next_stored(segment, start, begin, spacing, CHUNK)
             to_query = decay[:, None] * to_query
-            to_decay += tl.sum(queries * to_query, 1)
+            inner = tl.where(same, between * dot(grads, tl.trans(u), PRECISION), 0.0)
+            to_query += dot(inner, keys, PRECISION)
+            to_key += dot(tl.trans(inner), queries, PRECISION)
+            # Decays scale queries by exp of their sums, and keys by that of minus them.
             if DELTA:
                 to_before = decay[:, None] * to_before
-                to_decay -= tl.sum(keys * to_before, 1)
-                to_key -= to_before
-            inner = between * dot(grads, tl.trans(u), PRECISION)
-            products = tl.where(below, inner * scores, 0.0)
-            inner = tl.where(same, inner + bad_grad[:, None] + bad_key[None, :], 0.0)
-            to_query += dot(inner, keys, PRECISION)
-            store_rows(grad_query, part + n, heads * K, head * K, k, inside, to_query, K)
-            if DELTA:
-                pairs = dot(to_value, tl.trans(u), PRECISION)
-                products -= tl.where(below, pairs * overlap, 0.0)
-                pairs = tl.where(below, bad_key[None, :] - between * pairs, 0.0)
-                to_key += dot(pairs + tl.trans(pairs), keys, PRECISION)
-            to_key += dot(tl.trans(inner), queries, PRECISION)
-            store_rows(grad_key, part + n, heads * K, head * K, k, inside, to_key, K)
-            to_decay += tl.sum(products, 1) - tl.sum(products, 0)
-            to_decay = reverse_sums(to_decay, ends) + sums(bad_key, segment == t)
-            tl.store(grad_log_decay + (part + n) * heads + head, to_decay, mask=inside)
-        weighted = tl.where(carries, (decay + bad_grad)[:, None] * queries, 0.0)
+                to_decay += tl.sum(queries * to_query - keys * (to_key + to_before), 1)
+                pairs = tl.where(below, dot(to_value, tl.trans(u), PRECISION), 0.0)
+                products = pairs * overlap
+                to_decay += tl.sum(products, 0) - tl.sum(products, 1)
+                pairs *= between
+                to_key -= to_before + dot(pairs + tl.trans(pairs), keys, PRECISION)
+            else:
+                to_decay += tl.sum(queries * to_query - keys * to_key, 1)
+            to_decay = reverse_sums(to_decay, ends)
+            if is_bad(bad_grad + bad_key):
+                earlier, later = reverse_sums(bad_grad, ends), sums(bad_key, segment == t)
+                to_query += (bad_grad + later)[:, None]
+                to_key += (earlier + (later if DELTA else bad_key))[:, None]
+                to_decay += earlier + later
+            store_rows(grad_query + summed * K, t, heads * K, k, inside, to_query, K)
+            store_rows(grad_key + summed * K, t, heads * K, k, inside, to_key, K)
+            tl.store(grad_log_decay + summed + t * heads, to_decay, mask=inside)
+        leaving = carries & wanted
+        weighted = tl.where(leaving, (decay + bad_grad)[:, None] * queries, 0.0)
         to_state += dot(tl.trans(weighted), grads, PRECISION)
         if DELTA:
-            weighted = tl.where(carries, decay[:, None] * keys, 0.0)
-            to_state -= dot(tl.trans(weighted), tl.where(carries, to_value, 0.0), PRECISION)
+            weighted = tl.where(leaving, decay[:, None] * keys, 0.0)
+            to_state -= dot(tl.trans(weighted), tl.where(leaving, to_value, 0.0), PRECISION)
         grad_state = to_state
-        if fresh:
-            if TO_STATES and not MAPS:
+        if TO_STATES and not MAPS:
+            if fresh:
                 store_matrix(grad_states, (begin * heads + head) * (K * V), k, v, to_state, K, V)
-            grad_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+                grad_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+        if not MAPS:
+            exit_total = tl.where(fresh, 0.0, tl.sum(state * grad_state))
     if MAPS:
         of_piece = (row * (pieces - 1) + piece - 1) * heads + head
         store_matrix(added, of_piece * (K * V), k, v, grad_state, K, V)

@@ -88,7 +88,7 @@ def plan_for(sizes: Sizes) -> Plan:
     wide = sizes.keys > _WIDE or sizes.values > _WIDE
     chunk = min(padded(sizes.length), 16 if sizes.bits > _NARROW else 32)
     keys, values = padded(sizes.keys), padded(sizes.values)
-    forward = Tile(min(values, max(16, 4096 // keys)), 4, 1)
+    forward = Tile(min(values, max(16, 4096 // keys)), 4, 1 if wide or sizes.bits > _NARROW else 2)
     backward = Tile(min(values, max(16, 4096 // keys)), 8 if wide else 4, 1)
     carry = Tile(min(values, 16), 4, 3)
     chunks = -(-sizes.length // chunk)

@@ -34,7 +34,6 @@ from recurl.recurrence.cuda.matrix.parts import (
     next_stored,
     poison,
     rows,
-    segment_of,
     segments,
     store_matrix,
     store_rows,
@@ -140,10 +139,10 @@ def forward_kernel(
     for chunk in range(first_chunk, tl.minimum(first_chunk + piece_chunks, chunks)):
         begin = row.to(tl.int64) * length + chunk * CHUNK
         last = tl.minimum(begin + CHUNK, (row.to(tl.int64) + 1) * length) - 1
-        n = begin + t
-        inside = n <= last
-        segment = segments(start_index, begin, last, t)
-        last_segment = segment_of(start_index, begin, last)
+        count = (last - begin).to(tl.int32)
+        inside = t <= count
+        segment = segments(start_index, begin, tl.minimum(t, count))
+        last_segment = segments(start_index, begin, count)
         if tl.load(start_index + begin) == begin:
             state = stored_state(
                 states, begin, head, states_token, states_head, states_key, states_value, spacing, k, v, K, columns,
@@ -152,16 +151,17 @@ def forward_kernel(
         elif KEEP and chunk > first_chunk:
             slot = row.to(tl.int64) * slots + chunk - 1
             store_matrix(carried, (slot * heads + head) * (K * V), k, v, state, K, V)
-        elapsed = decays(log_decay, n * heads + head, inside, segment == t)
-        b = tl.load(rate + n * heads + head, mask=inside, other=0.0)
-        keys = rows(key, n, key_token, head * key_head, k, inside, K)
-        y = rows(value, n, value_token, head * value_head, v, inside, columns)
+        first = begin * heads + head
+        elapsed = decays(log_decay + first, t * heads, inside, segment == t)
+        b = tl.load(rate + first + t * heads, mask=inside, other=0.0)
+        keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K)
+        y = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, columns)
         before = tl.zeros([CHUNK, BLOCK_V], tl.float32)  # key @ S
         result = tl.zeros([CHUNK, BLOCK_V], tl.float32)  # query @ S
         if DELTA:
             before = tl.where((segment == 0)[:, None], dot(keys, state, PRECISION), 0.0)
         if not MAPS:
-            queries = rows(query, n, query_token, head * query_head, k, inside, K)
+            queries = rows(query + begin * query_token + head * query_head, t, query_token, k, inside, K)
             result = tl.where((segment == 0)[:, None], dot(queries, state, PRECISION), 0.0)
         if HAS_STATES and (DELTA or not MAPS):
             start = next_stored(segment, 0, begin, spacing, CHUNK)
@@ -176,9 +176,9 @@ def forward_kernel(
                 if not MAPS:
                     result = tl.where(own, dot(queries, stored, PRECISION), result)
                 start = next_stored(segment, start, begin, spacing, CHUNK)
-        decay = tl.exp(elapsed)
+        decay = tl.exp2(elapsed)
         same = (segment[:, None] == segment[None, :]) & (t[:, None] >= t[None, :])
-        between = tl.exp(elapsed[:, None] - elapsed[None, :])
+        between = tl.exp2(elapsed[:, None] - elapsed[None, :])
         if DELTA:
             y -= decay[:, None] * before
         bad = poison(y) + b * 0.0
@@ -191,7 +191,7 @@ def forward_kernel(
             mixed = tl.where(same & (t[:, None] > t[None, :]), clean(mixed), 0.0)
             y = dot(tl.where(same, inverse(mixed, CHUNK, SOLVE) + bad[None, :], 0.0), y, SOLVE)
             if KEEP and not MAPS:
-                store_rows(solved, n, heads * V, head * V, v, inside, y, V)
+                store_rows(solved + first * V, t, heads * V, v, inside, y, V)
             if spoilt:
                 y = clean(y)
         u = b[:, None] * y
@@ -199,9 +199,9 @@ def forward_kernel(
         if not MAPS:
             weights = tl.where(same, between * dot(queries, tl.trans(keys), PRECISION), 0.0)
             result = dot(weights, u, PRECISION) + decay[:, None] * result
-            store_rows(output, n, heads * V, head * V, v, inside, result, V)
+            store_rows(output + first * V, t, heads * V, v, inside, result, V)
         if AFTER:
-            ends = inside & (n < last) & (tl.load(start_index + tl.minimum(n + 1, last)) == n + 1)
+            ends = (t < count) & (segments(start_index, begin, tl.minimum(t + 1, count)) == t + 1)
             end = tl.min(tl.where(ends, t, CHUNK), 0)
             while end < CHUNK:
                 origin = at(segment, t, end)
@@ -213,9 +213,9 @@ def forward_kernel(
                         v, K, V, HAS_STATES,
                     )  # fmt: skip
                 reached = (segment == origin) & (t <= end)
-                weight = tl.exp(left - elapsed) + bad
+                weight = tl.exp2(left - elapsed) + bad
                 weighted = tl.where(reached[:, None], weight[:, None] * keys, 0.0)
-                found = tl.exp(left) * found + dot(tl.trans(weighted), u, PRECISION)
+                found = tl.exp2(left) * found + dot(tl.trans(weighted), u, PRECISION)
                 store_matrix(after, ((begin + end) * heads + head) * (K * V), k, v, found, K, V)
                 end = tl.min(tl.where(ends & (t > end), t, CHUNK), 0)
         if last_segment > 0:
@@ -225,9 +225,9 @@ def forward_kernel(
             )  # fmt: skip
         left = at(elapsed, t, CHUNK - 1)
         total += left
-        weight = tl.exp(left - elapsed) + bad
+        weight = tl.exp2(left - elapsed) + bad
         weighted = tl.where((segment == last_segment)[:, None], weight[:, None] * keys, 0.0)
-        state = tl.exp(left) * state + dot(tl.trans(weighted), u, PRECISION)
+        state = tl.exp2(left) * state + dot(tl.trans(weighted), u, PRECISION)
         if AFTER:
             following = tl.minimum(last + 1, (row.to(tl.int64) + 1) * length - 1)
             if (last + 1 == (row.to(tl.int64) + 1) * length) | (tl.load(start_index + following) == last + 1):
@@ -239,7 +239,7 @@ def forward_kernel(
         else:
             store_matrix(added, of_piece * (K * V), k, v, state, K, V)
             if not DELTA:
-                tl.store(transfer + of_piece, tl.exp(total), mask=block == 0)
+                tl.store(transfer + of_piece, tl.exp2(total), mask=block == 0)
 
 
 @triton.jit

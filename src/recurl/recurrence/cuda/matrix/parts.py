@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 _LEAST = tl.constexpr(-88.0)
+_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -106,32 +107,22 @@ def at(x, t, token):
 
 
 @triton.jit
-def segments(start_index, begin, last, t):
-    """Return for each token of a chunk the token of the chunk that its segment starts at; 0 if it started before it.
-
-    Tokens after the last one count to its segment.
+def segments(start_index, begin, t):
+    """Return for tokens of a chunk the token of the chunk that their segment starts at; 0 if it started before it.
 
     Args:
         start_index: first token of each token's segment.
         begin: first token of the chunk.
-        last: last token of the chunk.
         t: tokens of the chunk, from 0.
     """
-    start = tl.load(start_index + tl.minimum(begin + t, last))
-    return tl.maximum(start - begin, 0).to(tl.int32)
+    return tl.maximum((tl.load(start_index + begin + t) - begin).to(tl.int32), 0)
 
 
 @triton.jit
-def segment_of(start_index, begin, token):
-    """Return :func:`segments` of one token of the stream."""
-    return tl.maximum(tl.load(start_index + token) - begin, 0).to(tl.int32)
-
-
-@triton.jit
-def decays(log_decay, n, inside, restarts):
-    """Return the logarithm of each token's decay since the state that its segment has at the start of the chunk."""
-    x = tl.load(log_decay + n, mask=inside, other=0.0).to(tl.float32)
-    return sums(tl.where(x < _LEAST, _LEAST, x), restarts)
+def decays(log_decay, t, inside, restarts):
+    """Return the logarithm, to base 2, of each token's decay since the state before its segment's part of the chunk."""
+    x = tl.load(log_decay + t, mask=inside, other=0.0).to(tl.float32)
+    return sums(tl.where(x < _LEAST, _LEAST, x), restarts) * _LOG2E
 
 
 @triton.jit
@@ -142,30 +133,29 @@ def next_stored(segment, start, begin, spacing, SIZE: tl.constexpr):
 
 
 @triton.jit
-def rows(pointer, token, stride, offset, width, inside, size):
-    """Load rows of ``[tokens, size]``, in float32."""
+def rows(pointer, t, stride, width, inside, size):
+    """Load rows of a chunk ``[tokens, size]``, in float32; offsets in a chunk are of 32 bits."""
     mask = inside[:, None] & (width < size)[None, :]
-    return tl.load(pointer + token[:, None] * stride + offset + width[None, :], mask=mask, other=0.0).to(tl.float32)
+    return tl.load(pointer + (t[:, None] * stride + width[None, :]), mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_rows(pointer, token, stride, offset, width, inside, x, size):
-    """Store rows of ``[tokens, size]``."""
+def store_rows(pointer, t, stride, width, inside, x, size):
+    """Store rows of a chunk ``[tokens, size]``."""
     mask = inside[:, None] & (width < size)[None, :]
-    to = pointer + token[:, None] * stride + offset + width[None, :]
-    tl.store(to, x.to(pointer.dtype.element_ty), mask=mask)
+    tl.store(pointer + (t[:, None] * stride + width[None, :]), x.to(pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def matrix(pointer, offset, key_stride, value_stride, k, v, keys, values):
     """Load a matrix, in float32."""
     mask = (k < keys)[:, None] & (v < values)[None, :]
-    at_ = pointer + offset + k[:, None] * key_stride + v[None, :] * value_stride
-    return tl.load(at_, mask=mask, other=0.0).to(tl.float32)
+    places = k[:, None] * key_stride + v[None, :] * value_stride
+    return tl.load(pointer + offset + places, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_matrix(pointer, offset, k, v, x, keys, values):
     """Store a contiguous matrix."""
     mask = (k < keys)[:, None] & (v < values)[None, :]
-    tl.store(pointer + offset + k[:, None] * values + v[None, :], x.to(pointer.dtype.element_ty), mask=mask)
+    tl.store(pointer + offset + (k[:, None] * values + v[None, :]), x.to(pointer.dtype.element_ty), mask=mask)

@@ -23,6 +23,8 @@ class Tiles:
         readers: tokens that read stored windows, per program.
         stored: stored inputs that are processed at once.
         reading_warps: warps of a program that reads stored windows.
+        keys_stages: ``stages`` of the gradients of keys.
+        keys_registers: registers of a thread of these at most; None for as many as the compiler chooses.
     """
 
     held: int
@@ -32,6 +34,8 @@ class Tiles:
     readers: int
     stored: int
     reading_warps: int
+    keys_stages: int = 2
+    keys_registers: int | None = None
 
 
 def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype) -> Tiles:
@@ -47,7 +51,9 @@ def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype) ->
     warps, stages = ((1, 1) if forward else (2, 3)) if narrow else (4, 2)
     numbers = 32768 // max(dtype.itemsize, 2) // (1 if forward else 2)
     readers = max(16, min(32, numbers // padded(max(1, width - 1))))
-    return Tiles(32, 32, warps, stages, readers, 16 if width > 513 else 32, 4 if dtype.itemsize <= 2 else 8)
+    stored, reading_warps = 16 if width > 513 else 32, 4 if dtype.itemsize <= 2 else 8
+    registers = 168 if narrow else None
+    return Tiles(32, 32, warps, stages, readers, stored, reading_warps, keys_registers=registers)
 
 
 def aligned(size: int) -> int:

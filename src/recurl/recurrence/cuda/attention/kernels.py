@@ -252,6 +252,13 @@ def queries_kernel(
     tl.store(deltas + row * HEADS + head, delta, mask=row < tokens)
     low = tl.maximum(tl.maximum(begin - WINDOW, 0), tl.load(start + begin).to(tl.int32)) // KEYS * KEYS
     high = tl.minimum(begin + QUERIES, tokens)
+    place_base, place = _places(begin, row, head, HEADS, WINDOW)
+    there = row < tokens
+    for first in range(tl.min(tl.where(there, reach, WINDOW), 0) + 1, WINDOW + 1, KEYS):  # distances without a key
+        distance = first + tl.arange(0, KEYS)[None, :]
+        beyond = there[:, None] & (distance > reach[:, None]) & (distance <= WINDOW)
+        zeros = tl.zeros([QUERIES, KEYS], to_position.dtype.element_ty)
+        tl.store(to_position + place_base + place[:, None] + distance, zeros, mask=beyond)
     given = q, grad, total, delta, key, value, position, to_position, begin, row, reach, head, low, high, tokens
     found = _walk_queries(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, False)
     if any_of(not_finite(found)):

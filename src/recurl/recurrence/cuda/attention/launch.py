@@ -46,7 +46,7 @@ def run_backward(
     grad, (tokens, heads, _), width = grad.contiguous(), query.shape, inputs.windows.shape[-1]
     start, flags = inputs.boundaries.start_index, inputs.boundaries.flags
     to_query, to_key, to_value = (torch.empty_like(query) for _ in range(3))
-    to_position, deltas = torch.zeros_like(position), torch.empty_like(totals)
+    to_position, deltas = torch.empty_like(position), torch.empty_like(totals)
     to_maps: tuple[Tensor | None, Tensor | None] = (None, None)
     programs = -(-tokens // tiles.held)
     with on(query.device):
@@ -136,8 +136,10 @@ def constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
 
 def keys_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
     """Return the constants and options of the kernel that holds keys and walks over queries."""
-    others = {"WINDOW_PADDED": padded(inputs.past), "QUERIES": tiles.walked, "KEYS": tiles.held}
-    return {**constants_of(inputs, tiles), **others}
+    others: dict[str, Any] = {"WINDOW_PADDED": padded(inputs.past), "QUERIES": tiles.walked, "KEYS": tiles.held}
+    if tiles.keys_registers is not None:
+        others["maxnreg"] = tiles.keys_registers
+    return {**constants_of(inputs, tiles), **others, "num_stages": tiles.keys_stages}
 
 
 def stored_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:

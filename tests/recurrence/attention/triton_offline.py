@@ -43,13 +43,13 @@ def compiled(
     position, windows = query.new_empty(1, heads, past + 1), query.new_empty(1, past, hidden + 1)
     boundaries = Boundaries(torch.ones(1, dtype=torch.bool), (1,))
     inputs = AttentionInputs(query, query, query, position, windows, maps, maps, boundaries, precision)
-    tiles = tiles_for("forward" if name in ("forward", "read") else "backward", size, hidden + 1, kind)
+    tiles = tiles_for("forward" if name in ("forward", "read") else "backward", size, hidden + 1, kind, precision)
     tiles = Tiles(*others) if others else tiles
     of = {"forward": launch.constants_of, "queries": launch.constants_of, "keys": launch.keys_constants_of}
     constants = of.get(name, launch.stored_constants_of)(inputs, tiles) | {"SPAN": aligned(hidden + 1)}
     if name == "step":
         constants = launch.step_constants(heads, size, past, hidden + 1, precision)
-    options = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
+    options = {key: constants.pop(key) for key in ("num_warps", "num_stages", "maxnreg") if key in constants}
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     types = {**OWN, **dict.fromkeys(NUMBERS, "i32"), **dict.fromkeys(constants, "constexpr")}
     types = {key: types.get(key, POINTERS[dtype]) for key in kernel.arg_names}

@@ -80,6 +80,8 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
     types |= dict.fromkeys(ones, "constexpr")
     source = ASTSource(kernel, types, {**constants, **ones}, attributes)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.registers is not None:
+        options["maxnreg"] = tile.registers
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

@@ -70,7 +70,8 @@ class TritonAttention(AttentionKernels):
         return (inputs.query.new_empty(inputs.query.shape[:2], dtype=torch.float32),)
 
     def _tiles(self, direction: str, inputs: AttentionInputs) -> Tiles:
-        return self.tiles or tiles_for(direction, inputs.query.shape[-1], inputs.windows.shape[-1], inputs.query.dtype)
+        sizes = inputs.query.shape[-1], inputs.windows.shape[-1]
+        return self.tiles or tiles_for(direction, *sizes, inputs.query.dtype, inputs.precision)
 
 
 def _launch() -> Any:

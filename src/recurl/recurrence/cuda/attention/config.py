@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+_MOST_STORED = 2048  # bytes of a stored input, of which 32 are processed at once
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -25,6 +27,7 @@ class Tiles:
         reading_warps: warps of a program that reads stored windows.
         keys_stages: ``stages`` of the gradients of keys.
         keys_registers: registers of a thread of these at most; None for as many as the compiler chooses.
+        reading_registers: registers of a thread that reads stored windows, likewise.
     """
 
     held: int
@@ -36,9 +39,10 @@ class Tiles:
     reading_warps: int
     keys_stages: int = 2
     keys_registers: int | None = None
+    reading_registers: int | None = None
 
 
-def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype) -> Tiles:
+def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype, precision: str) -> Tiles:
     """Return the tiles: in bfloat16 the fastest of a sweep on an H200 (heads of 64, 128 stored inputs of 257).
 
     Args:
@@ -46,14 +50,18 @@ def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype) ->
         head_size: D.
         width: E.
         dtype: dtype of the numbers.
+        precision: of float32 products. All but ``"tf32"`` need operands of twice the size.
     """
     forward, narrow = direction == "forward", dtype.itemsize <= 2 and padded(head_size) <= 64
     warps, stages = ((1, 1) if forward else (2, 3)) if narrow else (4, 2)
-    numbers = 32768 // max(dtype.itemsize, 2) // (1 if forward else 2)
+    exact = dtype == torch.float32 and precision != "tf32"
+    size = dtype.itemsize * (2 if exact else 1)
+    numbers = 32768 // size // (1 if forward else 2)
     readers = max(16, min(32, numbers // padded(max(1, width - 1))))
-    stored, reading_warps = 16 if width > 513 else 32, 4 if dtype.itemsize <= 2 else 8
-    registers = 168 if narrow else None
-    return Tiles(32, 32, warps, stages, readers, stored, reading_warps, keys_registers=registers)
+    stored = 16 if padded(max(1, width - 1)) * size > _MOST_STORED else 32
+    reading_warps = 4 if dtype.itemsize <= 2 else 8
+    of_keys, of_readers = 168 if narrow else None, 255 if exact else None  # ptxas 12.8 gives the widest readers 32
+    return Tiles(32, 32, warps, stages, readers, stored, reading_warps, 2, of_keys, of_readers)
 
 
 def aligned(size: int) -> int:

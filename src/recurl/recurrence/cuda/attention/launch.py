@@ -136,10 +136,9 @@ def constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
 
 def keys_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
     """Return the constants and options of the kernel that holds keys and walks over queries."""
-    others: dict[str, Any] = {"WINDOW_PADDED": padded(inputs.past), "QUERIES": tiles.walked, "KEYS": tiles.held}
-    if tiles.keys_registers is not None:
-        others["maxnreg"] = tiles.keys_registers
-    return {**constants_of(inputs, tiles), **others, "num_stages": tiles.keys_stages}
+    others = {"WINDOW_PADDED": padded(inputs.past), "QUERIES": tiles.walked, "KEYS": tiles.held}
+    options = {"num_stages": tiles.keys_stages, **_limit(tiles.keys_registers)}
+    return {**constants_of(inputs, tiles), **others, **options}
 
 
 def stored_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
@@ -159,4 +158,9 @@ def stored_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]
         "PRECISION": _PRECISIONS[inputs.precision],
         "num_warps": tiles.reading_warps,
         "num_stages": 1,
+        **_limit(tiles.reading_registers),
     }
+
+
+def _limit(registers: int | None) -> dict[str, int]:
+    return {} if registers is None else {"maxnreg": registers}

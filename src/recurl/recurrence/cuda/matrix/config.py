@@ -16,11 +16,13 @@ class Tile:
         columns: columns of the state, a power of two.
         warps: warps per program.
         stages: loads in flight in loops that the compiler pipelines.
+        registers: most registers per thread, or None to let the compiler choose.
     """
 
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Sizes:
 _LONG = 16  # chunks of a row that may be cut into pieces
 _SHORTEST_PIECE = 8
 _WIDE, _NARROW = 64, 16
+_ALL_REGISTERS = 255  # of a thread. Without a limit, ptxas 12.8 gives the widest kernels 32, and some wrong results
 
 
 def padded(size: int) -> int:
@@ -86,10 +89,12 @@ def plan_for(sizes: Sizes) -> Plan:
     multiprocessor of compute capability 9.0.
     """
     wide = sizes.keys > _WIDE or sizes.values > _WIDE
+    registers = _ALL_REGISTERS if sizes.bits > _NARROW and sizes.keys > 2 * _WIDE else None
     chunk = min(padded(sizes.length), 16 if sizes.bits > _NARROW else 32)
     keys, values = padded(sizes.keys), padded(sizes.values)
-    forward = Tile(min(values, max(16, 4096 // keys)), 4, 1 if wide or sizes.bits > _NARROW else 2)
-    backward = Tile(min(values, max(16, 4096 // keys)), 8 if wide else 4, 1)
+    columns = min(values, max(16, 4096 // keys))
+    forward = Tile(columns, 4, 1 if wide or sizes.bits > _NARROW else 2, registers)
+    backward = Tile(columns, 8 if wide else 4, 1, registers)
     carry = Tile(min(values, 16), 4, 3)
     chunks = -(-sizes.length // chunk)
     piece = chunks

@@ -48,6 +48,8 @@ class _Call:
         columns = min(tile.columns, padded(self.values))
         sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": columns}
         options = {"PRECISION": self.precision, "num_warps": tile.warps, "num_stages": tile.stages}
+        if tile.registers is not None:
+            options["maxnreg"] = tile.registers
         return {**sizes, "DELTA": self.delta, **others, **options}
 
     def blocks(self, tile: Tile) -> int:

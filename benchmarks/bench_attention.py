@@ -123,7 +123,7 @@ def checks(kernels: AttentionKernels, device: str, forms: list[str]) -> Iterator
     """Yield the name, the outcome and the numbers of each check."""
     every = [(4, 64, 128), (1, 16, 5), (3, 32, 37), (8, 20, 100), (2, 128, 70)]
     for form, sizes, (shape, reset) in itertools.product(forms, every, [((3, 150), 0), ((1, 333), 50), ((7, 9), 4)]):
-        for hidden in (0, 256 if sizes[0] == 4 else 33):
+        for hidden in (0, {4: 256, 2: 512}.get(sizes[0], 33)):
             case = case_of(form, shape, reset, device, sizes, hidden)
             found, again = case.run(kernels), case.run(kernels)
             worst = max(relative_error(one, other) for one, other in zip(found, case.exact(), strict=True))

@@ -152,6 +152,8 @@ def checks(dtypes: list[str], forms: list[str]) -> Iterator[tuple[str, bool, str
         for segments, after in (("none", False), ("stored", True), (SPARSE, False)):
             case = case_of(shape, DTYPES[dtype], FORMS[form], segments, after, sizes)
             yield f"{name} {dtype} {form} {segments}", *compared(case, kernels)
+        fast = case.inputs._replace(log_decay=200 * case.inputs.log_decay)  # of a chunk: zero, its inverse is infinite
+        yield f"{name} {dtype} {form} {segments}, fast decay", *compared(replace(case, inputs=fast), kernels)
     for form in forms:
         case = case_of((1, 500), torch.float32, FORMS[form])
         starts = case.inputs.boundaries.starts.clone()

@@ -107,10 +107,13 @@ def repeated_keys_error() -> float:
 
 def fast_decay_error() -> float:
     """Decays whose product over a chunk is zero, some of them zero themselves."""
-    case = problem((2, 37), decay=60.0)
-    log_decay = case.inputs.log_decay.clone()
-    log_decay[[5, 20]] = -torch.inf
-    return error(replace(case, inputs=case.inputs._replace(log_decay=log_decay)), kernels())
+    worst = 0.0
+    for delta in (False, True):
+        case = problem((2, 37), delta=delta, decay=60.0)
+        log_decay = case.inputs.log_decay.clone()
+        log_decay[[5, 20]] = -torch.inf
+        worst = max(worst, error(replace(case, inputs=case.inputs._replace(log_decay=log_decay)), kernels()))
+    return worst
 
 
 POISONED = ("query", "key", "value", "log_decay", "rate", "states", "grad", "grad_after")

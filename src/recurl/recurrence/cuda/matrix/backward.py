@@ -116,17 +116,12 @@ def backward_kernel(
     row_end = (row + 1) * length
     part = block.to(tl.int64) * tokens
     grad_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-    exit_total = 0.0  # the sum of the state after the chunk times its gradient
     first_chunk = piece * piece_chunks
     end_chunk = tl.minimum(first_chunk + piece_chunks, chunks)
     if not MAPS:
         if piece + 1 < pieces:
             of_piece = (row * (pieces - 1) + piece) * heads + head
             grad_state = matrix(grad_carried, of_piece * (K * V), V, 1, k, v, K, V)
-            begin = row * length + end_chunk * CHUNK
-            if tl.load(start_index + begin) < begin:
-                slot = row * slots + end_chunk - 1
-                exit_total = tl.sum(matrix(carried, (slot * heads + head) * (K * V), V, 1, k, v, K, V) * grad_state)
     for step in range(end_chunk - first_chunk):
         chunk = end_chunk - 1 - step
         begin = row * length + chunk * CHUNK
@@ -144,11 +139,9 @@ def backward_kernel(
         queries = rows(query + begin * query_token + head * query_head, t, query_token, k, inside, K)
         keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K)
         grads = rows(grad + first * V, t, heads * V, v, inside, V)
-        ends_here = False
         if AFTER:
             following = tl.minimum(last + 1, row_end - 1)
-            ends_here = (last + 1 == row_end) | (tl.load(start_index + following) == last + 1)
-            if ends_here:
+            if (last + 1 == row_end) | (tl.load(start_index + following) == last + 1):
                 offset = last * grad_after_token + head * grad_after_head
                 grad_state += matrix(grad_after, offset, grad_after_key, grad_after_value, k, v, K, V)
         # Tokens whose queries or gradients aren't finite spoil what their segment did up to them; keys and rates, what
@@ -219,14 +212,14 @@ def backward_kernel(
                 bad_key += poison(u)
                 u = clean(u)
             to_key = tl.where(exits, exit_decay * dot(u, tl.trans(grad_state), PRECISION), 0.0)
-            if ends_here | (exit_total * 0.0 != 0.0):  # or the state after the chunk isn't finite: from its terms
-                last_state = state
-                if last_segment > 0:
-                    last_state = stored_state(
-                        states, begin + last_segment, head, states_token, states_head, states_key, states_value,
-                        spacing, k, v, K, V, HAS_STATES,
-                    )  # fmt: skip
-                exit_total = tl.exp2(left) * tl.sum(last_state * grad_state) + tl.sum(to_key * keys)
+            last_state = state
+            if last_segment > 0:
+                last_state = stored_state(
+                    states, begin + last_segment, head, states_token, states_head, states_key, states_value,
+                    spacing, k, v, K, V, HAS_STATES,
+                )  # fmt: skip
+            # What the state after the chunk, and those at ends inside it, contribute.
+            exit_total = tl.exp2(left) * tl.sum(last_state * grad_state) + tl.sum(to_key * keys)
             to_decay = tl.where(t == CHUNK - 1, exit_total, 0.0)
         wanted = TO_STATES | (fresh == 0)  # the gradient of the state before the chunk
         to_state = tl.where((last_segment == 0) & wanted, tl.exp2(left) * grad_state, 0.0)
@@ -286,20 +279,22 @@ def backward_kernel(
                         store_matrix(grad_states, ((begin + start) * heads + head) * (K * V), k, v, to_stored, K, V)
                     start = next_stored(segment, start, begin, spacing, CHUNK)
             to_query = decay[:, None] * to_query
-            inner = tl.where(same, between * dot(grads, tl.trans(u), PRECISION), 0.0)
-            to_query += dot(inner, keys, PRECISION)
-            to_key += dot(tl.trans(inner), queries, PRECISION)
-            # Decays scale queries by exp of their sums, and keys by that of minus them.
             if DELTA:
                 to_before = decay[:, None] * to_before
                 to_decay += tl.sum(queries * to_query - keys * (to_key + to_before), 1)
-                pairs = tl.where(below, dot(to_value, tl.trans(u), PRECISION), 0.0)
-                products = pairs * overlap
-                to_decay += tl.sum(products, 0) - tl.sum(products, 1)
-                pairs *= between
-                to_key -= to_before + dot(pairs + tl.trans(pairs), keys, PRECISION)
             else:
                 to_decay += tl.sum(queries * to_query - keys * to_key, 1)
+            inner = tl.where(same, between * dot(grads, tl.trans(u), PRECISION), 0.0)
+            products = tl.where(below, inner * scores, 0.0)
+            to_query += dot(inner, keys, PRECISION)
+            to_key += dot(tl.trans(inner), queries, PRECISION)
+            if DELTA:
+                # Both factors are infinite for some pairs that aren't below the diagonal.
+                pairs = dot(to_value, tl.trans(u), PRECISION)
+                products -= tl.where(below, pairs * overlap, 0.0)
+                pairs = tl.where(below, pairs * between, 0.0)
+                to_key -= to_before + dot(pairs + tl.trans(pairs), keys, PRECISION)
+            to_decay += tl.sum(products, 1) - tl.sum(products, 0)
             to_decay = reverse_sums(to_decay, ends)
             if is_bad(bad_grad + bad_key):
                 earlier, later = reverse_sums(bad_grad, ends), sums(bad_key, segment == t)
@@ -320,8 +315,6 @@ def backward_kernel(
             if fresh:
                 store_matrix(grad_states, (begin * heads + head) * (K * V), k, v, to_state, K, V)
                 grad_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-        if not MAPS:
-            exit_total = tl.where(fresh, 0.0, tl.sum(state * grad_state))
     if MAPS:
         of_piece = (row * (pieces - 1) + piece - 1) * heads + head
         store_matrix(added, of_piece * (K * V), k, v, grad_state, K, V)

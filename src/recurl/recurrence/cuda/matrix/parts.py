@@ -122,7 +122,7 @@ def segments(start_index, begin, t):
 def decays(log_decay, t, inside, restarts):
     """Return the logarithm, to base 2, of each token's decay since the state before its segment's part of the chunk."""
     x = tl.load(log_decay + t, mask=inside, other=0.0).to(tl.float32)
-    return sums(tl.where(x < _LEAST, _LEAST, x), restarts) * _LOG2E
+    return sums(tl.where(x < _LEAST, _LEAST, x) * _LOG2E, restarts)
 
 
 @triton.jit

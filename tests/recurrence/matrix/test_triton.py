@@ -9,7 +9,7 @@ from recurl.recurrence.cuda.matrix.backend import TritonMatrix
 from recurl.recurrence.cuda.matrix.config import Sizes, plan_for, step_tile_for
 from tests.programs import Programs
 
-from ..kernel_tests import core_and_rest, run
+from ..kernel_tests import FALLBACK, core_and_rest, run
 
 pytestmark = pytest.mark.slow
 
@@ -32,17 +32,20 @@ COMPILED = {  # bytes spilled by each
     "forward,bfloat16,plain,64,64": 0,
     "forward,bfloat16,delta,64,64": 48,
     "backward,bfloat16,plain,64,64": 256,
-    "backward,bfloat16,delta,64,64": 536,
-    "forward,float32,delta_resets,64,64": 528,
-    "backward,float32,delta_resets,64,64": 1344,
+    "backward,bfloat16,delta,64,64": 480,
+    "forward,float32,delta_resets,64,64": 480,
+    "backward,float32,delta_resets,64,64": 1312,
     "maps,bfloat16,delta,64,64": 0,
     "gradient_maps,bfloat16,delta,64,64": 136,
     "carry,bfloat16,delta,64,64": 0,
     "backward,float16,plain,128,128": 376,
-    "backward,bfloat16,delta,256,256": 712,
+    "backward,bfloat16,delta,256,256": 808,
+    "forward,float32,delta_resets,256,64": 7584,
+    "backward,float32,delta_resets,256,64": 4976,
     "step,float32,delta_resets,64,64": 0,
     "step,bfloat16,plain,256,16": 0,
 }
+WIDEST = "forward,float32,delta_resets,256,64", "backward,float32,delta_resets,256,64"
 
 
 @pytest.mark.parametrize("names", core_and_rest(CORE, CHECKS))
@@ -56,10 +59,11 @@ def test_interpreted_kernels_are_exact(names: list[str]) -> None:
 def test_compiled_kernels_fit_and_spill_no_more_than_known(cases: list[str], programs: Programs) -> None:
     found = run("matrix.triton_offline", "90", *cases, start=programs.run, TRITON_INTERPRET="0")
     assert [*found] == cases
-    for name, (_, spilled, shared, asynchronous) in found.items():
+    for name, (registers, spilled, shared, asynchronous) in found.items():
         assert int(asynchronous) == 0, f"{name}: ptxas before CUDA 13.3 compiles some wrongly"
         assert int(spilled) <= COMPILED[name], name
-        assert int(shared) <= 99 * 1024, name  # of the smallest chips
+        assert int(shared) <= (99 if name not in WIDEST else 227) * 1024, name  # of the smallest chips
+        assert int(registers) > FALLBACK or int(spilled) == 0, name
 
 
 @pytest.mark.parametrize("delta", [False, True])

@@ -79,9 +79,7 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
     ones = {name: 1 for name in ("states_value", "grad_after_value") if name in types}
     types |= dict.fromkeys(ones, "constexpr")
     source = ASTSource(kernel, types, {**constants, **ones}, attributes)
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    if tile.registers is not None:
-        options["maxnreg"] = tile.registers
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

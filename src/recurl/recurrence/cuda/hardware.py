@@ -11,9 +11,11 @@ from recurl.recurrence.cuda.cluster.config import CLUSTERS
 from recurl.recurrence.cuda.family import lazy_import
 from recurl.recurrence.cuda.triton_compat import nvrtc_library
 
-__all__ = ["Hardware", "hardware_of"]
+__all__ = ["ALL_REGISTERS", "Hardware", "hardware_of"]
 
 _WITH_CLUSTERS = (9, 0)
+ALL_REGISTERS = 255
+"""Most registers of a thread. Left to choose, ptxas 12.8 gives kernels that need many more only 32, and spills."""
 
 
 class Hardware(NamedTuple):

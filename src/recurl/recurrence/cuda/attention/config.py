@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from recurl.recurrence.cuda.hardware import ALL_REGISTERS
+
 _MOST_STORED = 2048  # bytes of a stored input, of which 32 are processed at once
 
 
@@ -60,7 +62,7 @@ def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype, pr
     readers = max(16, min(32, numbers // padded(max(1, width - 1))))
     stored = 16 if padded(max(1, width - 1)) * size > _MOST_STORED else 32
     reading_warps = 4 if dtype.itemsize <= 2 else 8
-    of_keys, of_readers = 168 if narrow else None, 255 if exact else None  # ptxas 12.8 gives the widest readers 32
+    of_keys, of_readers = 168 if narrow else None, ALL_REGISTERS if exact else None
     return Tiles(32, 32, warps, stages, readers, stored, reading_warps, 2, of_keys, of_readers)
 
 

@@ -13,6 +13,7 @@ from recurl.recurrence.cuda.attention.config import Tiles, aligned, padded
 from recurl.recurrence.cuda.attention.kernels import forward_kernel, keys_kernel, queries_kernel
 from recurl.recurrence.cuda.attention.step import step_kernel
 from recurl.recurrence.cuda.attention.stored import read_backward_kernel, read_kernel
+from recurl.recurrence.cuda.hardware import ALL_REGISTERS
 from recurl.recurrence.cuda.launch import on
 from recurl.recurrence.cuda.prepared import prepared
 from recurl.sequences.stored import spacing_of
@@ -100,6 +101,7 @@ def step_constants(heads: int, size: int, past: int, width: int, precision: str)
         "PRECISION": _PRECISIONS[precision],
         "num_warps": 4 if heads <= _MANY_HEADS else 2,
         "num_stages": 2,
+        "maxnreg": ALL_REGISTERS,
     }
 
 
@@ -137,7 +139,7 @@ def constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
 def keys_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]:
     """Return the constants and options of the kernel that holds keys and walks over queries."""
     others = {"WINDOW_PADDED": padded(inputs.past), "QUERIES": tiles.walked, "KEYS": tiles.held}
-    options = {"num_stages": tiles.keys_stages, **_limit(tiles.keys_registers)}
+    options = {"num_stages": tiles.keys_stages, "maxnreg": tiles.keys_registers}
     return {**constants_of(inputs, tiles), **others, **options}
 
 
@@ -158,9 +160,5 @@ def stored_constants_of(inputs: AttentionInputs, tiles: Tiles) -> dict[str, Any]
         "PRECISION": _PRECISIONS[inputs.precision],
         "num_warps": tiles.reading_warps,
         "num_stages": 1,
-        **_limit(tiles.reading_registers),
+        "maxnreg": tiles.reading_registers,
     }
-
-
-def _limit(registers: int | None) -> dict[str, int]:
-    return {} if registers is None else {"maxnreg": registers}

@@ -81,9 +81,8 @@ class _Grid:
             "ROWS": chunk.rows,
             "COLUMNS": chunk.columns,
             "GROUP": chunk.group,
+            "maxnreg": chunk.registers,
         }
-        if chunk.registers is not None:
-            self.constants["maxnreg"] = chunk.registers
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recurl.recurrence.cuda.hardware import ALL_REGISTERS
+
 LARGEST = 256
 """Size of the largest keys and values that the kernels support."""
 
@@ -72,7 +74,6 @@ class Sizes:
 _LONG = 16  # chunks of a row that may be cut into pieces
 _SHORTEST_PIECE = 8
 _WIDE, _NARROW = 64, 16
-_ALL_REGISTERS = 255  # of a thread. Without a limit, ptxas 12.8 gives the widest kernels 32, and some wrong results
 
 
 def padded(size: int) -> int:
@@ -89,7 +90,7 @@ def plan_for(sizes: Sizes) -> Plan:
     multiprocessor of compute capability 9.0.
     """
     wide = sizes.keys > _WIDE or sizes.values > _WIDE
-    registers = _ALL_REGISTERS if sizes.bits > _NARROW and sizes.keys > 2 * _WIDE else None
+    registers = ALL_REGISTERS if sizes.bits > _NARROW and sizes.keys > 2 * _WIDE else None
     chunk = min(padded(sizes.length), 16 if sizes.bits > _NARROW else 32)
     keys, values = padded(sizes.keys), padded(sizes.values)
     columns = min(values, max(16, 4096 // keys))

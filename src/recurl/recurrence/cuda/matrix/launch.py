@@ -47,10 +47,8 @@ class _Call:
     def constants(self, tile: Tile, **others: Any) -> dict[str, Any]:
         columns = min(tile.columns, padded(self.values))
         sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": columns}
-        options = {"PRECISION": self.precision, "num_warps": tile.warps, "num_stages": tile.stages}
-        if tile.registers is not None:
-            options["maxnreg"] = tile.registers
-        return {**sizes, "DELTA": self.delta, **others, **options}
+        options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
+        return {**sizes, "DELTA": self.delta, "PRECISION": self.precision, **others, **options}
 
     def blocks(self, tile: Tile) -> int:
         return -(-self.values // tile.columns)

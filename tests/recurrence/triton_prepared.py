@@ -15,7 +15,9 @@ from triton.compiler import compiler
 from triton.knobs import runtime
 from triton.runtime.driver import driver
 
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence.cuda import pointwise
+from recurl.recurrence.cuda.matrix.forward import forward_kernel
 from recurl.recurrence.cuda.prepared import prepared
 
 started: list[tuple[Any, ...]] = []
@@ -106,12 +108,49 @@ def hooks_missed() -> int:
     return 2 - (found == [True, False]) * 2
 
 
+def unrefused() -> int:
+    """Check that a GPU with too little shared memory for a kernel is refused, and what it has is named."""
+    states, starts = torch.zeros(16, 16), torch.zeros(1, dtype=torch.int64)
+    of_rows = (states, 16, 16)
+    arguments = (
+        *of_rows,
+        *of_rows,
+        *of_rows,
+        states,
+        states,
+        states,
+        0,
+        0,
+        0,
+        0,
+        1,
+        starts,
+        *[states] * 6,
+        1,
+        1,
+        1,
+        1,
+        1,
+        1,
+        1,
+    )
+    sizes = {"K": 16, "V": 16, "BLOCK_K": 16, "BLOCK_V": 16, "CHUNK": 16, "BLOCKS": 1, "PRECISION": "ieee"}
+    flags = dict.fromkeys(("DELTA", "HAS_STATES", "MAPS", "AFTER", "KEEP"), False)
+    compiler.max_shared_mem = lambda _: 64
+    try:
+        prepared(forward_kernel, 1, **sizes, **flags)(*arguments)
+    except UnsupportedError as refused:
+        return int("(shared memory), the GPU has 64. Use fewer units" not in str(refused))
+    return 1
+
+
 def main() -> None:
     compiler.max_shared_mem = lambda _: 232448
     driver.set_active(Driver())
     print("launches:", differing())
     print("streams:", streams_kept())
     print("hooks:", hooks_missed())
+    print("too large:", unrefused())
 
 
 if __name__ == "__main__":

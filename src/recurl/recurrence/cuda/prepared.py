@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import triton
 from torch import Tensor
 
+from recurl.core.errors import UnsupportedError
 from recurl.recurrence.cuda.triton_compat import launch_of
 
 _MOST_LAUNCHES = 1024
@@ -56,8 +58,19 @@ class PreparedLaunch:
             run(device.index, *values, *self._last)
 
     def _prepare(self, key: tuple[Any, ...], arguments: tuple[Tensor | int, ...]) -> None:
-        """Launch the kernel through Triton, and cache the compiled kernel."""
-        compiled = self._kernel[self._programs](*arguments, **self._constants)
+        """Launch the kernel through Triton, and cache the compiled kernel.
+
+        Raises:
+            UnsupportedError: this GPU is too small for a program of the kernel.
+        """
+        try:
+            compiled = self._kernel[self._programs](*arguments, **self._constants)
+        except triton.OutOfResources as refused:
+            raise UnsupportedError(
+                f"At these sizes the GPU kernel needs {refused.required:,} ({refused.name}), the GPU has "
+                f"{refused.limit:,}. Use fewer units per head or bfloat16, or another recurrent_backend, such as "
+                "'chunked' or 'scan'."
+            ) from refused
         run = launch_of(compiled, self._programs)
         if run is not None:  # else it is interpreted
             if len(self._runs) >= _MOST_KINDS:

@@ -35,6 +35,8 @@ MOVED = {
     "recurl.lowering.entries": "recurl.sequences.entries",
     "recurl.modules.compiled_sampler": "recurl.modules.cpp_forms",
     "recurl.modules.linear_cells": "recurl.modules.blocks",
+    "recurl.modules.python_rnn": "recurl.nn.rnn",
+    "recurl.modules.recurrent_net": "recurl.nn.recurrent_net",
     "recurl.objectives.value.functional": "recurl.sequences.returns",
     "recurl.recurrence.boundaries": "recurl.sequences.index",
     "recurl.recurrence.cpu.adam": "recurl.trainers.optim.cpp_adam",

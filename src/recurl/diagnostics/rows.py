@@ -17,7 +17,7 @@ from recurl.diagnostics.preserve import evaluating
 from recurl.diagnostics.result import Fault, check
 from recurl.diagnostics.runs import Call, first_difference, record, run
 from recurl.diagnostics.states import states_in
-from recurl.modules.python_rnn import LSTM, RecurrentNet
+from recurl.nn import LSTM, RecurrentNet
 
 _RNNS = (nn.RNNBase, RecurrentNet)
 _CELLS = nn.RNNCellBase

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
         IndependentNormal,
         action_parts,
     )
-    from recurl.modules.lstm_gru import GRUModule, LSTMModule
+    from recurl.modules.lstm_gru import GRU, LSTM, GRUModule, LSTMModule
     from recurl.modules.networks import MLP, LearnedScale
     from recurl.modules.normalization import ObservationNorm, RewardScaler
-    from recurl.modules.python_rnn import GRU, LSTM, GRUCell, LSTMCell
     from recurl.modules.qvalue import QValueActor, QValueModule
     from recurl.modules.recurrent import RecurrentModule, canonicalize_rnn_subset
     from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
+    from recurl.nn.rnn import GRUCell, LSTMCell
     from recurl.sequences.mode import (
         ExplorationType,
         exploration_type,
@@ -71,13 +71,13 @@ lazy_names(
         ".exploration": "AdditiveGaussianModule EGreedyModule",
         ".images": "ImageEncoder ImageScale",
         ".joint": "ActionDistribution ActionPart IndependentCategorical IndependentNormal action_parts",
-        ".lstm_gru": "GRUModule LSTMModule",
+        ".lstm_gru": "GRU GRUModule LSTM LSTMModule",
         ".networks": "MLP LearnedScale",
         ".normalization": "ObservationNorm RewardScaler",
-        ".python_rnn": "GRU LSTM GRUCell LSTMCell",
         ".qvalue": "QValueActor QValueModule",
         ".recurrent": "RecurrentModule canonicalize_rnn_subset",
         ".utils": "get_env_transforms_from_module get_primers_from_module recurrent_modules",
+        "recurl.nn.rnn": "GRUCell LSTMCell",
         "recurl.sequences.mode": (
             "ExplorationType exploration_type recurrent_mode set_exploration_type set_recurrent_mode"
         ),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from recurl.core.keys import NestedKey
-from recurl.modules.python_rnn import CellNet
 from recurl.modules.recurrent import RecurrentModule
 from recurl.modules.rnn_arguments import RecurrentSettings, check_batch_first, read_keys, written_keys
+from recurl.nn.rnn import CellNet
 from recurl.recurrence import Cell, cell_of
 
 
@@ -95,6 +95,7 @@ class CellModule(RecurrentModule):
             hidden_size,
             num_layers,
             bias,
+            batch_first=True,
             dropout=dropout,
             bidirectional=bidirectional,
             proj_size=proj_size,

@@ -35,7 +35,7 @@ from recurl.modules.networks import MLP, LearnedScale
 from recurl.modules.normalization import ObservationNorm
 from recurl.modules.qvalue import QValueModule
 from recurl.modules.recurrent import RecurrentModule
-from recurl.modules.recurrent_net import RecurrentNet
+from recurl.nn.recurrent_net import RecurrentNet
 from recurl.sequences.mode import ExplorationType, exploration_type
 
 __all__ = ["Draw", "choose", "density_of_choice"]

@@ -3,14 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from recurl.core.keys import NestedKey
-from recurl.modules.python_rnn import GRU, LSTM
 from recurl.modules.recurrent import RecurrentModule
 from recurl.modules.rnn_arguments import RecurrentSettings, build_net, read_keys, written_keys
+from recurl.nn import rnn
+
+
+class LSTM(rnn.LSTM):
+    """:class:`recurl.nn.LSTM` with ``batch_first=True`` by default, as in TorchRL.
+
+    Example:
+        >>> features, (h, c) = LSTM(4, 8, num_layers=2)(torch.randn(3, 5, 4))
+        >>> features.shape, h.shape
+        (torch.Size([3, 5, 8]), torch.Size([2, 3, 8]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        *others: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, *others, **options)
+
+
+class GRU(rnn.GRU):
+    """:class:`recurl.nn.GRU` with ``batch_first=True`` by default, as in TorchRL.
+
+    Example:
+        >>> features, h = GRU(4, 8)(torch.randn(3, 5, 4))
+        >>> features.shape, h.shape
+        (torch.Size([3, 5, 8]), torch.Size([1, 3, 8]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        *others: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, *others, **options)
 
 
 class LSTMModule(RecurrentModule):
@@ -99,7 +144,7 @@ class LSTMModule(RecurrentModule):
         out_keys: Sequence[NestedKey] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        lstm: nn.LSTM | LSTM | None = None,
+        lstm: nn.LSTM | rnn.LSTM | None = None,
         default_recurrent_mode: bool | None = None,
     ) -> None:
         settings = RecurrentSettings(
@@ -181,7 +226,7 @@ class GRUModule(RecurrentModule):
         out_keys: Sequence[NestedKey] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        gru: nn.GRU | GRU | None = None,
+        gru: nn.GRU | rnn.GRU | None = None,
         default_recurrent_mode: bool | None = None,
     ) -> None:
         settings = RecurrentSettings(

@@ -15,9 +15,9 @@ from recurl.core.keys import NestedKey, next_key
 from recurl.core.precision import resolve_precision
 from recurl.core.specs import Unbounded
 from recurl.core.torch_compat import children_of, is_compiling
-from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.modules.rnn_inputs import entry_names, flags_in, flat, signature
+from recurl.nn.recurrent_net import RecurrentNet
 from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options
 from recurl.sequences.entries import Entries, takes_entries
 from recurl.sequences.index import SequenceIndex

@@ -11,7 +11,7 @@ from torch import nn
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingArgumentError
 from recurl.core.keys import IS_INIT, NestedKey, normalize_key
 from recurl.core.precision import check_precision
-from recurl.modules.recurrent_net import RecurrentNet
+from recurl.nn.recurrent_net import RecurrentNet
 from recurl.recurrence import BACKENDS, Cell
 
 _RECOMPUTE = ("none", "full")
@@ -85,7 +85,8 @@ def build_net(
         raise ArgumentError(
             f"A wrapped torch.nn.{name} has its own sizes and options: remove {', '.join(sorted(given))}."
         )
-    if not isinstance(wrapped, torch_class | net_class):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+    ours = isinstance(wrapped, RecurrentNet) and wrapped.cell is net_class.cell
+    if not ours and not isinstance(wrapped, torch_class):  # pyright: ignore[reportUnnecessaryIsInstance] - users
         raise ArgumentTypeError(f"The wrapped module must be a torch.nn.{name}, got {type(wrapped).__name__}.")
     if not wrapped.batch_first:
         raise ArgumentError(f"The wrapped torch.nn.{name} must have batch_first=True.")

@@ -38,9 +38,9 @@ from recurl.modules import (
     TanhNormal,
 )
 from recurl.modules.actors import Sampler
-from recurl.modules.recurrent_net import RecurrentNet
 from recurl.native import program
 from recurl.native.library import INSTRUCTION_SETS, instruction_sets
+from recurl.nn.recurrent_net import RecurrentNet
 from recurl.objectives import ClipPPOLoss
 from recurl.recurrence import Boundaries
 from recurl.sequences.entries import takes_entries

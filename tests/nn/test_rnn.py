@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import recurl.nn
 from recurl.modules import GRU, LSTM, GRUCell, GRUModule, LSTMCell, LSTMModule, set_recurrent_mode
 from recurl.recurrence import record_backends
 
@@ -110,3 +111,12 @@ def test_python_based_and_bidirectional_exclude_each_other(kind: type) -> None:
     for switch in (module.make_python_based, module.make_cudnn_based):
         with pytest.raises(NotImplementedError, match="no implementation in Python"):
             switch()
+
+
+def test_modules_wrap_networks_of_torch_and_of_recurl() -> None:
+    for kind in (nn.LSTM, recurl.nn.LSTM, LSTM):
+        net = kind(3, 5, batch_first=True)
+        module = LSTMModule(in_key="x", out_key="y", lstm=net)
+        assert {id(one) for one in module.parameters()} == {id(one) for one in net.parameters()}
+        with pytest.raises(TypeError, match=r"must be a torch\.nn\.GRU, got LSTM"):
+            GRUModule(in_key="x", out_key="y", gru=net)  # pyright: ignore[reportArgumentType]

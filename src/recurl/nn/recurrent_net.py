@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.core.precision import resolve_precision
 from recurl.core.torch_compat import is_compiling, parameters_of
 from recurl.recurrence import (
     BACKENDS,
@@ -34,7 +36,7 @@ from recurl.sequences.index import Boundaries
 
 
 class RecurrentNet(nn.Module):
-    """Stacked layers of one cell: parameters, initialization, single-step and whole-sequence evaluation.
+    """Base class of :class:`LSTM`, :class:`GRU` and :class:`CellNet`: stacked layers of one cell.
 
     Parameters have the cell's names with the suffixes of ``torch.nn`` (``weight_ih_l0``, ``bias_hh_l1_reverse``,
     ...), so state dicts of LSTM and GRU are interchangeable with ``torch.nn.LSTM`` and ``torch.nn.GRU``.
@@ -49,7 +51,7 @@ class RecurrentNet(nn.Module):
         hidden_size: int,
         num_layers: int = 1,
         bias: bool = True,
-        batch_first: bool = True,
+        batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
@@ -257,37 +259,112 @@ class RecurrentNet(nn.Module):
         changed = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
         return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
 
-    def evaluate(self, x: Tensor, initial: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run whole rows without resets, as ``torch.nn`` does: features and final states ``[L * D, B, ...]``."""
-        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
-            raise ArgumentError(
-                f"The input must have 2 dimensions, [T, I], or 3, and end in input_size={self.input_size}; "
-                f"got shape {list(x.shape)}."
-            )
+    def evaluate(
+        self, x: Tensor, initial: tuple[Tensor, ...] | None, resets: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run whole rows as ``torch.nn`` does, from zeros again at every step with a reset.
+
+        Args:
+            x: ``[T, B, I]``, with ``batch_first`` ``[B, T, I]``; or ``[T, I]``.
+            initial: states before the first step, each ``[L * D, B, *shape]`` (for ``[T, I]`` without B); zeros if
+                None. That of a row isn't read if the row's first step has a reset.
+            resets: bool, the shape of x without I: steps that begin a new episode. None for no resets.
+
+        Returns:
+            Features, x's shape with D * (P or H) in the place of I, and the states after the last step, like
+            ``initial``.
+
+        Raises:
+            ArgumentError: shapes or dtypes don't fit; resets of a bidirectional network together with states.
+            ArgumentTypeError: x is packed; an argument isn't a tensor.
+        """
+        self._check_rows(x, resets)
         if x.ndim == 2:
+            batch_dim = 0 if self.batch_first else 1
             states = None if initial is None else tuple(state.unsqueeze(1) for state in initial)
-            rows = x.unsqueeze(0 if self.batch_first else 1)
-            features, final = self.evaluate(rows, states)
-            return features.squeeze(0 if self.batch_first else 1), tuple(state.squeeze(1) for state in final)
+            features, final = self.evaluate(
+                x.unsqueeze(batch_dim), states, None if resets is None else resets.unsqueeze(batch_dim)
+            )
+            return features.squeeze(batch_dim), tuple(state.squeeze(1) for state in final)
         if not self.batch_first:
-            x = x.transpose(0, 1)
+            x, resets = x.transpose(0, 1), None if resets is None else resets.transpose(0, 1)
         batch, time = x.shape[:2]
-        if time == 0:
-            raise ArgumentError(f"A sequence must have at least one step, as in torch.nn; got shape {list(x.shape)}.")
-        stored = None if initial is None else tuple(self._per_token(state, batch, time) for state in initial)
-        boundaries = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=x.device) * time, batch * time)
-        features, after = self.run(
-            x.reshape(batch * time, self.input_size), stored, boundaries, "fastest", DEFAULT_OPTIONS
-        )
-        features = features.unflatten(0, (batch, time))
-        final = tuple(state.unflatten(0, (batch, time))[:, -1].transpose(0, 1) for state in after)
+        rows = None if initial is None else self._rows_of(initial, batch)
+        precision = resolve_precision("auto", x.device) if x.is_cuda else "ieee"
+        options = Options(precision=precision)
+        if time == 1 and not self.bidirectional:
+            step, after = self.step(x[:, 0], rows, None if resets is None else resets[:, 0], options)
+            features = step.unsqueeze(1)
+        else:
+            stored, boundaries = self._cut(rows, resets, batch, time, x.device)
+            features, every = self.run(x.reshape(batch * time, x.shape[-1]), stored, boundaries, "fastest", options)
+            features = features.unflatten(0, (batch, time))
+            after = tuple(state.unflatten(0, (batch, time))[:, -1] for state in every)
+        final = tuple(state.transpose(0, 1) for state in after)
         return features if self.batch_first else features.transpose(0, 1), final
 
-    @staticmethod
-    def _per_token(state: Tensor, batch: int, time: int) -> Tensor:
-        """Expand ``[L * D, B, ...]`` to ``[B * T, L * D, ...]``; only the first token of each row is used."""
-        rows = state.transpose(0, 1).unsqueeze(1)
-        return rows.expand(batch, time, *rows.shape[2:]).flatten(0, 1)
+    def flatten_parameters(self) -> None:
+        """Do nothing; exists for compatibility with ``torch.nn``."""
+
+    def _cut(
+        self, rows: tuple[Tensor, ...] | None, resets: Tensor | None, batch: int, time: int, device: torch.device
+    ) -> tuple[tuple[Tensor, ...] | None, Boundaries]:
+        """Return the states as stored in the stream of all rows, and its segments."""
+        if resets is None:
+            cuts = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=device) * time, batch * time)
+            if rows is None:
+                return None, cuts
+            # Of every token, without copies; only that of the first one is read.
+            return tuple(one.unsqueeze(1).expand(batch, time, *one.shape[1:]).flatten(0, 1) for one in rows), cuts
+        cuts = Boundaries.from_is_init(resets, batch_shape=resets.shape)
+        if rows is None:
+            return None, cuts
+        if self.bidirectional:
+            raise ArgumentError(
+                "With resets a bidirectional network runs every segment from zeros in both directions: leave out the "
+                "states, or the resets."
+            )
+        fresh = resets[:, 0]
+        zeroed = (torch.where(fresh.reshape(batch, *(1,) * (one.ndim - 1)), 0, one) for one in rows)
+        return tuple(zeroed), cuts
+
+    def _check_rows(self, x: Tensor, resets: Tensor | None) -> None:
+        if isinstance(x, PackedSequence):
+            raise ArgumentTypeError(
+                "Packed sequences aren't supported. Pad them (torch.nn.utils.rnn.pad_packed_sequence), or join several "
+                "in one row and pass resets=, true where each begins."
+            )
+        if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+            raise ArgumentTypeError(f"The input must be a tensor, got {type(x).__name__}.")
+        layout = "[B, T, I]" if self.batch_first else "[T, B, I]"
+        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
+            raise ArgumentError(
+                f"The input must have 2 dimensions, [T, I], or 3, {layout}, and end in input_size={self.input_size}; "
+                f"got shape {list(x.shape)}."
+            )
+        if x.shape[1 if self.batch_first and x.ndim == 3 else 0] == 0:
+            raise ArgumentError(f"A sequence must have at least one step, as in torch.nn; got shape {list(x.shape)}.")
+        if x.dtype != self.dtype and not (torch.is_autocast_enabled(x.device.type) and x.is_floating_point()):
+            raise ArgumentError(
+                f"The input has dtype {x.dtype} but the parameters {self.dtype}: convert one of them with .to()."
+            )
+        if resets is not None and (resets.shape != x.shape[:-1] or resets.dtype != torch.bool):
+            raise ArgumentError(
+                f"resets must be bool and have the input's shape without its last dimension, {list(x.shape[:-1])}; got "
+                f"{list(resets.shape)} and {resets.dtype}. Flags of another dtype are converted by .bool()."
+            )
+
+    def _rows_of(self, initial: tuple[Tensor, ...], batch: int) -> tuple[Tensor, ...]:
+        """Return checked states with rows first, ``[B, L * D, *shape]``."""
+        slots = self.num_layers * self.num_directions
+        expected = [[slots, batch, *shape] for shape in self.state_shapes]
+        if [list(state.shape) for state in initial] != expected:
+            names = ", ".join(self.cell.state_names)
+            raise ArgumentError(
+                f"The states ({names}) must have the shapes {expected} (layers x directions, batch, ...); got "
+                f"{[list(state.shape) for state in initial]}."
+            )
+        return tuple(state.transpose(0, 1) for state in initial)
 
 
 def _check_sizes(

@@ -1,4 +1,4 @@
-"""Drop-in replacements of torch.nn's LSTM, GRU and their cells, and networks of any cell."""
+"""Replacements of torch.nn's LSTM, GRU and their cells, and networks of any cell."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from torch import Tensor, dtype, nn
 
 from recurl import recurrence
 from recurl.core.torch_compat import NotifiedModule
-from recurl.modules.recurrent_net import RecurrentNet
+from recurl.nn.recurrent_net import RecurrentNet
 from recurl.recurrence import GRU as GRU_CELL
 from recurl.recurrence import LSTM as LSTM_CELL
 from recurl.recurrence import Cell
 
 
 class LSTM(RecurrentNet):
-    """``torch.nn.LSTM`` on recurl's backends, with ``batch_first=True``: same parameters, arguments and results.
+    """``torch.nn.LSTM`` on recurl's backends, with resets: same parameters, arguments and results.
+
+    State dicts are interchangeable with those of ``torch.nn.LSTM``. ``"triton"`` runs on CUDA, else ``"cpu"`` if it is
+    built, else ``"loop"``; a single step runs without any of them.
 
     Args:
         input_size: I.
         hidden_size: H.
         num_layers: L.
         bias: add biases.
-        batch_first: whether input and features are ``[B, T, ...]`` instead of ``[T, B, ...]``.
+        batch_first: whether input, resets and features are ``[B, T, ...]`` instead of ``[T, B, ...]``.
         dropout: dropout probability of outputs between layers, in training.
         bidirectional: also run from end to start; D is then 2, else 1.
         proj_size: P, width of the projected output; 0 for none.
@@ -33,34 +36,49 @@ class LSTM(RecurrentNet):
 
     Example:
         >>> import torch
-        >>> features, (h, c) = LSTM(4, 8, num_layers=2)(torch.randn(3, 5, 4))
+        >>> lstm = LSTM(4, 8, num_layers=2)
+        >>> x, resets = torch.randn(5, 3, 4), torch.zeros(5, 3, dtype=torch.bool)
+        >>> resets[2, 1] = True  # the second row's third step begins an episode
+        >>> features, (h, c) = lstm(x, resets=resets)
         >>> features.shape, h.shape
-        (torch.Size([3, 5, 8]), torch.Size([2, 3, 8]))
+        (torch.Size([5, 3, 8]), torch.Size([2, 3, 8]))
+        >>> torch.allclose(features[2:, 1], lstm(x[2:, 1])[0], atol=1e-6)
+        True
     """
 
     cell = LSTM_CELL
 
-    def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (h and c, ``[L * D, B, ...]``; zeros if None)."""
-        features, (h, c) = self.evaluate(x, hx)
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 - torch.nn's name
+        hx: tuple[Tensor, Tensor] | None = None,
+        resets: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run sequences; see :meth:`RecurrentNet.evaluate` for shapes. ``hx`` is h and c, zeros if None."""
+        features, (h, c) = self.evaluate(input, hx, resets)
         return features, (h, c)
 
 
 class GRU(RecurrentNet):
-    """``torch.nn.GRU`` on recurl's backends; see :class:`LSTM` (there is no projection).
+    """``torch.nn.GRU`` on recurl's backends, with resets; see :class:`LSTM` (there is no projection).
 
     Example:
         >>> import torch
-        >>> features, h = GRU(4, 8)(torch.randn(3, 5, 4))
+        >>> features, h = GRU(4, 8, batch_first=True)(torch.randn(3, 5, 4))
         >>> features.shape, h.shape
         (torch.Size([3, 5, 8]), torch.Size([1, 3, 8]))
     """
 
     cell = GRU_CELL
 
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (``[L * D, B, H]``; zeros if None)."""
-        features, (h,) = self.evaluate(x, None if hx is None else (hx,))
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 - torch.nn's name
+        hx: Tensor | None = None,
+        resets: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run sequences; see :meth:`RecurrentNet.evaluate` for shapes. ``hx`` is h, zeros if None."""
+        features, (h,) = self.evaluate(input, None if hx is None else (hx,), resets)
         return features, h
 
 
@@ -68,7 +86,8 @@ class CellNet(NotifiedModule, RecurrentNet):
     """Stacked layers of any cell, with the arguments of :class:`LSTM` after the cell.
 
     Args:
-        cell: the cell.
+        cell: an instance or a subclass of :class:`recurl.recurrence.Cell`, or the name of a
+            [built-in one](../concepts/cells.md) such as ``"s5"`` or ``"gtrxl(window=16)"``.
         *sizes: positional arguments of :class:`LSTM`.
         **options: named arguments of :class:`LSTM`.
 
@@ -78,20 +97,25 @@ class CellNet(NotifiedModule, RecurrentNet):
 
     Example:
         >>> import torch
-        >>> from recurl.recurrence import GRU
-        >>> features, (h,) = CellNet(GRU, 4, 8)(torch.randn(3, 5, 4))
-        >>> features.shape, h.shape
-        (torch.Size([3, 5, 8]), torch.Size([1, 3, 8]))
+        >>> resets = torch.rand(5, 3) < 0.2
+        >>> features, (window,) = CellNet("gtrxl(window=16)", 4, 8, num_layers=2)(torch.randn(5, 3, 4), resets=resets)
+        >>> features.shape, window.shape
+        (torch.Size([5, 3, 8]), torch.Size([2, 3, 16, 9]))
     """
 
-    def __init__(self, cell: Cell, *sizes: Any, **options: Any) -> None:
-        self.cell = cell
+    def __init__(self, cell: Cell | type[Cell] | str, *sizes: Any, **options: Any) -> None:
+        self.cell = recurrence.load_cell(cell) if isinstance(cell, str) else recurrence.cell_of(cell)
         super().__init__(*sizes, **options)
         self._check_steps()
 
-    def forward(self, x: Tensor, hx: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (each ``[L * D, B, *shape]``; zeros if None)."""
-        return self.evaluate(x, hx)
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 - torch.nn's name
+        hx: tuple[Tensor, ...] | None = None,
+        resets: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run sequences; see :meth:`RecurrentNet.evaluate` for shapes. ``hx`` holds all states, zeros if None."""
+        return self.evaluate(input, hx, resets)
 
     def _check_steps(self, *, shapes_only: bool = False) -> None:
         for layer, (weights, *_) in enumerate(self.layer_weights()):

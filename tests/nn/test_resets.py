@@ -1,0 +1,196 @@
+"""Resets inside sequences, compared with separate calls for every episode."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.nn import GRU, LSTM, CellNet, RecurrentNet
+from recurl.recurrence import CELLS
+
+OPTIONS = {"gtrxl": "(window=3)"}
+FLOAT = torch.float64
+
+
+def net_of(name: str, **options: Any) -> RecurrentNet:
+    kinds = {"lstm": LSTM, "gru": GRU}
+    made = kinds[name](3, 8, 2, dtype=FLOAT, **options) if name in kinds else None
+    return made or CellNet(f"{name}{OPTIONS.get(name, '')}", 3, 8, 2, dtype=FLOAT, **options)
+
+
+def tuple_of(states: Any) -> tuple[Tensor, ...]:
+    return (states,) if isinstance(states, Tensor) else tuple(states)
+
+
+def given_to(net: RecurrentNet, states: tuple[Tensor, ...]) -> Any:
+    return states[0] if isinstance(net, GRU) else states
+
+
+def states_for(net: RecurrentNet, rows: int) -> tuple[Tensor, ...]:
+    """Return states that the network reaches, as no other may be valid."""
+    with torch.no_grad():
+        sequence = (2, rows) if not net.batch_first else (rows, 2)
+        return tuple_of(net(torch.randn(*sequence, 3, dtype=FLOAT))[1])
+
+
+def by_episodes(net: Any, x: Tensor, states: tuple[Tensor, ...] | None, resets: Tensor) -> tuple[Tensor, ...]:
+    """Run each episode of each row, ``[T, B, I]``, by a call of its own."""
+    features, finals = [], []
+    for row in range(x.shape[1]):
+        parts, final = [], None if states is None else tuple(state[:, row : row + 1] for state in states)
+        begins = [0, *(n for n in range(1, x.shape[0]) if resets[n, row]), x.shape[0]]
+        for first, last in pairwise(begins):
+            before = None if resets[first, row] or final is None else given_to(net, final)
+            output, after = net(x[first:last, row : row + 1], before)
+            parts.append(output)
+            final = tuple_of(after)
+        features.append(torch.cat(parts))
+        finals.append(final)
+    return torch.cat(features, 1), *(torch.cat(part, 1) for part in zip(*finals, strict=True))
+
+
+@pytest.mark.parametrize("with_states", [False, True])
+@pytest.mark.parametrize("cell", [*CELLS])
+def test_resets_are_separate_calls(cell: str, with_states: bool) -> None:
+    net = net_of(cell)
+    x = torch.randn(7, 4, 3, dtype=FLOAT, requires_grad=True)
+    resets = torch.rand(7, 4) < 0.3
+    resets[0] = torch.tensor([True, False, False, False])
+    states = states_for(net, 4) if with_states else None
+    results, inputs = [], [x, *net.parameters()]
+    for run in (lambda: net(x, None if states is None else given_to(net, states), resets), None):
+        found = by_episodes(net, x, states, resets) if run is None else (run()[0], *tuple_of(run()[1]))
+        loss = sum(one.square().sum() for one in found)
+        results.append((found, torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("cell", [*CELLS])
+def test_steps_are_sequences(cell: str) -> None:
+    net, x, resets = net_of(cell), torch.randn(6, 4, 3, dtype=FLOAT), torch.rand(6, 4) < 0.3
+    states = given_to(net, states_for(net, 4))
+    with torch.no_grad():
+        features, final = net(x, states, resets)
+        for n in range(6):
+            output, states = net(x[n : n + 1], states, resets[n : n + 1])
+            torch.testing.assert_close(output[0], features[n], rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(tuple_of(states), tuple_of(final), rtol=1e-10, atol=1e-11)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 4), st.floats(0, 1), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_torch_nn_by_episodes(time: int, rows: int, rate: float, lstm: bool, batch_first: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    ours, theirs = (LSTM, nn.LSTM) if lstm else (GRU, nn.GRU)
+    net, like = ours(3, 5, 2, batch_first=batch_first, dtype=FLOAT), theirs(3, 5, 2, dtype=FLOAT)
+    like.load_state_dict(net.state_dict())
+    x, resets = torch.randn(time, rows, 3, dtype=FLOAT), torch.rand(time, rows) < rate
+    states = tuple(torch.randn(2, rows, 5, dtype=FLOAT) for _ in range(1 + lstm))
+    read = tuple(torch.where(resets[0][:, None], torch.nan, state) for state in states)  # not where an episode begins
+    turned = (x.transpose(0, 1), resets.transpose(0, 1)) if batch_first else (x, resets)
+    features, final = net(turned[0], read if lstm else read[0], turned[1])
+    like.batch_first = False
+    expected = by_episodes(_AsOurs(like, lstm), x, states, resets)
+    found = (features.transpose(0, 1) if batch_first else features, *tuple_of(final))
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+class _AsOurs:
+    """A torch.nn module that takes one state by itself."""
+
+    def __init__(self, module: nn.Module, lstm: bool) -> None:
+        self.module, self.lstm = module, lstm
+
+    def __call__(self, x: Tensor, states: Any) -> Any:
+        return self.module(x, states if states is None or self.lstm else states[0])
+
+
+def test_bidirectional_episodes_stand_alone() -> None:
+    net = LSTM(3, 4, bidirectional=True, dtype=FLOAT)
+    x, resets = torch.randn(6, 2, 3, dtype=FLOAT), torch.zeros(6, 2, dtype=torch.bool)
+    resets[4, 1] = resets[2, 0] = True
+    features, (h, _) = net(x, resets=resets)
+    for row, first in ((0, 2), (1, 4)):
+        for part in (slice(first), slice(first, None)):
+            alone, (last, _) = net(x[part, row])
+            torch.testing.assert_close(features[part, row], alone)
+        torch.testing.assert_close(h[:, row], last)
+    states = tuple(torch.zeros(2, 2, 4, dtype=FLOAT) for _ in range(2))
+    with pytest.raises(ArgumentError, match="leave out the states, or the resets"):
+        net(x, states, resets)
+
+
+def test_one_row_without_a_batch() -> None:
+    net, x, resets = GRU(3, 4), torch.randn(5, 3), torch.tensor([False, False, True, False, False])
+    h = torch.randn(1, 4)
+    features, last = net(x, h, resets)
+    torch.testing.assert_close(features, torch.cat([net(x[:2], h)[0], net(x[2:])[0]]))
+    torch.testing.assert_close(last, net(x[2:])[1])
+
+
+def test_bad_arguments_say_what_must_hold() -> None:
+    net, x = LSTM(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    h, c = torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)
+    for resets, got in ((torch.zeros(5, 2).bool(), r"got \[5, 2\] and torch.bool"), (torch.zeros(2, 5), "float32")):
+        with pytest.raises(ArgumentError, match=rf"resets must be bool and have .*\[2, 5\]; {got}|torch.float32"):
+            net(x, resets=resets)
+    with pytest.raises(ArgumentError, match=r"must have the shapes \[\[1, 2, 4\], \[1, 2, 4\]\].*got \[\[2, 1, 4\]"):
+        net(x, (h.transpose(0, 1), c))
+    with pytest.raises(ArgumentError, match=r"states \(h\) must have the shapes \[\[1, 2, 4\]\]"):
+        GRU(3, 4)(torch.randn(5, 2, 3), torch.zeros(1, 3, 4))
+    with pytest.raises(ArgumentTypeError, match=r"Packed sequences aren't supported\. Pad them"):
+        net(pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True))
+    with pytest.raises(ArgumentError, match=r"dtype torch.float64 but the parameters torch.float32"):
+        net(x.double())
+
+
+def test_copies_and_former_paths() -> None:
+    from recurl.modules import python_rnn
+
+    assert python_rnn.LSTM is LSTM
+    x, resets = torch.randn(5, 2, 3), torch.rand(5, 2) < 0.3
+    for net in (LSTM(3, 4), CellNet("s5", 3, 4)):
+        expected = net(x, resets=resets)[0]
+        for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            assert torch.equal(copied(x, resets=resets)[0], expected)
+            copied.flatten_parameters()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.slow
+def test_compiled_whole() -> None:
+    net, x, resets = LSTM(3, 4), torch.randn(5, 2, 3), torch.rand(5, 2) < 0.3
+    states = torch.randn(1, 2, 4), torch.randn(1, 2, 4)
+    compiled = torch.compile(net, fullgraph=True)
+    torch.testing.assert_close(compiled(x, states, resets), net(x, states, resets))
+
+
+def test_torch_is_enough() -> None:
+    program = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tensordict", "gymnasium", "tyro", "cloudpickle"):
+            raise ModuleNotFoundError(f"{name} was imported", name=name)
+sys.meta_path.insert(0, Blocked())
+import torch, recurl.nn
+for net in (recurl.nn.LSTM(3, 4), *(recurl.nn.CellNet(name, 3, 8) for name in ("s5", "gated_deltanet", "gtrxl"))):
+    features, _ = net(torch.randn(5, 2, 3), resets=torch.rand(5, 2) < 0.3)
+    features.sum().backward()
+    net(torch.randn(1, 2, 3))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

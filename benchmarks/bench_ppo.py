@@ -56,6 +56,8 @@ class System:
     python: str = "peers"
     faster: int = 1
     """Factor for the number of steps per round."""
+    accelerated: bool = False
+    """Whether ``recurl.accelerate`` changes its networks."""
 
 
 BEFORE = "recurl-before"
@@ -136,7 +138,8 @@ def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) ->
         "solve": options.solve,
         "seed": seed,
     }
-    return [python, str(HERE / "peers" / system.script), *(f"--{key}={value}" for key, value in values.items())]
+    given = [f"--{key}={value}" for key, value in values.items()]
+    return [python, str(HERE / "peers" / system.script), *given, *["--accelerate"] * system.accelerated]
 
 
 class Peer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 
 import gymnasium
@@ -72,6 +73,8 @@ class CleanRL:
         self.bounds = (space.low, space.high) if isinstance(space, gymnasium.spaces.Box) else None
         shape = space.shape if continuous else ()
         self.agent = Agent(seen[0], shape[0] if continuous else int(space.n), continuous, size)
+        if options.accelerate:
+            importlib.import_module("recurl").accelerate(self.agent)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=options.learning_rate, eps=1e-5)
         self.obs = torch.zeros(steps, rows, *seen)
         self.actions = torch.zeros(steps, rows, *shape, dtype=torch.float32 if continuous else torch.int64)

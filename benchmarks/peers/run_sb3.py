@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 
 import sb3_contrib
 import stable_baselines3
@@ -58,6 +59,8 @@ class SB3:
                 **lstms,
             },
         )
+        if options.accelerate:
+            importlib.import_module("recurl").accelerate(self.model.policy)
         self.total, self.callback = self.model._setup_learn(10**9, None)
         self.callback.on_training_start({}, {})
         self.parameters = sum(parameter.numel() for parameter in self.model.policy.parameters())

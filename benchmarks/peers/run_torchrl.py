@@ -7,6 +7,7 @@ uses the fastest settings found: one vectorized gymnasium environment, and advan
 from __future__ import annotations
 
 import argparse
+import importlib
 import warnings
 
 import gymnasium
@@ -86,6 +87,8 @@ class TorchRL:
         env = make_env(options, environments)
         env.set_seed(options.seed)
         actor, critic = make_networks(env, options.hidden_size)
+        if options.accelerate:
+            importlib.import_module("recurl").accelerate(nn.ModuleList([actor, critic]))
         frames = options.num_envs * options.rollout_steps
         collector = Collector(
             env, actor, frames_per_batch=frames, total_frames=-1, auto_register_policy_transforms=True

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from recurl.data import SequenceMinibatches
     from recurl.envs import GymEnv
     from recurl.modules import ActorValueOperator, Categorical, LSTMModule, ProbabilisticActor, ValueOperator
+    from recurl.modules.accelerate import accelerate
     from recurl.objectives import ClipPPOLoss
     from recurl.objectives.value import GAE
     from recurl.trainers import Policy, export_policy, load
@@ -26,6 +27,7 @@ lazy_names(
         ".data": "SequenceMinibatches",
         ".envs": "GymEnv",
         ".modules": "ActorValueOperator Categorical LSTMModule ProbabilisticActor ValueOperator",
+        ".modules.accelerate": "accelerate",
         ".objectives": "ClipPPOLoss",
         ".objectives.value": "GAE",
         ".trainers": "Policy export_policy load",
@@ -45,6 +47,7 @@ __all__ = [
     "SequenceMinibatches",
     "ValueOperator",
     "__version__",
+    "accelerate",
     "export_policy",
     "load",
 ]

@@ -72,21 +72,25 @@ class RecurrentNet(nn.Module):
         if python_based and bidirectional:
             raise ArgumentError("python_based=True runs in time order: it can't be combined with bidirectional=True.")
         self.python_based = python_based
-        self.state_shapes = states_of(self.cell, self._sizes(0))
-        # Names of the cell's parameters that each layer has.
-        self._layer_parameters = [frozenset(self._shapes(layer)) for layer in range(num_layers)]
-        self._weight_name = (
-            f"{next(name for name in self.cell.parameter_names if name in self._layer_parameters[0])}_l0"
-        )
         for layer in range(num_layers):
             for suffix in self._suffixes(layer):
                 for name, shape in self._shapes(layer).items():
                     empty = torch.empty(shape, device=device, dtype=dtype)
                     self.register_parameter(f"{name}_{suffix}", nn.Parameter(empty))
+        self._derive()
+        self.reset_parameters()
+
+    def _derive(self) -> None:
+        """Set what follows from the sizes and the names of the parameters."""
+        self.state_shapes = states_of(self.cell, self._sizes(0))
+        # Names of the cell's parameters that each layer has.
+        self._layer_parameters = [frozenset(self._shapes(layer)) for layer in range(self.num_layers)]
+        self._weight_name = (
+            f"{next(name for name in self.cell.parameter_names if name in self._layer_parameters[0])}_l0"
+        )
         self._names = tuple(parameters_of(self))
         self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] = ((), (), [])
         remember(self.cell)
-        self.reset_parameters()
 
     @property
     def num_directions(self) -> int:

@@ -1,0 +1,135 @@
+"""Models of other libraries on recurl's backends."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.modules.interop import for_torchrl
+from recurl.modules.lstm_gru import GRUModule, LSTMModule
+from recurl.nn.loops import bound, without_loop
+from recurl.nn.swapped import SwappedGRU, SwappedLSTM, swap_layer
+
+__all__ = ["Accelerated", "accelerate"]
+
+
+@dataclass(frozen=True)
+class Accelerated:
+    """What :func:`accelerate` changed.
+
+    Attributes:
+        swapped: what runs on recurl's backends now, by its place in the model.
+        kept: what stays as it was, with the reason.
+    """
+
+    swapped: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return a line for each place."""
+        lines = [f"{place}: {what}" for place, what in self.swapped.items()]
+        return "\n".join([*lines, *(f"{place} stays as it was: {why}" for place, why in self.kept.items())])
+
+
+def accelerate(model: nn.Module) -> Accelerated:
+    """Let the LSTMs and GRUs of a model run on recurl's backends, in place.
+
+    Every ``torch.nn.LSTM`` and ``GRU`` of the model keeps its Parameters, its hooks and its state dict, so an optimizer
+    goes on; results are the same up to rounding (random masks of dropout differ). Loops over time that multiply the
+    states by ``1 - done``, as in CleanRL's agents and in the policies of SB3-Contrib's ``RecurrentPPO``, become one
+    call with resets. TorchRL's ``LSTMModule`` and ``GRUModule`` inside a container are replaced by recurl's, with the
+    same Parameters and keys. Packed sequences and exports run torch's own operations.
+
+    Args:
+        model: an agent, a policy (``model.policy`` of SB3-Contrib), an actor-critic, a loss: any module.
+
+    Returns:
+        What was swapped, and what was not and why.
+
+    Raises:
+        ArgumentTypeError: ``model`` isn't a ``torch.nn.Module``.
+        ArgumentError: nothing in it can be swapped; the message states why.
+
+    Example:
+        >>> model = nn.ModuleDict({"memory": nn.LSTM(4, 8), "head": nn.Linear(8, 2)})
+        >>> print(accelerate(model))
+        memory: torch.nn.LSTM
+    """
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+        inside = next((name for name, value in vars(model).items() if isinstance(value, nn.Module)), None)
+        advice = "" if inside is None else f" Pass its module, such as .{inside}."
+        raise ArgumentTypeError(f"accelerate needs a torch.nn.Module, got {type(model).__name__}.{advice}")
+    result = Accelerated()
+    _swap_torchrl(model, result)
+    for place, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            name = f"torch.nn.{type(module).__name__}"
+            if isinstance(module, SwappedLSTM | SwappedGRU):
+                result.swapped[place or "the model"] = "swapped before"
+                continue
+            why = swap_layer(module)
+            (result.swapped if why is None else result.kept)[place or "the model"] = why or name
+    for place, module in model.named_modules():
+        _swap_loops(place, module, result)
+    if not result.swapped:
+        raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
+    return result
+
+
+def _swap_loops(place: str, module: nn.Module, result: Accelerated) -> None:
+    if type(module).__module__.partition(".")[0] in ("torch", "recurl"):
+        return
+    for name in dir(type(module)):
+        attribute = inspect.getattr_static(type(module), name)
+        function: Any = getattr(attribute, "__func__", attribute)
+        if name in vars(module) or not inspect.isfunction(function) or function.__module__.startswith("torch."):
+            continue
+        made, why = without_loop(function)
+        spot = f"{place}.{name}" if place else name
+        if made is not None:
+            setattr(module, name, bound(made, module, attribute))
+            result.swapped[spot] = "a loop with masks, now one call with resets"
+        elif why is not None:
+            result.kept[spot] = why
+
+
+def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:
+    """Replace TorchRL's recurrent modules in containers by recurl's, with the same Parameters."""
+    if _is_torchrls(model):
+        result.kept["the model"] = "TorchRL's module itself can't be replaced in place: put it into a container"
+    made: dict[int, nn.Module | str] = {}
+    for place, parent in list(model.named_modules()):
+        for name, child in list(parent.named_children()):
+            if _is_torchrls(child):
+                spot = f"{place}.{name}" if place else name
+                if id(child) not in made:
+                    made[id(child)] = _of_torchrls(child)
+                ours = made[id(child)]
+                if isinstance(ours, str):
+                    result.kept[spot] = ours
+                else:
+                    setattr(parent, name, ours)
+                    result.swapped[spot] = f"TorchRL's {type(child).__name__}"
+
+
+def _is_torchrls(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind.__module__.startswith("torchrl.") and kind.__name__ in ("LSTMModule", "GRUModule")
+
+
+def _of_torchrls(module: Any) -> nn.Module | str:
+    """Return recurl's module with the Parameters and keys of TorchRL's, or why there is none."""
+    lstm = type(module).__name__ == "LSTMModule"
+    layer = module.lstm if lstm else module.gru
+    if type(layer) not in (nn.LSTM, nn.GRU):
+        return "it is python_based: call make_cudnn_based() first"
+    read, written = list(module.in_keys), list(module.out_keys)
+    if lstm:
+        made = LSTMModule(lstm=layer, in_keys=read, out_keys=written, recurrent_backend="fastest")
+    else:
+        made = GRUModule(gru=layer, in_keys=read, out_keys=written, recurrent_backend="fastest")
+    return for_torchrl(made).train(module.training)

@@ -17,7 +17,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,11 +77,15 @@ def run_masked(layer: Any, xs: Tensor, state: Any, dones: Tensor) -> tuple[Tenso
     return torch.cat(outputs), state
 
 
-class _Loop:
-    """Parts of a loop: source of the sequence and the flags; names of layer, output, state and list of outputs."""
+class _Loop(NamedTuple):
+    """Source code of the parts of a loop."""
 
-    def __init__(self, *parts: str) -> None:
-        self.xs, self.dones, self.layer, self.output, self.state, self.outputs = parts
+    xs: str
+    dones: str
+    layer: str
+    output: str
+    state: str
+    outputs: str
 
 
 def _steps_a_layer(loop: ast.For) -> bool:

@@ -13,6 +13,7 @@ Such a loop, in any of its usual spellings, is found in the source of a method a
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 import types
@@ -37,7 +38,7 @@ def without_loop(function: Callable[..., Any]) -> tuple[Callable[..., Any] | Non
         (None, None)
     """
     code = getattr(function, "__code__", None)
-    if code is None or "zip" not in code.co_names:
+    if code is None or "zip" not in code.co_names or hasattr(function, "__wrapped__"):
         return None, None
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -49,19 +50,45 @@ def without_loop(function: Callable[..., Any]) -> tuple[Callable[..., Any] | Non
     loops = [node for node in ast.walk(definition) if isinstance(node, ast.For) and _steps_a_layer(node)]
     if not loops:
         return None, None
+    why = _not_alone(definition, function)
+    if why is not None:
+        return None, f"it steps a layer in a loop, but {why}"
     found = _read(loops[0]) if len(loops) == 1 else None
     if found is None or not _replace(definition, loops[0], found):
         return None, "it steps a layer in a loop of another form: call the layer on whole sequences, with resets="
-    if function.__closure__:
-        return None, "it steps a layer in a loop, but uses super() or variables of an enclosing function"
-    definition.decorator_list = []
+    _strip(definition)
     names: dict[str, Any] = {}
     scope = function.__globals__
     scope.setdefault(_CALL, run_masked)
     exec(compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec"), scope, names)
     made: Callable[..., Any] = names[function.__name__]
     made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    return made, None
+    return functools.update_wrapper(made, function), None
+
+
+def _not_alone(definition: ast.FunctionDef, function: Callable[..., Any]) -> str | None:
+    """Return why a definition means something else outside of its class, or None."""
+    if function.__closure__:
+        return "uses super() or variables of an enclosing function"
+    if not {ast.unparse(one) for one in definition.decorator_list} <= {"staticmethod", "classmethod"}:
+        return "has a decorator"
+    names = {node.attr for node in ast.walk(definition) if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    if any(name.startswith("__") and not name.endswith("__") for name in names):
+        return "uses private names of its class"
+    return None
+
+
+def _strip(definition: ast.FunctionDef) -> None:
+    """Remove decorators and annotations, and the values of defaults, which the function has already."""
+    definition.decorator_list, definition.returns = [], None
+    arguments = definition.args
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    for one in every:
+        if one is not None:
+            one.annotation = None
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [None if one is None else ast.Constant(None) for one in arguments.kw_defaults]
 
 
 def run_masked(layer: Any, xs: Tensor, state: Any, dones: Tensor) -> tuple[Tensor, Any]:
@@ -129,7 +156,8 @@ def _read(loop: ast.For) -> _Loop | None:
     outputs = _collected(collect, output)
     if not all(fits) or outputs is None:
         return None
-    return _Loop(*map(ast.unparse, zipped.args), ast.unparse(step.value.func), output, state, outputs)
+    xs, dones = map(ast.unparse, zipped.args)
+    return _Loop(xs, dones, ast.unparse(step.value.func), output, state, outputs)
 
 
 def _keeps(product: ast.expr, state: str, done: str, keeps: dict[str, ast.expr]) -> bool:
@@ -199,4 +227,6 @@ def _is_cat(definition: ast.FunctionDef, name: ast.Name) -> bool:
 
 def bound(function: Callable[..., Any], module: object, kind: object) -> Callable[..., Any]:
     """Bind a function to a module as its class binds ``kind``, the attribute in the class's namespace."""
-    return function if isinstance(kind, staticmethod) else types.MethodType(function, module)
+    if isinstance(kind, staticmethod):
+        return function
+    return types.MethodType(function, type(module) if isinstance(kind, classmethod) else module)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib.util
+import inspect
+import linecache
 import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +25,7 @@ import recurl
 from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.modules.accelerate import Accelerated
 from recurl.nn.loops import without_loop
+from recurl.nn.swapped import swap_layer
 from recurl.recurrence import record_backends
 
 FLOAT = torch.float64
@@ -74,42 +83,44 @@ class Spelled(nn.Module):
         return torch.cat(outputs, dim=0).flatten(0, 1), state
 
 
-class Kept(nn.Module):
-    """Loops that mean something else, or that something else reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 8)
-
-    def other_masks(self, xs: Tensor, state: States, masks: Tensor) -> Tensor:
-        ys = []
-        for x, m in zip(xs, masks, strict=True):
-            y, state = self.lstm(x.unsqueeze(0), (m.view(1, -1, 1) * state[0], m.view(1, -1, 1) * state[1]))
-            ys += [y]
-        return torch.cat(ys)
-
-    def one_state(self, xs: Tensor, state: States, dones: Tensor) -> Tensor:
-        ys = []
-        for x, d in zip(xs, dones, strict=True):
-            y, state = self.lstm(x.unsqueeze(0), ((1.0 - d).view(1, -1, 1) * state[0], state[1]))
-            ys += [y]
-        return torch.cat(ys)
-
-    def stacked(self, xs: Tensor, state: States, dones: Tensor) -> Tensor:
-        ys = []
-        for x, d in zip(xs, dones, strict=True):
-            k = (1.0 - d).view(1, -1, 1)
-            y, state = self.lstm(x.unsqueeze(0), (k * state[0], k * state[1]))
-            ys += [y]
-        return torch.stack(ys)
-
-    def last_output(self, xs: Tensor, state: States, dones: Tensor) -> Tensor:
-        ys, y = [], xs
-        for x, d in zip(xs, dones, strict=True):
-            k = (1.0 - d).view(1, -1, 1)
-            y, state = self.lstm(x.unsqueeze(0), (k * state[0], k * state[1]))
-            ys += [y]
-        return torch.cat(ys) + y
+BEFORE = {
+    CleanRL: type("Before", (CleanRL,), {"get_states": CleanRL.get_states}),
+    Spelled: type("Before", (Spelled,), {"forward": Spelled.forward}),
+}
+"""Classes that keep their loops."""
+KEEP, STEP = "k = (1.0 - d).view(1, -1, 1)", "y, state = self.lstm(x.unsqueeze(0), (k * state[0], k * state[1]))"
+LOOP = f"""def run(self, xs, state, dones, flag=True):
+    ys = []
+    for x, d in zip(xs, dones):
+        {KEEP}
+        {STEP}
+        ys += [y]
+    return torch.cat(ys), state
+"""
+OTHERS = {
+    "encodes": LOOP.replace(KEEP, f"x = self.enc(x)\n        {KEEP}"),
+    "turns flags": LOOP.replace(KEEP, f"d = 1.0 - d\n        {KEEP}"),
+    "detaches": LOOP.replace(KEEP, f"state = (state[0].detach(), state[1].detach())\n        {KEEP}"),
+    "other masks": LOOP.replace("(1.0 - d)", "d"),
+    "one state": LOOP.replace("k * state[1]", "state[1]"),
+    "twice the first": LOOP.replace("k * state[1]", "k * state[0]"),
+    "stacks": LOOP.replace("cat(ys)", "stack(ys)"),
+    "other dimension": LOOP.replace("cat(ys)", "cat(ys, 1)"),
+    "last output": LOOP.replace("return torch.cat(ys)", "return torch.cat(ys) + y"),
+    "reads the list": LOOP.replace("return torch.cat(ys)", "n = len(ys)\n    return torch.cat(ys) * n"),
+    "not empty": LOOP.replace("ys = []", "ys = [state[0]]"),
+    "alias": LOOP.replace("ys = []", "every = ys = []"),
+    "aliased": LOOP.replace("ys = []", "ys = []\n    every = ys").replace("cat(ys)", "cat(ys) * len(every)"),
+    "attribute": LOOP.replace("ys", "self.ys"),
+    "own cat": LOOP.replace("torch.cat(ys)", "self.concat(ys)"),
+    "conditional": LOOP.replace("return torch.cat(ys)", "if flag: y = torch.cat(ys)\n    return y"),
+    "nested": LOOP.replace("    for x", "    while flag:\n      for x"),
+    "breaks": LOOP.replace("ys += [y]", "ys += [y]\n        if flag: break"),
+    "in reverse": LOOP.replace("zip(xs, dones)", "reversed(list(zip(xs, dones)))"),
+    "private": LOOP.replace("self.lstm", "self.__lstm"),
+    "inner function": LOOP.replace("ys = []", "ys = []\n    last = lambda: y"),
+    "decorated": "@torch.no_grad()\n" + LOOP,
+}
 
 
 def states(rows: int, count: int = 2, layers: int = 1) -> tuple[Tensor, ...]:
@@ -159,10 +170,10 @@ def test_loops_with_masks_are_one_call(time: int, rows: int, rate: float, seed: 
     torch.manual_seed(seed)
     x, done = torch.randn(time * rows, 6, dtype=FLOAT), (torch.rand(time * rows) < rate).to(FLOAT)
     for kind, state in ((CleanRL, states(rows)), (Spelled, states(rows, 1, 2)[0])):
-        plain = kind().to(FLOAT)
-        model = copy.deepcopy(plain)
+        model, plain = kind().to(FLOAT), BEFORE[kind]().to(FLOAT)
+        plain.load_state_dict(model.state_dict())
         changes = recurl.accelerate(model)
-        assert sum("loop" in what for what in changes.swapped.values()) == 1
+        assert {"forward" if kind is Spelled else "get_states"} <= changes.swapped.keys()
         assert not changes.kept
         with record_backends() as ran:
             found = model(x, state, done)
@@ -173,22 +184,64 @@ def test_loops_with_masks_are_one_call(time: int, rows: int, rate: float, seed: 
         torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-11)
 
 
-def test_other_loops_stay() -> None:
-    model = Kept()
-    kept = recurl.accelerate(model).kept
-    assert kept.keys() == {"other_masks", "one_state", "stacked", "last_output"}
-    assert all("with resets=" in why for why in kept.values())
-    assert not vars(model).keys() & kept.keys()
+def written(source: str, folder: Path) -> Callable[..., Any]:
+    """Return a function that is written in a file."""
+    path = folder / f"written_{len(sys.modules)}.py"
+    path.write_text(f"import torch\n{source}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.run
 
-    def enclosed(xs: Tensor, state: States, dones: Tensor) -> Tensor:
-        ys = []
-        for x, d in zip(xs, dones, strict=True):
-            k = (1.0 - d).view(1, -1, 1)
-            y, state = model.lstm(x.unsqueeze(0), (k * state[0], k * state[1]))
-            ys += [y]
-        return torch.cat(ys)
 
-    assert "enclosing function" in (without_loop(enclosed)[1] or "")
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_loops_stay(name: str, tmp_path: Path) -> None:
+    made, why = without_loop(written(OTHERS[name], tmp_path))
+    assert made is None
+    assert why is not None or name == "decorated"
+
+
+def test_a_file_that_has_changed_is_not_compiled_again(tmp_path: Path) -> None:
+    function = written(LOOP, tmp_path)
+    assert without_loop(function)[0] is not None
+    path = Path(function.__code__.co_filename)
+    path.write_text(path.read_text().replace("cat(ys)", "cat(ys) * 100"))
+    linecache.clearcache()
+    assert "has the file changed?" in (without_loop(function)[1] or "")
+
+
+def test_a_rewritten_method_is_the_same_function(tmp_path: Path) -> None:
+    source = LOOP.replace("flag=True", "*rest, scale: 'float' = 2.0, **others").replace("cat(ys)", "cat(ys) * scale")
+    made, _ = without_loop(written(source, tmp_path))
+    assert made is not None
+    model = nn.LSTM(3, 8)
+    swap_layer(model)
+    holder = SimpleNamespace(lstm=model)
+    xs, state, dones = torch.randn(4, 2, 3), (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)), torch.zeros(4, 2)
+    torch.testing.assert_close(made(holder, xs, state, dones)[0], 2 * model(xs)[0])
+    torch.testing.assert_close(made(holder, xs, state, dones, scale=1.0)[0], model(xs)[0])
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'dones'"):
+        made(holder, xs, state)
+    assert inspect.signature(made).parameters["scale"].default == 2.0
+
+
+def test_what_a_loop_accepts_is_stepped() -> None:
+    model = CleanRL().to(FLOAT)
+    plain = BEFORE[CleanRL]().to(FLOAT)
+    plain.load_state_dict(model.state_dict())
+    recurl.accelerate(model)
+    x, state = torch.randn(12, 6, dtype=FLOAT), states(3)
+    for done in (torch.full((12,), 0.5, dtype=FLOAT), torch.rand(12, dtype=FLOAT).requires_grad_()):
+        torch.testing.assert_close(model(x, state, done), plain(x, state, done), rtol=1e-11, atol=1e-12)
+    done, seen = torch.zeros(12, dtype=FLOAT), []
+    for net in (model, plain):
+        net.lstm.register_forward_hook(lambda _, given, out: (seen.append(len(given)), (out[0] * 2, out[1]))[1])
+    torch.testing.assert_close(model(x, state, done), plain(x, state, done), rtol=1e-11, atol=1e-12)
+    assert seen == [2] * 8
+    again = copy.copy(BEFORE[CleanRL]().to(FLOAT))
+    torch.testing.assert_close(again(x, state, done), BEFORE[CleanRL].forward(again, x, state, done))
 
 
 def test_what_cant_be_swapped_says_why() -> None:
@@ -209,6 +262,43 @@ def test_what_cant_be_swapped_says_why() -> None:
         recurl.accelerate(Own(3, 4))
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_layers_in_the_ways_that_they_are_used() -> None:
+    plain = nn.LSTM(3, 8)
+    model = copy.deepcopy(plain)
+    recurl.accelerate(nn.Sequential(model))
+    x = torch.randn(5, 2, 3)
+    for time in (1, 5):
+        results = []
+        for net in (model, plain):
+            output, (h, c) = net(x[:time])
+            output.view(time * 2, 8), h.view(-1), c.view(2, -1)
+            before = output.detach().clone()
+            h[:, 0] = 0.0  # as rsl_rl resets
+            assert torch.equal(output, before)
+            assert h.untyped_storage().nbytes() == h.nbytes
+            results.append(torch.autograd.grad(output.relu().sum() + h.sum(), [*net.parameters()]))
+        torch.testing.assert_close(*results)
+    for net in (model, plain):
+        net.recurrent_backend = "loop"
+        net.zero_grad()
+        given = x.double().requires_grad_()
+        (grad,) = torch.autograd.grad(net.double()(given)[0].square().sum(), given, create_graph=True)
+        grad.square().sum().backward()
+    torch.testing.assert_close(model.weight_hh_l0.grad, plain.weight_hh_l0.grad)
+    for norm in (torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm):
+        model, plain = (norm(nn.LSTM(3, 8), "weight_hh_l0") for _ in range(2))
+        model.load_state_dict(plain.state_dict())
+        with contextlib.suppress(ArgumentError):  # a parametrized class is refused
+            recurl.accelerate(model)
+        for net in (model, plain):
+            with torch.no_grad():
+                net(x)
+                for parameter in net.parameters():
+                    parameter.mul_(1.5)
+        torch.testing.assert_close(model(x), plain(x))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lstms", [{}, {"shared_lstm": True, "enable_critic_lstm": False}], ids=["two", "shared"])
 def test_sb3_contrib_learns_the_same(lstms: dict[str, bool]) -> None:
@@ -222,7 +312,8 @@ def test_sb3_contrib_learns_the_same(lstms: dict[str, bool]) -> None:
         if swap:
             with pytest.raises(ArgumentTypeError, match=r"got RecurrentPPO\. Pass its module, such as \.policy"):
                 recurl.accelerate(algorithm)
-            assert recurl.accelerate(algorithm.policy).swapped["_process_sequence"].startswith("a loop")
+            assert "_process_sequence" in recurl.accelerate(algorithm.policy).swapped
+            pickle.loads(pickle.dumps(algorithm.policy))
         algorithm.learn(96)
         learned.append([parameter.detach() for parameter in algorithm.policy.parameters()])
     torch.testing.assert_close(*learned, rtol=1e-4, atol=1e-6)
@@ -265,8 +356,16 @@ def test_torchrl(name: str) -> None:
     batch = TensorDict({"x": torch.randn(4, 6, 3, dtype=FLOAT), "is_init": is_init}, [4, 6])
     with peer.set_recurrent_mode(True):
         torch.testing.assert_close(model(batch.clone())["z"], plain(batch.clone())["z"], rtol=1e-11, atol=1e-12)
+    hooked = copy.deepcopy(plain)
+    sizes = {"input_size": 3, "hidden_size": 8, "in_key": "x", "out_key": "y"}
+    always = TensorDictSequential(getattr(peer, name)(**sizes, default_recurrent_mode=True)).double()
+    hooked[0].register_forward_hook(lambda *_: None)
+    assert "hooks" in recurl.accelerate(hooked).kept["module.0"]
+    before = always(batch.clone())["y"]
+    recurl.accelerate(always)
+    torch.testing.assert_close(always(batch.clone())["y"], before)
     step = batch[:, 0]
     torch.testing.assert_close(model(step.clone())["z"], plain(step.clone())["z"], rtol=1e-11, atol=1e-12)
-    alone = recurl.accelerate(getattr(peer, name)(input_size=3, hidden_size=8, in_key="x", out_key="y"))
+    alone = recurl.accelerate(getattr(peer, name)(**sizes))
     assert alone.swapped == {name[:-6].lower(): f"torch.nn.{name[:-6]}"}
     assert "put it into a container" in alone.kept["the model"]

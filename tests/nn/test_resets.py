@@ -153,8 +153,66 @@ def test_bad_arguments_say_what_must_hold() -> None:
         GRU(3, 4)(torch.randn(5, 2, 3), torch.zeros(1, 3, 4))
     with pytest.raises(ArgumentTypeError, match=r"Packed sequences aren't supported\. Pad them"):
         net(pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True))
-    with pytest.raises(ArgumentError, match=r"dtype torch.float64 but the parameters torch.float32"):
+    with pytest.raises(ArgumentError, match=r"The input has dtype torch.float64 but the parameters torch.float32"):
         net(x.double())
+
+
+def test_what_kernels_trust_is_checked() -> None:
+    net, x, h = LSTM(3, 4), torch.randn(5, 2, 3), torch.zeros(1, 2, 4)
+    meta = torch.zeros(1, 2, 4, device="meta")
+    with pytest.raises(ArgumentError, match="The state h is on meta but the parameters on cpu"):
+        net(x, (meta, h))
+    with pytest.raises(ArgumentError, match="resets are on meta but the input on cpu"):
+        net(x, None, torch.zeros(5, 2, dtype=torch.bool, device="meta"))
+    with pytest.raises(ArgumentError, match=r"The state c has dtype torch\.float64 but the parameters"):
+        net(x[:1], (h, h.double()))
+    for wrong in (torch.zeros(16, 5), torch.zeros(16, 4, device="meta")):
+        net.weight_hh_l0 = nn.Parameter(wrong)
+        with pytest.raises(ArgumentError, match=r"weight_hh_l0 must have shape \[16, 4\], on cpu; got"):
+            net(x)
+
+
+def test_arguments_of_other_kinds() -> None:
+    net, gru, x, h = LSTM(3, 4), GRU(3, 4), torch.randn(5, 2, 3), torch.zeros(1, 2, 4)
+    resets = torch.zeros(5, 2, dtype=torch.bool)
+    with pytest.raises(ArgumentTypeError, match="resets must be a bool tensor, got list"):
+        net(x, resets=resets.tolist())
+    with pytest.raises(ArgumentError, match=r"got \[2, 5\] and torch.bool. They lie as the input does"):
+        net(x, resets=resets.T)
+    for states in (resets, h, (h, None), iter((h, h))):
+        with pytest.raises(ArgumentTypeError, match=r"a tuple of tensors \(h, c\), or None for zeros; got .*resets="):
+            net(x, states)
+    with pytest.raises(ArgumentTypeError, match=r"a tensor \(h\), or None"):
+        gru(x, (h,))
+    with pytest.raises(ArgumentError, match=r"must have the shapes \[\[1, 4\]\] \(layers x directions, \.\.\.\)"):
+        gru(x[:, 0], h)
+    assert [one.shape for one in gru.all_weights[0]] == [one.shape for one in nn.GRU(3, 4).all_weights[0]]
+    torch.testing.assert_close(net(x, [h, h]), net(x, (h, h)))
+
+
+def test_results_are_memory_of_their_own() -> None:
+    for net in (LSTM(3, 4), GRU(3, 4), CellNet("s5", 3, 4)):
+        for time in (1, 5):
+            for parameters in (True, False):
+                net.requires_grad_(parameters)
+                features, states = net(torch.randn(time, 2, 3), resets=torch.zeros(time, 2, dtype=torch.bool))
+                before = features.detach().clone()
+                for state in tuple_of(states):
+                    state.zero_()
+                    assert state.untyped_storage().nbytes() == state.nbytes
+                assert torch.equal(features, before)
+                if parameters:
+                    torch.relu_(features).sum().backward()
+
+
+def test_flags_may_be_reused_before_the_backward_pass() -> None:
+    net, h = GRU(3, 4), torch.randn(1, 2, 4, requires_grad=True)
+    for time in (1, 4):
+        resets = torch.zeros(time, 2, dtype=torch.bool)
+        features, _ = net(torch.randn(time, 2, 3), h, resets)
+        resets.fill_(True)
+        (grad,) = torch.autograd.grad(features.sum(), h)
+        assert grad.all()
 
 
 def test_copies_and_former_paths() -> None:

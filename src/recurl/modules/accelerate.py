@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.torch_compat import children_of, has_hooks
 from recurl.modules.interop import for_torchrl
 from recurl.modules.lstm_gru import GRUModule, LSTMModule
-from recurl.nn.loops import bound, without_loop
+from recurl.nn.loops import is_without_loop, without_loop
 from recurl.nn.swapped import SwappedGRU, SwappedLSTM, swap_layer
 
 __all__ = ["Accelerated", "accelerate"]
@@ -38,14 +39,19 @@ class Accelerated:
 def accelerate(model: nn.Module) -> Accelerated:
     """Let the LSTMs and GRUs of a model run on recurl's backends, in place.
 
-    Every ``torch.nn.LSTM`` and ``GRU`` of the model keeps its Parameters, its hooks and its state dict, so an optimizer
-    goes on; results are the same up to rounding (random masks of dropout differ). Loops over time that multiply the
-    states by ``1 - done``, as in CleanRL's agents and in the policies of SB3-Contrib's ``RecurrentPPO``, become one
-    call with resets. TorchRL's ``LSTMModule`` and ``GRUModule`` inside a container are replaced by recurl's, with the
-    same Parameters and keys. Packed sequences and exports run torch's own operations.
+    * Every ``torch.nn.LSTM`` and ``GRU`` keeps its Parameters, hooks and state dict, so an optimizer goes on. Results
+      are the same up to rounding; random masks of dropout differ, and under autocast they are of the parameters' dtype.
+      Derivatives of second order and forward mode need ``layer.recurrent_backend = "loop"``. Packed sequences,
+      ``torch.export`` and ``torch.jit.trace`` run torch's own operations.
+    * Loops over time that multiply the states by ``1 - done``, as in CleanRL's agents and in the policies of
+      SB3-Contrib's ``RecurrentPPO``, become one call with resets, in the class of the module: other objects of it run
+      as before. Flags are 0 or 1. A layer with hooks is stepped as before.
+    * TorchRL's ``LSTMModule`` and ``GRUModule`` inside a container are replaced by recurl's, with the same Parameters
+      and keys. In recurrent mode these write the next states of every step, where TorchRL writes those at the ends of
+      sequences and zeros elsewhere, and also start a sequence where ``("collector", "traj_ids")`` changes.
 
     Args:
-        model: an agent, a policy (``model.policy`` of SB3-Contrib), an actor-critic, a loss: any module.
+        model: an agent, a policy (``model.policy`` of SB3-Contrib), an actor and critic in a ``ModuleList``.
 
     Returns:
         What was swapped, and what was not and why.
@@ -74,27 +80,32 @@ def accelerate(model: nn.Module) -> Accelerated:
             why = swap_layer(module)
             (result.swapped if why is None else result.kept)[place or "the model"] = why or name
     for place, module in model.named_modules():
-        _swap_loops(place, module, result)
+        _swap_loops(place, type(module), result)
     if not result.swapped:
         raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
     return result
 
 
-def _swap_loops(place: str, module: nn.Module, result: Accelerated) -> None:
-    if type(module).__module__.partition(".")[0] in ("torch", "recurl"):
-        return
-    for name in dir(type(module)):
-        attribute = inspect.getattr_static(type(module), name)
-        function: Any = getattr(attribute, "__func__", attribute)
-        if name in vars(module) or not inspect.isfunction(function) or function.__module__.startswith("torch."):
+def _swap_loops(place: str, kind: type[nn.Module], result: Accelerated) -> None:
+    """Replace loops in the methods of a class; objects of it whose layers aren't swapped run them as before."""
+    for owner in kind.__mro__:
+        if owner.__module__.partition(".")[0] in ("torch", "recurl", "builtins"):
             continue
-        made, why = without_loop(function)
-        spot = f"{place}.{name}" if place else name
-        if made is not None:
-            setattr(module, name, bound(made, module, attribute))
-            result.swapped[spot] = "a loop with masks, now one call with resets"
-        elif why is not None:
-            result.kept[spot] = why
+        for name, attribute in list(vars(owner).items()):
+            function: Any = getattr(attribute, "__func__", attribute)
+            if not inspect.isfunction(function):
+                continue
+            spot = f"{place}.{name}" if place else name
+            if is_without_loop(function):
+                result.swapped[spot] = "swapped before"
+                continue
+            made, why = without_loop(function)
+            if made is not None:
+                bound = type(attribute) if isinstance(attribute, staticmethod | classmethod) else None
+                setattr(owner, name, made if bound is None else bound(made))
+                result.swapped[spot] = "a loop with masks, now one call with resets"
+            elif why is not None:
+                result.kept[spot] = why
 
 
 def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:
@@ -103,8 +114,8 @@ def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:
         result.kept["the model"] = "TorchRL's module itself can't be replaced in place: put it into a container"
     made: dict[int, nn.Module | str] = {}
     for place, parent in list(model.named_modules()):
-        for name, child in list(parent.named_children()):
-            if _is_torchrls(child):
+        for name, child in list(children_of(parent).items()):
+            if child is not None and _is_torchrls(child):
                 spot = f"{place}.{name}" if place else name
                 if id(child) not in made:
                     made[id(child)] = _of_torchrls(child)
@@ -127,9 +138,15 @@ def _of_torchrls(module: Any) -> nn.Module | str:
     layer = module.lstm if lstm else module.gru
     if type(layer) not in (nn.LSTM, nn.GRU):
         return "it is python_based: call make_cudnn_based() first"
-    read, written = list(module.in_keys), list(module.out_keys)
-    if lstm:
-        made = LSTMModule(lstm=layer, in_keys=read, out_keys=written, recurrent_backend="fastest")
-    else:
-        made = GRUModule(gru=layer, in_keys=read, out_keys=written, recurrent_backend="fastest")
+    if any(map(has_hooks, module.modules())) or [*module.buffers()] or layer.training != module.training:
+        return "it has hooks, buffers, or a layer in another mode (train, eval), which a replacement would lose"
+    if any(name not in layer.state_dict() for name in (f"weight_hh_l{k}" for k in range(layer.num_layers))):
+        return "its layer is parametrized"
+    settings: dict[str, Any] = {
+        "in_keys": list(module.in_keys),
+        "out_keys": list(module.out_keys),
+        "recurrent_backend": "fastest",
+        "default_recurrent_mode": module._recurrent_mode,
+    }
+    made = LSTMModule(lstm=layer, **settings) if lstm else GRUModule(gru=layer, **settings)
     return for_torchrl(made).train(module.training)

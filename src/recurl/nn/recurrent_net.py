@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from recurl.core.precision import resolve_precision
 from recurl.core.torch_compat import is_compiling, parameters_of
+from recurl.nn.torch_call import call
 from recurl.recurrence import (
     BACKENDS,
     DEFAULT_OPTIONS,
@@ -43,6 +42,8 @@ class RecurrentNet(nn.Module):
     """
 
     cell: Cell
+    recurrent_backend = "fastest"
+    """Backend of calls without a TensorDict: see :class:`LSTM`."""
     _selection: tuple[tuple[object, ...], str] = ((), "")  # last request, and the backend selected for it
 
     def __init__(  # noqa: PLR0913 - the signature is torch.nn's
@@ -57,10 +58,13 @@ class RecurrentNet(nn.Module):
         proj_size: int = 0,
         *,
         python_based: bool = False,
+        recurrent_backend: str = "fastest",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        BACKENDS.check_name(recurrent_backend)
+        self.recurrent_backend = recurrent_backend
         _check_sizes(input_size, hidden_size, num_layers, proj_size, dropout)
         if dtype is not None and not dtype.is_floating_point:
             raise ArgumentError(f"dtype must be a real floating-point dtype, got {dtype}.")
@@ -88,7 +92,8 @@ class RecurrentNet(nn.Module):
         self._weight_name = (
             f"{next(name for name in self.cell.parameter_names if name in self._layer_parameters[0])}_l0"
         )
-        self._names = tuple(parameters_of(self))
+        places = ((layer, suffix) for layer in range(self.num_layers) for suffix in self._suffixes(layer))
+        self._names = tuple(f"{name}_{suffix}" for layer, suffix in places for name in self._shapes(layer))
         self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] = ((), (), [])
         remember(self.cell)
 
@@ -166,17 +171,23 @@ class RecurrentNet(nn.Module):
 
     def _collect_weights(self) -> list[list[Weights]]:
         return [
-            [
-                self.cell.pack(
-                    [
-                        getattr(self, f"{name}_{suffix}") if name in self._layer_parameters[layer] else None
-                        for name in self.cell.parameter_names
-                    ]
-                )
-                for suffix in self._suffixes(layer)
-            ]
+            [self._weights_of(self._shapes(layer), suffix) for suffix in self._suffixes(layer)]
             for layer in range(self.num_layers)
         ]
+
+    def _weights_of(self, shapes: Mapping[str, Shape], suffix: str) -> Weights:
+        """Return the parameters of a layer and direction, in the order of the cell; kernels trust their shapes."""
+        found: list[Tensor | None] = []
+        device = self.weight.device
+        for name in self.cell.parameter_names:
+            value = getattr(self, f"{name}_{suffix}") if name in shapes else None
+            if value is not None and (value.shape != torch.Size(shapes[name]) or value.device != device):
+                raise ArgumentError(
+                    f"The parameter {name}_{suffix} must have shape {list(shapes[name])}, on {device}; got "
+                    f"{list(value.shape)} on {value.device}."
+                )
+            found.append(value)
+        return self.cell.pack(found)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Drop the selected backend: other backends may be available in this process.
@@ -279,96 +290,19 @@ class RecurrentNet(nn.Module):
             ``initial``.
 
         Raises:
-            ArgumentError: shapes or dtypes don't fit; resets of a bidirectional network together with states.
+            ArgumentError: shapes, dtypes or devices don't fit; resets of a bidirectional network together with states.
             ArgumentTypeError: x is packed; an argument isn't a tensor.
         """
-        self._check_rows(x, resets)
-        if x.ndim == 2:
-            batch_dim = 0 if self.batch_first else 1
-            states = None if initial is None else tuple(state.unsqueeze(1) for state in initial)
-            features, final = self.evaluate(
-                x.unsqueeze(batch_dim), states, None if resets is None else resets.unsqueeze(batch_dim)
-            )
-            return features.squeeze(batch_dim), tuple(state.squeeze(1) for state in final)
-        if not self.batch_first:
-            x, resets = x.transpose(0, 1), None if resets is None else resets.transpose(0, 1)
-        batch, time = x.shape[:2]
-        rows = None if initial is None else self._rows_of(initial, batch)
-        precision = resolve_precision("auto", x.device) if x.is_cuda else "ieee"
-        options = Options(precision=precision)
-        if time == 1 and not self.bidirectional:
-            step, after = self.step(x[:, 0], rows, None if resets is None else resets[:, 0], options)
-            features = step.unsqueeze(1)
-        else:
-            stored, boundaries = self._cut(rows, resets, batch, time, x.device)
-            features, every = self.run(x.reshape(batch * time, x.shape[-1]), stored, boundaries, "fastest", options)
-            features = features.unflatten(0, (batch, time))
-            after = tuple(state.unflatten(0, (batch, time))[:, -1] for state in every)
-        final = tuple(state.transpose(0, 1) for state in after)
-        return features if self.batch_first else features.transpose(0, 1), final
+        return call(self, x, initial, resets)
+
+    @property
+    def all_weights(self) -> list[list[nn.Parameter]]:
+        """Parameters by layer and direction, as in ``torch.nn``."""
+        places = [(layer, suffix) for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
+        return [[getattr(self, f"{name}_{suffix}") for name in self._shapes(layer)] for layer, suffix in places]
 
     def flatten_parameters(self) -> None:
         """Do nothing; exists for compatibility with ``torch.nn``."""
-
-    def _cut(
-        self, rows: tuple[Tensor, ...] | None, resets: Tensor | None, batch: int, time: int, device: torch.device
-    ) -> tuple[tuple[Tensor, ...] | None, Boundaries]:
-        """Return the states as stored in the stream of all rows, and its segments."""
-        if resets is None:
-            cuts = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=device) * time, batch * time)
-            if rows is None:
-                return None, cuts
-            # Of every token, without copies; only that of the first one is read.
-            return tuple(one.unsqueeze(1).expand(batch, time, *one.shape[1:]).flatten(0, 1) for one in rows), cuts
-        cuts = Boundaries.from_is_init(resets, batch_shape=resets.shape)
-        if rows is None:
-            return None, cuts
-        if self.bidirectional:
-            raise ArgumentError(
-                "With resets a bidirectional network runs every segment from zeros in both directions: leave out the "
-                "states, or the resets."
-            )
-        fresh = resets[:, 0]
-        zeroed = (torch.where(fresh.reshape(batch, *(1,) * (one.ndim - 1)), 0, one) for one in rows)
-        return tuple(zeroed), cuts
-
-    def _check_rows(self, x: Tensor, resets: Tensor | None) -> None:
-        if isinstance(x, PackedSequence):
-            raise ArgumentTypeError(
-                "Packed sequences aren't supported. Pad them (torch.nn.utils.rnn.pad_packed_sequence), or join several "
-                "in one row and pass resets=, true where each begins."
-            )
-        if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance] - users
-            raise ArgumentTypeError(f"The input must be a tensor, got {type(x).__name__}.")
-        layout = "[B, T, I]" if self.batch_first else "[T, B, I]"
-        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
-            raise ArgumentError(
-                f"The input must have 2 dimensions, [T, I], or 3, {layout}, and end in input_size={self.input_size}; "
-                f"got shape {list(x.shape)}."
-            )
-        if x.shape[1 if self.batch_first and x.ndim == 3 else 0] == 0:
-            raise ArgumentError(f"A sequence must have at least one step, as in torch.nn; got shape {list(x.shape)}.")
-        if x.dtype != self.dtype and not (torch.is_autocast_enabled(x.device.type) and x.is_floating_point()):
-            raise ArgumentError(
-                f"The input has dtype {x.dtype} but the parameters {self.dtype}: convert one of them with .to()."
-            )
-        if resets is not None and (resets.shape != x.shape[:-1] or resets.dtype != torch.bool):
-            raise ArgumentError(
-                f"resets must be bool and have the input's shape without its last dimension, {list(x.shape[:-1])}; got "
-                f"{list(resets.shape)} and {resets.dtype}. Flags of another dtype are converted by .bool()."
-            )
-
-    def _rows_of(self, initial: tuple[Tensor, ...], batch: int) -> tuple[Tensor, ...]:
-        """Return checked states with rows first, ``[B, L * D, *shape]``."""
-        slots = self.num_layers * self.num_directions
-        expected = [[slots, batch, *shape] for shape in self.state_shapes]
-        if [list(state.shape) for state in initial] != expected:
-            names = ", ".join(self.cell.state_names)
-            raise ArgumentError(
-                f"The states ({names}) must have the shapes {expected} (layers x directions, batch, ...); got "
-                f"{[list(state.shape) for state in initial]}."
-            )
-        return tuple(state.transpose(0, 1) for state in initial)
 
 
 def _check_sizes(
@@ -386,7 +320,7 @@ def _check_sizes(
             raise ArgumentError(f"{name} must be at least {least}, got {size}.")
     if isinstance(proj_size, int) and isinstance(hidden_size, int) and proj_size >= hidden_size:
         raise ArgumentError(f"proj_size must be smaller than hidden_size={hidden_size}, got {proj_size}.")
-    if not isinstance(dropout, int | float):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+    if not isinstance(dropout, int | float) or isinstance(dropout, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - users
         raise ArgumentTypeError(f"dropout must be a number, got {dropout!r}.")
     if not 0.0 <= dropout <= 1.0:
         raise ArgumentError(f"dropout must be a probability between 0 and 1, got {dropout}.")

@@ -107,9 +107,9 @@ def run_stack(
 def _apart(features: Tensor) -> Tensor:
     """Return features that share no memory with the states, so that an in-place edit leaves the states alone.
 
-    With autograd, such an edit raises an error instead.
+    Where the features of sequences require a gradient, such an edit raises an error instead.
     """
-    return features if torch.is_grad_enabled() else features.clone()
+    return features if features.requires_grad else features.clone()
 
 
 def _dtype_of(weights: Weights) -> torch.dtype:
@@ -215,7 +215,7 @@ def step_stack(
         features, state_after = step(features, tuple(state[:, depth] for state in states), *layer)
         after.append(state_after)
     if len(after) == 1:  # windows and matrices are large: only the features are copied
-        return _apart(features), tuple(state.unsqueeze(1) for state in after[0])
+        return features.clone(), tuple(state.unsqueeze(1) for state in after[0])
     return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))
 
 

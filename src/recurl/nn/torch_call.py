@@ -1,0 +1,148 @@
+"""The call of torch.nn's recurrent layers, with resets: rows of sequences as one stream, or as a single step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.precision import resolve_precision
+from recurl.recurrence import Options
+from recurl.sequences.index import Boundaries
+
+if TYPE_CHECKING:
+    from recurl.nn.recurrent_net import RecurrentNet
+
+__all__ = ["call"]
+
+States = tuple[Tensor, ...]
+
+
+def call(net: RecurrentNet, x: Any, initial: Any, resets: Any) -> tuple[Tensor, States]:
+    """Return features and final states; see :meth:`RecurrentNet.evaluate`. They share no memory."""
+    _check_input(net, x)
+    if resets is not None:
+        _check_resets(net, x, resets)
+    states = None if initial is None else _checked_states(net, x, initial)
+    if x.ndim == 2:
+        x = x.unsqueeze(0)
+        resets = None if resets is None else resets.unsqueeze(0)
+        states = None if states is None else tuple(state.unsqueeze(1) for state in states)
+        features, final = _run(net, x, states, resets)
+        return features.squeeze(0), tuple(state.squeeze(1) for state in final)
+    if net.batch_first:
+        return _run(net, x, states, resets)
+    features, final = _run(net, x.transpose(0, 1), states, None if resets is None else resets.transpose(0, 1))
+    return features.transpose(0, 1).contiguous(), final
+
+
+def _run(net: RecurrentNet, x: Tensor, states: States | None, resets: Tensor | None) -> tuple[Tensor, States]:
+    """Run rows ``[B, T, I]``."""
+    batch, time = x.shape[:2]
+    rows = None if states is None else tuple(state.transpose(0, 1) for state in states)
+    first = None if resets is None else resets[:, 0].clone()  # the caller may reuse the memory before backward
+    options = Options(precision=resolve_precision("auto", x.device) if x.is_cuda else "ieee")
+    if time == 1 and not net.bidirectional:
+        step, after = net.step(x[:, 0], rows, first, options)
+        features = step.unsqueeze(1)
+    else:
+        stored, boundaries = _cut(net, x, rows, first, resets)
+        tokens = x.reshape(batch * time, x.shape[-1])
+        features, every = net.run(tokens, stored, boundaries, net.recurrent_backend, options)
+        features = features.unflatten(0, (batch, time))
+        after = tuple(state.unflatten(0, (batch, time))[:, -1] for state in every)
+        if features.requires_grad:
+            features = features.clone()  # else edits in place, as of an activation, would reach what backward reads
+    # Copies: a view would keep the states of all steps alive, or be memory of the features.
+    return features, tuple(state.transpose(0, 1).clone(memory_format=torch.contiguous_format) for state in after)
+
+
+def _cut(
+    net: RecurrentNet, x: Tensor, rows: States | None, first: Tensor | None, resets: Tensor | None
+) -> tuple[States | None, Boundaries]:
+    """Return the states as stored in the stream of all rows, and its segments."""
+    batch, time = x.shape[:2]
+    if resets is None or first is None:
+        cuts = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=x.device) * time, batch * time)
+        if rows is None:
+            return None, cuts
+        # Of every token, without copies; only that of the first one is read.
+        return tuple(one.unsqueeze(1).expand(batch, time, *one.shape[1:]).flatten(0, 1) for one in rows), cuts
+    cuts = Boundaries.from_is_init(resets, batch_shape=resets.shape)
+    if rows is None:
+        return None, cuts
+    if net.bidirectional:
+        raise ArgumentError(
+            "With resets a bidirectional network runs every segment from zeros in both directions: leave out the "
+            "states, or the resets."
+        )
+    zeroed = (torch.where(first.reshape(batch, *(1,) * (one.ndim - 1)), 0, one) for one in rows)
+    return tuple(zeroed), cuts
+
+
+def _check_input(net: RecurrentNet, x: Any) -> None:
+    if isinstance(x, PackedSequence):
+        raise ArgumentTypeError(
+            "Packed sequences aren't supported. Pad them (torch.nn.utils.rnn.pad_packed_sequence), or join several "
+            "in one row and pass resets=, true where each begins."
+        )
+    if not isinstance(x, Tensor):
+        raise ArgumentTypeError(f"The input must be a tensor, got {type(x).__name__}.")
+    layout = "[B, T, I]" if net.batch_first else "[T, B, I]"
+    if x.ndim not in (2, 3) or x.shape[-1] != net.input_size:
+        raise ArgumentError(
+            f"The input must have 2 dimensions, [T, I], or 3, {layout}, and end in input_size={net.input_size}; "
+            f"got shape {list(x.shape)}."
+        )
+    if x.shape[1 if net.batch_first and x.ndim == 3 else 0] == 0:
+        raise ArgumentError(f"A sequence must have at least one step, as in torch.nn; got shape {list(x.shape)}.")
+    _check_kind(net, x, "The input")
+
+
+def _check_kind(net: RecurrentNet, value: Tensor, what: str) -> None:
+    if value.device != net.device:
+        raise ArgumentError(f"{what} is on {value.device} but the parameters on {net.device}: move one with .to().")
+    cast = value.is_floating_point() and torch.is_autocast_enabled(net.device.type)
+    if value.dtype != net.dtype and not cast:
+        raise ArgumentError(f"{what} has dtype {value.dtype} but the parameters {net.dtype}: convert one with .to().")
+
+
+def _check_resets(net: RecurrentNet, x: Tensor, resets: Any) -> None:
+    if not isinstance(resets, Tensor):
+        raise ArgumentTypeError(f"resets must be a bool tensor, got {type(resets).__name__}: use torch.as_tensor.")
+    expected = x.shape[:-1]
+    if resets.dtype != torch.bool or resets.shape != expected:
+        advice = "Flags of another dtype are converted by .bool()."
+        if resets.dtype == torch.bool:
+            advice = "They lie as the input does: [B, T] with batch_first=True, else [T, B], and [T] for one row."
+        raise ArgumentError(
+            f"resets must be bool and have the input's shape without its last dimension, {list(expected)}; got "
+            f"{list(resets.shape)} and {resets.dtype}. {advice}"
+        )
+    if resets.device != x.device:
+        raise ArgumentError(f"resets are on {resets.device} but the input on {x.device}: move one with .to().")
+
+
+def _checked_states(net: RecurrentNet, x: Tensor, initial: Any) -> States:
+    names, several = ", ".join(net.cell.state_names), len(net.state_shapes) > 1
+    kind = f"a tuple of tensors ({names})" if several else f"a tensor ({names})"
+    if not isinstance(initial, tuple | list) or not all(isinstance(state, Tensor) for state in initial):
+        raise ArgumentTypeError(
+            f"The second argument must be the states before the first step, {kind}, or None for zeros; got "
+            f"{type(initial).__name__}. Flags are passed by name, resets=."
+        )
+    batch = x.shape[: x.ndim - 2] if net.batch_first else x.shape[1:-1]
+    slots = net.num_layers * net.num_directions
+    expected = [[slots, *batch, *shape] for shape in net.state_shapes]
+    if [list(state.shape) for state in initial] != expected:
+        layout = "layers x directions, batch, ..." if batch else "layers x directions, ..."
+        raise ArgumentError(
+            f"The states ({names}) must have the shapes {expected} ({layout}), with layers before the batch also where "
+            f"batch_first=True; got {[list(state.shape) for state in initial]}."
+        )
+    for name, state in zip(net.cell.state_names, initial, strict=True):
+        _check_kind(net, state, f"The state {name}")
+    return tuple(initial)

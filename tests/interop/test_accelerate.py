@@ -256,6 +256,8 @@ def test_what_cant_be_swapped_says_why() -> None:
     assert "a subclass" in changes.kept["own"]
     assert "elman stays as it was: torch.nn.RNN" in str(changes)
     assert recurl.accelerate(model).swapped == {"gru": "swapped before"}
+    with pytest.raises(ArgumentTypeError, match=r"accelerate needs a torch\.nn\.Module, got int\.$"):
+        recurl.accelerate(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match=r"Nothing to accelerate: the model has no torch\.nn\.LSTM or GRU\."):
         recurl.accelerate(nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match=r"Nothing to accelerate: the model stays as it was: Own is a subclass"):
@@ -362,6 +364,8 @@ def test_torchrl(name: str) -> None:
     hooked[0].register_forward_hook(lambda *_: None)
     assert "hooks" in recurl.accelerate(hooked).kept["module.0"]
     before = always(batch.clone())["y"]
+    with peer.set_recurrent_mode(False):
+        assert "outside of set_recurrent_mode" in recurl.accelerate(copy.deepcopy(always)).kept["module.0"]
     recurl.accelerate(always)
     torch.testing.assert_close(always(batch.clone())["y"], before)
     step = batch[:, 0]

@@ -14,6 +14,7 @@ from recurl.modules.interop import for_torchrl
 from recurl.modules.lstm_gru import GRUModule, LSTMModule
 from recurl.nn.loops import is_without_loop, without_loop
 from recurl.nn.swapped import SwappedGRU, SwappedLSTM, swap_layer
+from recurl.sequences.mode import recurrent_mode
 
 __all__ = ["Accelerated", "accelerate"]
 
@@ -66,7 +67,8 @@ def accelerate(model: nn.Module) -> Accelerated:
         memory: torch.nn.LSTM
     """
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance] - users
-        inside = next((name for name, value in vars(model).items() if isinstance(value, nn.Module)), None)
+        attributes = getattr(model, "__dict__", {})
+        inside = next((name for name, value in attributes.items() if isinstance(value, nn.Module)), None)
         advice = "" if inside is None else f" Pass its module, such as .{inside}."
         raise ArgumentTypeError(f"accelerate needs a torch.nn.Module, got {type(model).__name__}.{advice}")
     result = Accelerated()
@@ -79,10 +81,10 @@ def accelerate(model: nn.Module) -> Accelerated:
                 continue
             why = swap_layer(module)
             (result.swapped if why is None else result.kept)[place or "the model"] = why or name
-    for place, module in model.named_modules():
-        _swap_loops(place, type(module), result)
     if not result.swapped:
         raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
+    for place, module in model.named_modules():
+        _swap_loops(place, type(module), result)
     return result
 
 
@@ -142,11 +144,13 @@ def _of_torchrls(module: Any) -> nn.Module | str:
         return "it has hooks, buffers, or a layer in another mode (train, eval), which a replacement would lose"
     if any(name not in layer.state_dict() for name in (f"weight_hh_l{k}" for k in range(layer.num_layers))):
         return "its layer is parametrized"
+    if recurrent_mode() is not None:
+        return "a recurrent mode is set, so its own isn't known: call accelerate outside of set_recurrent_mode"
     settings: dict[str, Any] = {
         "in_keys": list(module.in_keys),
         "out_keys": list(module.out_keys),
         "recurrent_backend": "fastest",
-        "default_recurrent_mode": module._recurrent_mode,
+        "default_recurrent_mode": module.recurrent_mode,
     }
     made = LSTMModule(lstm=layer, **settings) if lstm else GRUModule(gru=layer, **settings)
     return for_torchrl(made).train(module.training)

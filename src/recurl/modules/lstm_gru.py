@@ -14,7 +14,21 @@ from recurl.modules.rnn_arguments import RecurrentSettings, build_net, read_keys
 from recurl.nn import rnn
 
 
-class LSTM(rnn.LSTM):
+class _BatchFirst(rnn.RecurrentNet):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        *others: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, *others, **options)
+
+
+class LSTM(_BatchFirst, rnn.LSTM):
     """:class:`recurl.nn.LSTM` with ``batch_first=True`` by default, as in TorchRL.
 
     Example:
@@ -23,20 +37,8 @@ class LSTM(rnn.LSTM):
         (torch.Size([3, 5, 8]), torch.Size([2, 3, 8]))
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        *others: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, *others, **options)
 
-
-class GRU(rnn.GRU):
+class GRU(_BatchFirst, rnn.GRU):
     """:class:`recurl.nn.GRU` with ``batch_first=True`` by default, as in TorchRL.
 
     Example:
@@ -44,18 +46,6 @@ class GRU(rnn.GRU):
         >>> features.shape, h.shape
         (torch.Size([3, 5, 8]), torch.Size([1, 3, 8]))
     """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        *others: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, *others, **options)
 
 
 class LSTMModule(RecurrentModule):

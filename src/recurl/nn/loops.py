@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recurl.core.torch_compat import assert_async, has_global_hooks, has_hooks, is_exporting
-from recurl.nn.swapped import SwappedGRU, SwappedLSTM
+from recurl.core.torch_compat import assert_async, has_global_hooks, has_hooks
+from recurl.nn.swapped import SwappedGRU, SwappedLSTM, is_traced
 
 __all__ = ["is_without_loop", "run_masked", "without_loop"]
 
@@ -115,8 +115,7 @@ def _is_one_call(layer: Any, xs: Any, state: Any, dones: Any, pair: bool) -> boo
     fits = dones.shape[0] == xs.shape[0] and dones.numel() == xs.shape[0] * xs.shape[1]
     if not fits or any(one.shape[1] != xs.shape[1] for one in states) or dones.requires_grad:
         return False
-    jit: Any = torch.jit
-    if has_hooks(layer) or has_global_hooks() or jit.is_tracing() or jit.is_scripting() or is_exporting():
+    if has_hooks(layer) or has_global_hooks() or is_traced():
         return False
     if dones.dtype == torch.bool:
         return True

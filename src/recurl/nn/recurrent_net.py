@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.core.torch_compat import is_compiling, parameters_of
-from recurl.nn.torch_call import call
 from recurl.recurrence import (
     BACKENDS,
     DEFAULT_OPTIONS,
@@ -76,24 +75,19 @@ class RecurrentNet(nn.Module):
         if python_based and bidirectional:
             raise ArgumentError("python_based=True runs in time order: it can't be combined with bidirectional=True.")
         self.python_based = python_based
-        for layer in range(num_layers):
-            for suffix in self._suffixes(layer):
-                for name, shape in self._shapes(layer).items():
-                    empty = torch.empty(shape, device=device, dtype=dtype)
-                    self.register_parameter(f"{name}_{suffix}", nn.Parameter(empty))
+        for shapes, suffix in self._places():
+            for name, shape in shapes.items():
+                empty = torch.empty(shape, device=device, dtype=dtype)
+                self.register_parameter(f"{name}_{suffix}", nn.Parameter(empty))
         self._derive()
         self.reset_parameters()
 
     def _derive(self) -> None:
         """Set what follows from the sizes and the names of the parameters."""
         self.state_shapes = states_of(self.cell, self._sizes(0))
-        # Names of the cell's parameters that each layer has.
-        self._layer_parameters = [frozenset(self._shapes(layer)) for layer in range(self.num_layers)]
-        self._weight_name = (
-            f"{next(name for name in self.cell.parameter_names if name in self._layer_parameters[0])}_l0"
-        )
-        places = ((layer, suffix) for layer in range(self.num_layers) for suffix in self._suffixes(layer))
-        self._names = tuple(f"{name}_{suffix}" for layer, suffix in places for name in self._shapes(layer))
+        self._names = tuple(f"{name}_{suffix}" for shapes, suffix in self._places() for name in shapes)
+        first = self._shapes(0)
+        self._weight_name = f"{next(name for name in self.cell.parameter_names if name in first)}_l0"
         self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] = ((), (), [])
         remember(self.cell)
 
@@ -250,6 +244,12 @@ class RecurrentNet(nn.Module):
     def _suffixes(self, layer: int) -> list[str]:
         return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]
 
+    def _places(self) -> Iterator[tuple[Mapping[str, Shape], str]]:
+        """Yield the parameters, with their shapes, and the suffix of each layer and direction."""
+        for layer in range(self.num_layers):
+            shapes = self._shapes(layer)
+            yield from ((shapes, suffix) for suffix in self._suffixes(layer))
+
     def _sizes(self, layer: int) -> Sizes:
         inputs = self.output_size * self.num_directions if layer else self.input_size
         return Sizes(inputs, self.hidden_size, self.bias, self.proj_size)
@@ -274,32 +274,10 @@ class RecurrentNet(nn.Module):
         changed = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
         return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
 
-    def evaluate(
-        self, x: Tensor, initial: tuple[Tensor, ...] | None, resets: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run whole rows as ``torch.nn`` does, from zeros again at every step with a reset.
-
-        Args:
-            x: ``[T, B, I]``, with ``batch_first`` ``[B, T, I]``; or ``[T, I]``.
-            initial: states before the first step, each ``[L * D, B, *shape]`` (for ``[T, I]`` without B); zeros if
-                None. That of a row isn't read if the row's first step has a reset.
-            resets: bool, the shape of x without I: steps that begin a new episode. None for no resets.
-
-        Returns:
-            Features, x's shape with D * (P or H) in the place of I, and the states after the last step, like
-            ``initial``.
-
-        Raises:
-            ArgumentError: shapes, dtypes or devices don't fit; resets of a bidirectional network together with states.
-            ArgumentTypeError: x is packed; an argument isn't a tensor.
-        """
-        return call(self, x, initial, resets)
-
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
         """Parameters by layer and direction, as in ``torch.nn``."""
-        places = [(layer, suffix) for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
-        return [[getattr(self, f"{name}_{suffix}") for name in self._shapes(layer)] for layer, suffix in places]
+        return [[getattr(self, f"{name}_{suffix}") for name in shapes] for shapes, suffix in self._places()]
 
     def flatten_parameters(self) -> None:
         """Do nothing; exists for compatibility with ``torch.nn``."""

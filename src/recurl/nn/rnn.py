@@ -10,6 +10,7 @@ from torch import Tensor, dtype, nn
 from recurl import recurrence
 from recurl.core.torch_compat import NotifiedModule
 from recurl.nn.recurrent_net import RecurrentNet
+from recurl.nn.torch_call import call
 from recurl.recurrence import GRU as GRU_CELL
 from recurl.recurrence import LSTM as LSTM_CELL
 from recurl.recurrence import Cell
@@ -56,8 +57,12 @@ class LSTM(RecurrentNet):
         hx: tuple[Tensor, Tensor] | None = None,
         resets: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Run sequences; see :meth:`RecurrentNet.evaluate` for shapes. ``hx`` is h and c, zeros if None."""
-        features, (h, c) = self.evaluate(input, hx, resets)
+        """Run sequences.
+
+        ``input`` and ``resets`` are ``[T, B, ...]``, with ``batch_first`` ``[B, T, ...]``, or
+        ``[T, ...]``; states are ``[L * D, B, ...]``. ``hx`` is h and c, zeros if None.
+        """
+        features, (h, c) = call(self, input, hx, resets)
         return features, (h, c)
 
 
@@ -79,8 +84,12 @@ class GRU(RecurrentNet):
         hx: Tensor | None = None,
         resets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run sequences; see :meth:`RecurrentNet.evaluate` for shapes. ``hx`` is h, zeros if None."""
-        features, (h,) = self.evaluate(input, None if hx is None else (hx,), resets)
+        """Run sequences.
+
+        ``input`` and ``resets`` are ``[T, B, ...]``, with ``batch_first`` ``[B, T, ...]``, or
+        ``[T, ...]``; states are ``[L * D, B, ...]``. ``hx`` is h, zeros if None.
+        """
+        features, (h,) = call(self, input, None if hx is None else (hx,), resets)
         return features, h
 
 
@@ -116,8 +125,12 @@ class CellNet(NotifiedModule, RecurrentNet):
         hx: tuple[Tensor, ...] | None = None,
         resets: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run sequences; see :meth:`RecurrentNet.evaluate` for shapes. ``hx`` holds all states, zeros if None."""
-        return self.evaluate(input, hx, resets)
+        """Run sequences.
+
+        ``input`` and ``resets`` are ``[T, B, ...]``, with ``batch_first`` ``[B, T, ...]``, or
+        ``[T, ...]``; states are ``[L * D, B, ...]``. ``hx`` holds all states, zeros if None.
+        """
+        return call(self, input, hx, resets)
 
     def _check_steps(self, *, shapes_only: bool = False) -> None:
         for layer, (weights, *_) in enumerate(self.layer_weights()):

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from recurl.core.torch_compat import is_exporting
 from recurl.nn.rnn import GRU, LSTM
 
-__all__ = ["SwappedGRU", "SwappedLSTM", "swap_layer"]
+__all__ = ["SwappedGRU", "SwappedLSTM", "is_traced", "swap_layer"]
 
 
 class SwappedLSTM(LSTM, nn.LSTM):
@@ -22,7 +22,7 @@ class SwappedLSTM(LSTM, nn.LSTM):
 
     def forward(self, input: Any, hx: Any = None, resets: Tensor | None = None) -> Any:  # noqa: A002 - torch.nn's name
         """Run sequences, as :meth:`recurl.nn.LSTM.forward`."""
-        if resets is None and _is_torchs(input):
+        if resets is None and (isinstance(input, PackedSequence) or is_traced()):
             return nn.LSTM.forward(self, input, hx)
         return LSTM.forward(self, input, hx, resets)
 
@@ -32,7 +32,7 @@ class SwappedGRU(GRU, nn.GRU):
 
     def forward(self, input: Any, hx: Any = None, resets: Tensor | None = None) -> Any:  # noqa: A002 - torch.nn's name
         """Run sequences, as :meth:`recurl.nn.GRU.forward`."""
-        if resets is None and _is_torchs(input):
+        if resets is None and (isinstance(input, PackedSequence) or is_traced()):
             return nn.GRU.forward(self, input, hx)
         return GRU.forward(self, input, hx, resets)
 
@@ -66,6 +66,7 @@ def swap_layer(module: nn.Module) -> str | None:
     return None
 
 
-def _is_torchs(value: Any) -> bool:
+def is_traced() -> bool:
+    """Return whether torch is exporting or tracing the call, in a form that has no resets."""
     jit: Any = torch.jit
-    return isinstance(value, PackedSequence) or jit.is_tracing() or jit.is_scripting() or is_exporting()
+    return jit.is_tracing() or jit.is_scripting() or is_exporting()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +10,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.core.precision import resolve_precision
+from recurl.nn.recurrent_net import RecurrentNet
 from recurl.recurrence import Options
 from recurl.sequences.index import Boundaries
-
-if TYPE_CHECKING:
-    from recurl.nn.recurrent_net import RecurrentNet
 
 __all__ = ["call"]
 
@@ -22,7 +20,23 @@ States = tuple[Tensor, ...]
 
 
 def call(net: RecurrentNet, x: Any, initial: Any, resets: Any) -> tuple[Tensor, States]:
-    """Return features and final states; see :meth:`RecurrentNet.evaluate`. They share no memory."""
+    """Run whole rows as ``torch.nn`` does, from zeros again at every step with a reset.
+
+    Args:
+        net: the network.
+        x: ``[T, B, I]``, with ``batch_first`` ``[B, T, I]``; or ``[T, I]``.
+        initial: states before the first step, each ``[L * D, B, *shape]`` (for ``[T, I]`` without B); zeros if None.
+            That of a row isn't read if the row's first step has a reset.
+        resets: bool, the shape of x without I: steps that begin a new episode. None for no resets.
+
+    Returns:
+        Features, x's shape with D * (P or H) in the place of I, and the states after the last step, like ``initial``.
+        They share no memory.
+
+    Raises:
+        ArgumentError: shapes, dtypes or devices don't fit; resets of a bidirectional network together with states.
+        ArgumentTypeError: x is packed; an argument isn't a tensor.
+    """
     _check_input(net, x)
     if resets is not None:
         _check_resets(net, x, resets)
@@ -32,11 +46,17 @@ def call(net: RecurrentNet, x: Any, initial: Any, resets: Any) -> tuple[Tensor, 
         resets = None if resets is None else resets.unsqueeze(0)
         states = None if states is None else tuple(state.unsqueeze(1) for state in states)
         features, final = _run(net, x, states, resets)
-        return features.squeeze(0), tuple(state.squeeze(1) for state in final)
+        return _own(features.squeeze(0)), tuple(state.squeeze(1) for state in final)
     if net.batch_first:
-        return _run(net, x, states, resets)
+        features, final = _run(net, x, states, resets)
+        return _own(features), final
     features, final = _run(net, x.transpose(0, 1), states, None if resets is None else resets.transpose(0, 1))
-    return features.transpose(0, 1).contiguous(), final
+    return _own(features.transpose(0, 1)), final
+
+
+def _own(features: Tensor) -> Tensor:
+    """Return contiguous features; a copy if backward reads them, which edits in place, as of activations, may reach."""
+    return features.clone(memory_format=torch.contiguous_format) if features.requires_grad else features.contiguous()
 
 
 def _run(net: RecurrentNet, x: Tensor, states: States | None, resets: Tensor | None) -> tuple[Tensor, States]:
@@ -54,8 +74,6 @@ def _run(net: RecurrentNet, x: Tensor, states: States | None, resets: Tensor | N
         features, every = net.run(tokens, stored, boundaries, net.recurrent_backend, options)
         features = features.unflatten(0, (batch, time))
         after = tuple(state.unflatten(0, (batch, time))[:, -1] for state in every)
-        if features.requires_grad:
-            features = features.clone()  # else edits in place, as of an activation, would reach what backward reads
     # Copies: a view would keep the states of all steps alive, or be memory of the features.
     return features, tuple(state.transpose(0, 1).clone(memory_format=torch.contiguous_format) for state in after)
 

@@ -2,10 +2,11 @@
 
 Each system of bench_ppo.py runs twice, in processes of their own that are measured in turn, round by round: as it is,
 and with its networks accelerated. The measure is CPU time of the process per environment step, collection and learning
-included; the gain is the median of the ratios within a round. Usage::
+included (on a GPU: wall-clock time); the gain is the median of the ratios within a round. Usage::
 
     python benchmarks/bench_accelerate.py                                  # at the sizes of bench_ppo.py
     python benchmarks/bench_accelerate.py --hidden-size 256 --rounds 5 --systems sb3 cleanrl
+    python benchmarks/bench_accelerate.py --hidden-size 256 --num-envs 64 --device cuda
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="device of the networks")
     options = parser.parse_args()
     options.python = {"peers": sys.executable, **dict(entry.split("=", 1) for entry in options.python)}
     options.solve, options.before = 0, ""
@@ -58,6 +60,7 @@ def parse() -> argparse.Namespace:
 def measured(name: str, options: argparse.Namespace) -> dict[str, object] | None:
     """Return the row of one system, or None if it can't run."""
     names = (name, f"{name}+recurl")
+    clock = "cpu_s" if options.device == "cpu" else "wall_s"
     peers = {one: Peer(one, options.num_envs, options) for one in names}
     facts = {one: peer.answer() for one, peer in peers.items()}
     times: dict[str, list[float]] = {one: [] for one in names}
@@ -70,7 +73,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, object] | None
                 whole, collected = (peer.measure(what, options.steps) for what in ("train", "collect"))
                 if whole is None or collected is None:
                     return None
-                per_step = [1e6 * found["cpu_s"] / found["steps"] for found in (whole, collected)]
+                per_step = [1e6 * found[clock] / found["steps"] for found in (whole, collected)]
                 times[one].append(per_step[0])
                 learned[one].append(per_step[0] - per_step[1])
     finally:

@@ -22,7 +22,6 @@ import argparse
 import csv
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from recurl.experiments.bench_rnn import device_name
 from results_file import append, commit
 
 HERE = Path(__file__).resolve().parent
@@ -110,6 +110,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="recurl's stages")
     parser.add_argument("--top", type=int, default=0, help="lines of code to show for each stage of a profile")
     options = parser.parse_args()
+    options.device = "cpu"
     options.num_envs = options.num_envs or [16 if options.task == "r2d2" else 8]
     if options.task == "r2d2":
         options.systems = ["recurl"]
@@ -137,6 +138,7 @@ def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) ->
         "threads": options.threads,
         "solve": options.solve,
         "seed": seed,
+        "device": options.device,
     }
     given = [f"--{key}={value}" for key, value in values.items()]
     return [python, str(HERE / "peers" / system.script), *given, *["--accelerate"] * system.accelerated]
@@ -259,7 +261,7 @@ def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": options.before if name == BEFORE else commit(),
-        "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+        "device": f"{device_name(options.device)}, {os.cpu_count()} cores",
         "threads": options.threads,
         "task": {"r2d2": "masked-cartpole-r2d2", "frames": "frames"}.get(options.task, f"masked-{options.task}"),
         "system": name,

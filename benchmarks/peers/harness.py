@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--task", choices=TASKS, default="cartpole")
     options.add_argument("--variant", default="default", help="variant of the setup, if the peer has several")
     options.add_argument("--accelerate", action="store_true", help="run its networks on recurl's backends")
+    options.add_argument("--device", default="cpu", help="device of its networks, of sb3, cleanrl and torchrl")
     options.add_argument("--num-envs", type=int, default=8)
     options.add_argument("--rollout-steps", type=int, default=128, help="steps per environment in a batch")
     options.add_argument("--hidden-size", type=int, default=64)

@@ -72,19 +72,23 @@ class CleanRL:
         continuous = isinstance(space, gymnasium.spaces.Box)
         self.bounds = (space.low, space.high) if isinstance(space, gymnasium.spaces.Box) else None
         shape = space.shape if continuous else ()
-        self.agent = Agent(seen[0], shape[0] if continuous else int(space.n), continuous, size)
+        self.device = torch.device(options.device)
+        self.agent = Agent(seen[0], shape[0] if continuous else int(space.n), continuous, size).to(self.device)
         if options.accelerate:
             importlib.import_module("recurl").accelerate(self.agent)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=options.learning_rate, eps=1e-5)
-        self.obs = torch.zeros(steps, rows, *seen)
-        self.actions = torch.zeros(steps, rows, *shape, dtype=torch.float32 if continuous else torch.int64)
-        self.log_probs, self.rewards, self.dones, self.values = (torch.zeros(steps, rows) for _ in range(4))
-        self.next_obs = torch.as_tensor(self.envs.reset(seed=options.seed)[0])
-        self.next_done = torch.zeros(rows)
-        self.state = (torch.zeros(1, rows, size), torch.zeros(1, rows, size))
+        self.obs = self.zeros(steps, rows, *seen)
+        self.actions = self.zeros(steps, rows, *shape, dtype=torch.float32 if continuous else torch.int64)
+        self.log_probs, self.rewards, self.dones, self.values = (self.zeros(steps, rows) for _ in range(4))
+        self.next_obs = torch.as_tensor(self.envs.reset(seed=options.seed)[0], device=self.device)
+        self.next_done = self.zeros(rows)
+        self.state = (self.zeros(1, rows, size), self.zeros(1, rows, size))
         self.parameters = sum(parameter.numel() for parameter in self.agent.parameters())
         self.versions = {"torch": torch.__version__}
         self.finished = self.environments.finished
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def collect(self) -> int:
         self.first_state = self.state
@@ -96,18 +100,19 @@ class CleanRL:
                 action = distribution.sample()
                 self.values[t] = self.agent.critic(features).flatten()
             self.actions[t], self.log_probs[t] = action, summed(distribution.log_prob(action))
-            played = action.numpy() if self.bounds is None else np.clip(action.numpy(), *self.bounds)
+            played = action.cpu().numpy()
+            played = played if self.bounds is None else np.clip(played, *self.bounds)
             observation, reward, terminated, truncated, _ = self.envs.step(played)
-            self.rewards[t] = torch.as_tensor(reward, dtype=torch.float32)
-            self.next_obs = torch.as_tensor(observation)
-            self.next_done = torch.as_tensor(terminated | truncated, dtype=torch.float32)
+            self.rewards[t] = torch.as_tensor(reward, dtype=torch.float32, device=self.device)
+            self.next_obs = torch.as_tensor(observation, device=self.device)
+            self.next_done = torch.as_tensor(terminated | truncated, dtype=torch.float32, device=self.device)
         return self.dones.numel()
 
     def advantages(self) -> Tensor:
         with torch.no_grad():
             features, _ = self.agent.memory(self.next_obs, self.state, self.next_done)
             value, done = self.agent.critic(features).flatten(), self.next_done
-        advantages, last = torch.zeros_like(self.rewards), torch.zeros(len(done))
+        advantages, last = torch.zeros_like(self.rewards), torch.zeros_like(done)
         for t in reversed(range(len(self.rewards))):
             delta = self.rewards[t] + GAMMA * value * (1.0 - done) - self.values[t]
             advantages[t] = last = delta + GAMMA * LAMBDA * (1.0 - done) * last

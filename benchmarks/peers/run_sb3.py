@@ -51,7 +51,7 @@ class SB3:
             gae_lambda=0.95,
             ent_coef=0.0,
             seed=options.seed,
-            device="cpu",
+            device=options.device,
             policy_kwargs={
                 "lstm_hidden_size": options.hidden_size,
                 "net_arch": [],

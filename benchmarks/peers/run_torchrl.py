@@ -40,8 +40,8 @@ def make_env(options: argparse.Namespace, environments: Environments) -> Transfo
     if options.variant == "best":
         mode = gymnasium.vector.AutoresetMode.SAME_STEP
         vector = gymnasium.vector.SyncVectorEnv([environments.make] * options.num_envs, autoreset_mode=mode)
-        return TransformedEnv(GymWrapper(vector))
-    return TransformedEnv(SerialEnv(options.num_envs, lambda: GymWrapper(environments.make())))
+        return TransformedEnv(GymWrapper(vector, device=options.device))
+    return TransformedEnv(SerialEnv(options.num_envs, lambda: GymWrapper(environments.make()), device=options.device))
 
 
 def make_networks(env: TransformedEnv, size: int) -> tuple[ProbabilisticActor, TensorDictSequential]:
@@ -86,7 +86,7 @@ class TorchRL:
         self.options, environments = options, Environments(options)
         env = make_env(options, environments)
         env.set_seed(options.seed)
-        actor, critic = make_networks(env, options.hidden_size)
+        actor, critic = (network.to(options.device) for network in make_networks(env, options.hidden_size))
         if options.accelerate:
             importlib.import_module("recurl").accelerate(nn.ModuleList([actor, critic]))
         frames = options.num_envs * options.rollout_steps
@@ -108,7 +108,7 @@ class TorchRL:
         )
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=options.learning_rate, eps=1e-5)
         self.buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(options.num_envs),
+            storage=LazyTensorStorage(options.num_envs, device=options.device),
             sampler=SamplerWithoutReplacement(),
             batch_size=options.num_envs // options.minibatches,
         )

@@ -1,0 +1,1 @@
+"""Adapters of libraries with recurrent PPO; each needs its library."""

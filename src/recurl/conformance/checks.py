@@ -1,0 +1,583 @@
+"""The checks: each states a property of correct recurrence and tests it by experiment."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from recurl.conformance.adapter import Adapter, Outputs, Setup
+from recurl.conformance.scenes import (
+    Failed,
+    Table,
+    advantages,
+    agent,
+    at,
+    collected,
+    learned,
+    named,
+    require_different,
+    require_equal,
+    table,
+)
+from recurl.conformance.script import End, Moment, Script
+
+KINDS: tuple[End, ...] = ("terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check.
+
+    Attributes:
+        name: its name.
+        group: what it is about.
+        text: the property that must hold.
+        run: the experiment, which raises :class:`~recurl.conformance.scenes.Failed`.
+    """
+
+    name: str
+    group: str
+    text: str
+    run: Callable[[Adapter], None]
+
+
+CHECKS: dict[str, Check] = {}
+"""All checks by name, in the order in which they run."""
+
+
+def _check(group: str, name: str) -> Callable[[Callable[[Adapter], None]], Callable[[Adapter], None]]:
+    def register(function: Callable[[Adapter], None]) -> Callable[[Adapter], None]:
+        CHECKS[name] = Check(name, group, (function.__doc__ or "").strip(), function)
+        return function
+
+    return register
+
+
+def _ended(kind: End, length: int = 3) -> Script:
+    """Two environments: the first one's first episode ends."""
+    return Script([[(length, kind)], []])
+
+
+def _changed(script: Script, *places: tuple[int, int, int]) -> Script:
+    return replace(script, changed=frozenset(Moment(*place) for place in places))
+
+
+def _differ(adapter: Adapter, script: Script, *places: tuple[int, int, int], rollouts: int = 1) -> tuple[Table, Table]:
+    """Return what is collected with a script, and with other observations at some places."""
+    other = _changed(script, *places)
+    before = collected(adapter, Setup(script), rollouts)
+    return before, collected(adapter, Setup(other), rollouts)
+
+
+def _before(found: Table, step: int) -> Table:
+    return {place: value for place, value in found.items() if place.step < step}
+
+
+def _require_memory(one: Table, other: Table) -> None:
+    where = [Moment(0, 0, 2)]
+    require_different("another observation at step 1 doesn't change the output at step 2", one, other, where)
+
+
+# --- acting -----------------------------------------------------------------------------------------------------------
+
+
+@_check("acting", "seed")
+def _(adapter: Adapter) -> None:
+    """Two agents with the same seed act alike (the other checks need it)."""
+    setup = Setup(Script([[], []]))
+    require_equal("with the same seed", collected(adapter, setup), collected(adapter, setup))
+
+
+@_check("acting", "memory")
+def _(adapter: Adapter) -> None:
+    """An observation influences later outputs of its episode."""
+    one, other = _differ(adapter, Script([[], []]), (0, 0, 1))
+    require_different(
+        "another observation at step 1 doesn't change the output at step 2", one, other, [Moment(0, 0, 2)]
+    )
+
+
+@_check("acting", "causality")
+def _(adapter: Adapter) -> None:
+    """An observation doesn't influence earlier outputs."""
+    one, other = _differ(adapter, Script([[], []]), (0, 0, 4))
+    before = {place: value for place, value in at(one, row=0).items() if place.step < 4}
+    require_equal("with another observation at step 4", before, other)
+
+
+@_check("acting", "rows")
+def _(adapter: Adapter) -> None:
+    """An observation doesn't influence the outputs of other environments."""
+    one, other = _differ(adapter, Script([[], [], []]), (1, 0, 2))
+    for row in (0, 2):
+        require_equal("with another observation in environment 1", at(one, row=row), other)
+
+
+def _leak(adapter: Adapter, kind: End) -> None:
+    one, other = _differ(adapter, _ended(kind), (0, 0, 1), (0, 0, 2))
+    require_equal(f"with other observations before the episode was {kind}", at(one, row=0, episode=1), other)
+
+
+@_check("acting", "termination")
+def _(adapter: Adapter) -> None:
+    """After a termination, outputs don't depend on the episode before."""
+    _leak(adapter, "terminated")
+
+
+@_check("acting", "truncation")
+def _(adapter: Adapter) -> None:
+    """After a truncation, outputs don't depend on the episode before."""
+    _leak(adapter, "truncated")
+
+
+@_check("acting", "final observation")
+def _(adapter: Adapter) -> None:
+    """Outputs don't depend on the final observation of the episode before."""
+    for kind in KINDS:
+        one, other = _differ(adapter, _ended(kind), (0, 0, 3))
+        require_equal(f"with another final observation ({kind})", at(one, row=0, episode=1), other)
+
+
+@_check("acting", "fresh start")
+def _(adapter: Adapter) -> None:
+    """Every episode begins with the state of the first one."""
+    second = collected(adapter, Setup(_ended("terminated")))
+    alone = collected(adapter, Setup(Script([[], []], first=1)))
+    moved = {place._replace(episode=0): value for place, value in at(second, row=0, episode=1).items()}
+    require_equal("compared with the same observations in a first episode", moved, alone)
+
+
+@_check("acting", "others go on")
+def _(adapter: Adapter) -> None:
+    """The end of an episode doesn't reset other environments."""
+    for kind in KINDS:
+        one = collected(adapter, Setup(Script([[], []])))
+        other = collected(adapter, Setup(_ended(kind)))
+        require_equal(f"where environment 0 was {kind}", at(other, row=1), one)
+
+
+@_check("acting", "short episodes")
+def _(adapter: Adapter) -> None:
+    """In episodes of one step, outputs depend on one observation."""
+    for kind in KINDS:
+        script = Script([[(1, kind)] * 7, []])
+        one, other = _differ(adapter, script, (0, 1, 0), (0, 3, 0))
+        kept = {place: value for place, value in at(one, row=0).items() if place.episode not in (1, 3)}
+        require_equal(f"with other observations in episodes 1 and 3 ({kind})", kept, other)
+
+
+@_check("acting", "next rollout")
+def _(adapter: Adapter) -> None:
+    """An episode goes on in the next rollout with its memory."""
+    one, other = _differ(adapter, Script([[], []]), (0, 0, 7), rollouts=2)
+    require_different(
+        "another observation in the last step of a rollout doesn't change the next one", one, other, [Moment(0, 0, 8)]
+    )
+
+
+@_check("acting", "rollout length")
+def _(adapter: Adapter) -> None:
+    """Outputs don't depend on how steps are divided into rollouts: bootstrapping doesn't advance the state."""
+    script = Script([[(3, "terminated")], [(5, "truncated")]])
+    short = collected(adapter, Setup(script, steps=4), 4)
+    require_equal("in rollouts of 4 and of 16 steps", short, collected(adapter, Setup(script, steps=16)))
+
+
+@_check("acting", "end of rollout")
+def _(adapter: Adapter) -> None:
+    """An episode that ends in the last step of a rollout doesn't influence the next rollout."""
+    for kind in KINDS:
+        one, other = _differ(adapter, _ended(kind, 8), (0, 0, 6), (0, 0, 7), rollouts=2)
+        require_equal(f"after an episode {kind} in the last step", at(one, row=0, episode=1), other)
+
+
+@_check("acting", "update between")
+def _(adapter: Adapter) -> None:
+    """An update with a learning rate of 0 doesn't change what follows: it leaves the acting state alone."""
+    script = Script([[(5, "terminated")], [(11, "truncated")]])
+    with agent(adapter, Setup(script, minibatches=2)) as made:
+        found: list[Outputs] = []
+        for _ in range(3):
+            found.append(made.collect())
+            made.learn()
+    require_equal("with updates between rollouts", table(script, found), collected(adapter, Setup(script), 3))
+
+
+@_check("acting", "agents apart")
+def _(adapter: Adapter) -> None:
+    """Another agent in the same process doesn't change what an agent does."""
+    script = Script([[(5, "terminated")], []])
+    with agent(adapter, Setup(script)) as made, agent(adapter, Setup(replace(script, seed=1), seed=1)) as another:
+        found: list[Outputs] = []
+        for _ in range(2):
+            found.append(made.collect())
+            another.collect()
+    require_equal("with another agent", table(script, found), collected(adapter, Setup(script), 2))
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+def _replayed(adapter: Adapter, setup: Setup, rollouts: int = 1) -> None:
+    acted, replayed = learned(adapter, setup, rollouts)
+    require_equal("learned and collected", replayed, acted)
+    require_equal("collected and learned", acted, replayed)
+
+
+@_check("learning", "replay")
+def _(adapter: Adapter) -> None:
+    """An update computes the log-probabilities and values of collection."""
+    _replayed(adapter, Setup(Script([[], []])))
+
+
+@_check("learning", "replay terminations")
+def _(adapter: Adapter) -> None:
+    """So it does where episodes terminate inside a rollout."""
+    _replayed(adapter, Setup(Script([[(3, "terminated")], [(5, "terminated")]])))
+
+
+@_check("learning", "replay truncations")
+def _(adapter: Adapter) -> None:
+    """So it does where episodes are truncated inside a rollout."""
+    _replayed(adapter, Setup(Script([[(3, "truncated")], [(5, "truncated")]])))
+
+
+@_check("learning", "replay short episodes")
+def _(adapter: Adapter) -> None:
+    """So it does with episodes of one and two steps."""
+    _replayed(
+        adapter, Setup(Script([[(1, "terminated")] * 7, [(2, "truncated"), (1, "terminated"), (2, "terminated")]]))
+    )
+
+
+@_check("learning", "replay next rollout")
+def _(adapter: Adapter) -> None:
+    """So it does in a rollout that begins within an episode: its memory was stored."""
+    _replayed(adapter, Setup(Script([[], [(11, "terminated")]])), 2)
+
+
+@_check("learning", "replay end of rollout")
+def _(adapter: Adapter) -> None:
+    """So it does where an episode ends in the last step of a rollout, and in its first one."""
+    for kind in KINDS:
+        _replayed(adapter, Setup(Script([[(8, kind)], [(9, kind)]])), 2)
+
+
+@_check("learning", "replay long episodes")
+def _(adapter: Adapter) -> None:
+    """So it does with rollouts of 64 steps."""
+    _replayed(adapter, Setup(Script([[], [(40, "terminated")]]), steps=64))
+
+
+@_check("learning", "replay any ends")
+def _(adapter: Adapter) -> None:
+    """So it does in the third rollout of four environments with random ends."""
+    random = np.random.default_rng(0)
+    ends = [[(int(random.integers(1, 9)), KINDS[random.integers(2)]) for _ in range(8)] for _ in range(4)]
+    _replayed(adapter, Setup(Script(ends), steps=12, minibatches=2), 3)
+
+
+@_check("learning", "replay after updates")
+def _(adapter: Adapter) -> None:
+    """So it does in the first minibatch after an update that changed the parameters."""
+    script = Script([[(5, "terminated")], []])
+    with agent(adapter, Setup(script, learning_rate=1e-2)) as made:
+        made.collect()
+        made.learn()
+        acted = table(script, [made.collect()])
+        replayed = table(script, made.learn()[:1])
+    require_equal("learned and collected, after an update", replayed, acted)
+
+
+@_check("learning", "passes")
+def _(adapter: Adapter) -> None:
+    """With a learning rate of 0 all epochs and minibatches compute the same outputs for a step."""
+    _replayed(adapter, Setup(Script([[(3, "terminated")], [], [(6, "truncated")], []]), epochs=3, minibatches=2))
+
+
+@_check("learning", "minibatches")
+def _(adapter: Adapter) -> None:
+    """Outputs of an update don't depend on the number of minibatches."""
+    script = Script([[(3, "terminated")], [], [(6, "truncated")], []])
+    one, several = (learned(adapter, Setup(script, minibatches=number))[1] for number in (1, 2))
+    require_equal("with 2 minibatches and with 1", several, one)
+
+
+@_check("learning", "every step once")
+def _(adapter: Adapter) -> None:
+    """Every step from which an action was taken counts once in an epoch, and nothing else does."""
+    script = Script([[(3, "terminated")], [(5, "truncated")], [(8, "terminated")], []])
+    with agent(adapter, Setup(script, minibatches=2)) as made:
+        acted = made.collect()
+        places = [place for part in made.learn() for place in script.find(part.seen)]
+    wanted = {place for row in range(4) for place in script.walk(row, 8)}
+    for place in places:
+        if place not in wanted:
+            raise Failed(f"{named(place)} counts, where an episode had ended or before the rollout")
+        if places.count(place) > 1:
+            raise Failed(f"{named(place)} counts {places.count(place)} times")
+    gone = wanted - set(places) if acted.counted is None else set(script.find(acted.seen)) - set(places)
+    if gone:
+        raise Failed(f"{named(min(gone))} doesn't count, and {len(gone) - 1} other steps")
+
+
+def _relearned(adapter: Adapter, script: Script, *places: tuple[int, int, int]) -> tuple[Table, Table]:
+    """Return what is learned with a script, and with other observations at some places."""
+    one, other = (learned(adapter, Setup(each))[1] for each in (script, _changed(script, *places)))
+    return one, other
+
+
+@_check("learning", "ends")
+def _(adapter: Adapter) -> None:
+    """In an update, outputs after the end of an episode don't depend on the episode."""
+    for kind in KINDS:
+        one, other = _relearned(adapter, _ended(kind), (0, 0, 1), (0, 0, 2))
+        require_equal(f"in an update, after an episode was {kind}", at(one, row=0, episode=1), other)
+
+
+@_check("learning", "rows apart")
+def _(adapter: Adapter) -> None:
+    """In an update, outputs don't depend on other environments."""
+    one, other = _relearned(adapter, Script([[], [], []]), (1, 0, 2))
+    for row in (0, 2):
+        require_equal("in an update, with another observation in environment 1", at(one, row=row), other)
+
+
+@_check("learning", "past only")
+def _(adapter: Adapter) -> None:
+    """In an update, outputs don't depend on later observations."""
+    one, other = _relearned(adapter, Script([[], []]), (0, 0, 4))
+    require_equal("in an update, with another observation at step 4", _before(at(one, row=0), 4), other)
+
+
+@_check("learning", "uses memory")
+def _(adapter: Adapter) -> None:
+    """In an update, an observation influences later outputs of its episode."""
+    script = Script([[], []])
+    one, other = (learned(adapter, Setup(each))[1] for each in (script, _changed(script, (0, 0, 1))))
+    require_different(
+        "another observation at step 1 doesn't change the output at step 2", one, other, [Moment(0, 0, 2)]
+    )
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def _targets(adapter: Adapter, script: Script, rollouts: int = 1, steps: int = 8) -> None:
+    """Compare advantages with generalized advantage estimation in float64, of the values of collection.
+
+    Values of final observations, and of those after the rollout, are those that an agent computes whose episodes go on.
+    """
+    endless = [_values(adapter, script, row, rollouts * steps) for row in range(script.num_envs)]
+    with agent(adapter, Setup(script, steps=steps)) as made:
+        for _ in range(rollouts):
+            outputs = made.collect()
+    found = advantages(script, outputs)
+    wanted: dict[Moment, float] = {}
+    for row, values in enumerate(endless):
+        carried = 0.0
+        for place in reversed(list(script.walk(row, rollouts * steps))[-steps:]):
+            after = place._replace(step=place.step + 1)
+            ends = after.step == script.length(*after[:2])
+            following = 0.0 if ends and script.end(*after[:2]) == "terminated" else values[after]
+            error = script.reward(place) + adapter.gamma * following - values[place]
+            carried = error + (0.0 if ends else adapter.gamma * adapter.lmbda * carried)
+            wanted[place] = carried
+    places = [place for place in found if place in wanted]
+    require_equal("advantage", {place: found[place] for place in places}, wanted)
+
+
+def _values(adapter: Adapter, script: Script, row: int, steps: int) -> dict[Moment, float]:
+    """Return the values of all places of an environment, of final observations too: its episodes, each alone, go on."""
+    found: dict[Moment, float] = {}
+    episodes = {place.episode for place in script.walk(row, steps)}
+    for episode in sorted(episodes):
+        alone = replace(script, ends=[[] for _ in script.ends], first=script.first + episode)
+        outputs = collected(adapter, Setup(alone, steps=steps + 1))
+        for place, pair in at(outputs, row=row).items():
+            found[place._replace(episode=episode)] = float(pair[1])
+    return found
+
+
+@_check("targets", "advantages")
+def _(adapter: Adapter) -> None:
+    """Without ends, advantages bootstrap at the end of a rollout from the state that goes on."""
+    _targets(adapter, Script([[], []]))
+
+
+@_check("targets", "advantages of terminations")
+def _(adapter: Adapter) -> None:
+    """Terminations don't bootstrap."""
+    _targets(adapter, Script([[(3, "terminated")], [(5, "terminated")]]))
+
+
+@_check("targets", "advantages of truncations")
+def _(adapter: Adapter) -> None:
+    """Truncations bootstrap from the value of the final observation, with the state of the episode."""
+    _targets(adapter, Script([[(3, "truncated")], []]))
+
+
+@_check("targets", "advantages of last steps")
+def _(adapter: Adapter) -> None:
+    """Neither do terminations in the last step of a rollout."""
+    _targets(adapter, Script([[(8, "terminated")], []]))
+
+
+@_check("targets", "advantages of truncated last steps")
+def _(adapter: Adapter) -> None:
+    """Truncations in the last step of a rollout do."""
+    _targets(adapter, Script([[(8, "truncated")], []]))
+
+
+@_check("targets", "advantages of the next rollout")
+def _(adapter: Adapter) -> None:
+    """In a later rollout too."""
+    _targets(adapter, Script([[(11, "terminated")], []]), 2)
+
+
+@_check("targets", "episodes apart")
+def _(adapter: Adapter) -> None:
+    """Advantages of an episode don't depend on the next one."""
+    for kind in KINDS:
+        found: list[dict[Moment, float]] = []
+        for script in (_ended(kind), _changed(_ended(kind), (0, 1, 0), (0, 1, 1))):
+            with agent(adapter, Setup(script)) as made:
+                found.append(advantages(script, made.collect()))
+        one = {place: value for place, value in found[0].items() if place[:2] == (0, 0)}
+        require_equal(f"advantage before an end ({kind}), with another next episode", one, found[1])
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def _greedy(script: Script, outputs: Outputs) -> dict[Moment, float]:
+    return dict(zip(script.find(outputs.seen), outputs.flat("actions"), strict=True))
+
+
+def _require_greedy(what: str, script: Script, outputs: Outputs, found: Table) -> None:
+    """Require that greedy actions are the likelier ones of a table; those as likely as the others don't count."""
+    played = _greedy(script, outputs)
+    if not played:
+        raise Failed(f"{what}: nothing was played")
+    for place, action in played.items():
+        if place not in found:
+            raise Failed(f"{what}: it played {named(place)}, which doesn't exist")
+        likely = found[place][0]
+        if abs(likely - 0.5) > 1e-4 and (likely > 0.5) != bool(action):
+            raise Failed(f"{what}: {named(place)} has action {action:.0f}, the probability of 1 is {likely:.5f}")
+
+
+def _evaluation(adapter: Adapter, script: Script, steps: int = 32) -> None:
+    acted = collected(adapter, Setup(script, steps=steps))
+    with agent(adapter, Setup(Script([[], []]))) as made:
+        _require_greedy("evaluation", script, made.play(script, steps), acted)
+
+
+@_check("evaluation", "evaluation")
+def _(adapter: Adapter) -> None:
+    """Evaluation steps with memory: greedy actions are those of collection."""
+    _evaluation(adapter, Script([[], []]))
+
+
+@_check("evaluation", "evaluation of episodes")
+def _(adapter: Adapter) -> None:
+    """Every episode of an evaluation begins without memory."""
+    _evaluation(adapter, Script([[(3, "terminated"), (4, "truncated"), (2, "terminated")] * 3, [(7, "truncated")] * 3]))
+
+
+@_check("evaluation", "other number of environments")
+def _(adapter: Adapter) -> None:
+    """Evaluation takes another number of environments than training."""
+    _evaluation(adapter, Script([[(5, "terminated")]]))
+
+
+@_check("evaluation", "evaluation twice")
+def _(adapter: Adapter) -> None:
+    """A second evaluation gives the same."""
+    script = Script([[(5, "terminated")] * 4, []])
+    with agent(adapter, Setup(Script([[], []]))) as made:
+        one, other = (_greedy(script, made.play(script, 24)) for _ in range(2))
+    if one != other:
+        raise Failed("a second evaluation of the same episodes took other actions")
+
+
+@_check("evaluation", "evaluation between")
+def _(adapter: Adapter) -> None:
+    """An evaluation between two rollouts doesn't change the second one."""
+    script = Script([[(11, "terminated")], []])
+    with agent(adapter, Setup(script)) as made:
+        found = [made.collect()]
+        made.play(Script([[(3, "terminated")], []], seed=1), 8)
+        found.append(made.collect())
+    require_equal("after an evaluation", table(script, found), collected(adapter, Setup(script), 2))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _loaded(adapter: Adapter, script: Script, *, updated: bool) -> None:
+    """Compare a saved agent with one that is loaded, which had other parameters."""
+    setup = Setup(script, learning_rate=1e-2 if updated else 0.0)
+    with tempfile.TemporaryDirectory() as folder, agent(adapter, setup) as made:
+        made.collect()
+        made.learn()
+        made.save(Path(folder, "agent"))
+        with agent(adapter, replace(setup, seed=1)) as other:
+            other.load(Path(folder, "agent"))
+            found = table(script, [other.collect()])
+            _require_greedy("loaded", script, made.play(script, 8), found)
+    if not updated:
+        require_equal("loaded", found, collected(adapter, setup))
+
+
+@_check("files", "load")
+def _(adapter: Adapter) -> None:
+    """A loaded agent acts in new environments as the saved one did, from the initial state: no state is left over."""
+    _loaded(adapter, Script([[(11, "terminated")], []]), updated=False)
+
+
+@_check("files", "load after updates")
+def _(adapter: Adapter) -> None:
+    """A loaded agent has the parameters of the last update."""
+    _loaded(adapter, Script([[(5, "terminated")], []]), updated=True)
+
+
+@_check("files", "load into a used agent")
+def _(adapter: Adapter) -> None:
+    """Loading into an agent that has collected leaves no state of other parameters where episodes begin."""
+    script = Script([[(8, "terminated")], [(8, "truncated")]])
+    with tempfile.TemporaryDirectory() as folder, agent(adapter, Setup(script)) as made:
+        made.save(Path(folder, "agent"))
+        with agent(adapter, Setup(script, seed=1)) as other:
+            other.collect()
+            other.load(Path(folder, "agent"))
+            found = table(script, [other.collect()])
+    first = {place._replace(episode=0): value for place, value in found.items() if place.episode == 1}
+    if not first:
+        first = found
+        require_equal("loaded into a used agent", first, collected(adapter, Setup(script)))
+    else:
+        require_equal("loaded into a used agent", first, collected(adapter, Setup(replace(script, first=1))))
+
+
+def _exported(adapter: Adapter, script: Script) -> None:
+    acted = collected(adapter, Setup(script, steps=32))
+    with tempfile.TemporaryDirectory() as folder, agent(adapter, Setup(Script([[], []]))) as made:
+        play = made.export(Path(folder, "policy"))
+        _require_greedy("exported", script, play(script, 32), acted)
+
+
+@_check("files", "export")
+def _(adapter: Adapter) -> None:
+    """An exported policy steps with memory."""
+    _exported(adapter, Script([[]]))
+
+
+@_check("files", "export of episodes")
+def _(adapter: Adapter) -> None:
+    """An exported policy begins every episode without memory."""
+    _exported(adapter, Script([[(3, "terminated"), (4, "truncated"), (2, "terminated")] * 3]))

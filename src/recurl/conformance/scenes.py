@@ -1,0 +1,125 @@
+"""What an agent returns for each place of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
+from typing import TypeAlias
+
+import numpy as np
+
+from recurl.conformance.adapter import Adapter, Agent, NotOffered, Outputs, Setup
+from recurl.conformance.script import Floats, Moment, Script
+
+TOLERANCE = 1e-5
+"""Largest difference of equal probabilities, values and advantages (relative to 1 or their size) in float32."""
+VISIBLE = 1e-4
+"""Smallest difference that counts as a difference."""
+Table: TypeAlias = dict[Moment, Floats]
+"""What was returned for each place: the probability of action 1 and the value, ``[2]``."""
+
+
+class Failed(AssertionError):
+    """An agent failed a check; the message says what was found."""
+
+
+@contextmanager
+def agent(adapter: Adapter, setup: Setup) -> Generator[Agent]:
+    """Create an agent and close it afterwards."""
+    with closing(adapter.make(setup)) as made:
+        yield made
+
+
+def table(script: Script, outputs: Iterable[Outputs]) -> Table:
+    """Return what was returned for each place.
+
+    Raises:
+        Failed: a place occurs twice with different outputs.
+    """
+    found: Table = {}
+    for part in outputs:
+        places = script.find(part.seen)
+        for place, row in zip(places, _pairs(part), strict=True):
+            known = found.setdefault(place, row)
+            if not np.allclose(known, row, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+                raise Failed(f"{named(place)} has two outputs: {shown(known)} and {shown(row)}")
+    return found
+
+
+def _pairs(outputs: Outputs) -> Floats:
+    if outputs.log_probs is None or outputs.values is None:
+        raise NotOffered("its log-probabilities or values aren't accessible")
+    taken = outputs.flat("actions")
+    likely = np.exp(outputs.flat("log_probs"))
+    return np.stack([np.where(taken == 1, likely, 1 - likely), outputs.flat("values")], -1)
+
+
+def collected(adapter: Adapter, setup: Setup, rollouts: int = 1) -> Table:
+    """Return what a new agent returns while it collects."""
+    with agent(adapter, setup) as made:
+        return table(setup.script, [made.collect() for _ in range(rollouts)])
+
+
+def learned(adapter: Adapter, setup: Setup, rollouts: int = 1) -> tuple[Table, Table]:
+    """Return what a new agent returns while it collects a rollout after others, and while it learns from it."""
+    with agent(adapter, setup) as made:
+        for _ in range(rollouts - 1):
+            made.collect()
+            made.learn()
+        acted = table(setup.script, [made.collect()])
+        return acted, table(setup.script, made.learn())
+
+
+def advantages(script: Script, outputs: Outputs) -> dict[Moment, float]:
+    """Return the advantages of a rollout by place."""
+    if outputs.advantages is None:
+        raise NotOffered("its advantages aren't accessible")
+    return dict(zip(script.find(outputs.seen), outputs.flat("advantages"), strict=True))
+
+
+def require_equal(what: str, one: Mapping[Moment, object], other: Mapping[Moment, object]) -> None:
+    """Require equal outputs at the places of ``one``, all of which ``other`` has.
+
+    Raises:
+        Failed: they differ, or one isn't finite.
+    """
+    gone = [place for place in one if place not in other]
+    if gone:
+        raise Failed(f"{what}: nothing was returned for {named(gone[0])}, and {len(gone) - 1} other places")
+    for place, value in one.items():
+        a, b = np.asarray(value, np.float64), np.asarray(other[place], np.float64)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise Failed(f"{what}: {named(place)} is {shown(a)} and {shown(b)}")
+        if np.abs(a - b).max() > TOLERANCE * max(1.0, float(np.abs(b).max())):
+            raise Failed(f"{what}: {named(place)} is {shown(a)} instead of {shown(b)}")
+
+
+def require_different(what: str, one: Table, other: Table, places: Iterable[Moment]) -> None:
+    """Require that outputs differ at some of the places.
+
+    Raises:
+        Failed: they don't.
+    """
+    if not any(np.abs(one[place] - other[place]).max() > VISIBLE for place in places):
+        raise Failed(what)
+
+
+def at(found: Table, *, row: int | None = None, episode: int | None = None, start: int = 0) -> Table:
+    """Select the places of an environment, an episode, and from a step on."""
+    return {
+        place: value
+        for place, value in found.items()
+        if row in (None, place.row) and episode in (None, place.episode) and place.step >= start
+    }
+
+
+def named(place: Moment) -> str:
+    """Name a place for messages."""
+    return f"environment {place.row}, episode {place.episode}, step {place.step}"
+
+
+def shown(values: Floats) -> str:
+    """Write outputs for messages."""
+    if values.size == 2:
+        return f"(probability {values[0]:.5f}, value {values[1]:.5f})"
+    return f"{float(values):.5f}"

@@ -55,6 +55,7 @@ COMMANDS = {
         "clear": "delete what was compiled",
         "warm ALGORITHM ...": "compile what a run needs, without training",
     },
+    "conformance": {"LIBRARY": "check by experiment how a library with recurrent PPO handles hidden states"},
     "doctor": {"": "show what this machine supports; with a policy or a run: check its memory wiring"},
 }
 """Arguments and summary of each command, which is a module of this package with the interface :class:`Command`."""

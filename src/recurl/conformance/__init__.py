@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from recurl.conformance.checks import CHECKS, Check
     from recurl.conformance.playing import play_steps
     from recurl.conformance.runner import Verdict, run_checks
-    from recurl.conformance.script import Moment, Script, ScriptedEnv
+    from recurl.conformance.script import Episode, Moment, Script, ScriptedEnv, terminated, truncated
 
 lazy_names(
     __name__,
@@ -21,7 +21,7 @@ lazy_names(
         ".checks": "CHECKS Check",
         ".playing": "play_steps",
         ".runner": "Verdict run_checks",
-        ".script": "Moment Script ScriptedEnv",
+        ".script": "Episode Moment Script ScriptedEnv terminated truncated",
     },
 )
 
@@ -30,6 +30,7 @@ __all__ = [
     "Adapter",
     "Agent",
     "Check",
+    "Episode",
     "Moment",
     "NotOffered",
     "Outputs",
@@ -40,4 +41,6 @@ __all__ = [
     "Verdict",
     "play_steps",
     "run_checks",
+    "terminated",
+    "truncated",
 ]

@@ -81,8 +81,10 @@ def require_equal(what: str, one: Mapping[Moment, object], other: Mapping[Moment
     """Require equal outputs at the places of ``one``, all of which ``other`` has.
 
     Raises:
-        Failed: they differ, or one isn't finite.
+        Failed: they differ, one isn't finite, or there are none.
     """
+    if not one:
+        raise Failed(f"{what}: nothing was returned")
     gone = [place for place in one if place not in other]
     if gone:
         raise Failed(f"{what}: nothing was returned for {named(gone[0])}, and {len(gone) - 1} other places")

@@ -18,6 +18,23 @@ End: TypeAlias = Literal["terminated", "truncated"]
 Floats: TypeAlias = NDArray[np.float64]
 
 
+class Episode(NamedTuple):
+    """Length of an episode in steps, and how it ends."""
+
+    steps: int
+    end: End
+
+
+def terminated(steps: int) -> Episode:
+    """Return an episode that is terminated after some steps."""
+    return Episode(steps, "terminated")
+
+
+def truncated(steps: int) -> Episode:
+    """Return an episode that is truncated after some steps."""
+    return Episode(steps, "truncated")
+
+
 class Moment(NamedTuple):
     """The place of an observation: the environment, its episode, and the step within the episode, from 0."""
 
@@ -33,8 +50,7 @@ class Script:
     All observations are different random numbers, so that an observation tells its place (:meth:`find`).
 
     Attributes:
-        ends: for each environment the lengths of its episodes, and how they end; the episode after the last one doesn't
-            end.
+        ends: the episodes of each environment; the one after the last of them doesn't end.
         seed: seed of observations and rewards.
         changed: places of observations that are drawn anew: outputs that depend on them change.
         broken: places of observations that are NaN.
@@ -42,7 +58,7 @@ class Script:
             rewards of the second one of a script with 0.
 
     Example:
-        >>> script = Script([[(2, "terminated")], []])
+        >>> script = Script([[terminated(2)], []])
         >>> env = script.make(0)
         >>> first, _ = env.reset()
         >>> second, reward, terminated, truncated, _ = env.step(0)
@@ -52,7 +68,7 @@ class Script:
         True
     """
 
-    ends: Sequence[Sequence[tuple[int, End]]]
+    ends: Sequence[Sequence[Episode]]
     seed: int = 0
     changed: frozenset[Moment] = frozenset()
     broken: frozenset[Moment] = frozenset()
@@ -79,11 +95,11 @@ class Script:
 
     def length(self, row: int, episode: int) -> int | None:
         """Return the number of steps of an episode, None if it doesn't end."""
-        return self.ends[row][episode][0] if episode < len(self.ends[row]) else None
+        return self.ends[row][episode].steps if episode < len(self.ends[row]) else None
 
     def end(self, row: int, episode: int) -> End:
         """Return how an episode ends."""
-        return self.ends[row][episode][1]
+        return self.ends[row][episode].end
 
     def walk(self, row: int, steps: int) -> Iterator[Moment]:
         """Yield the places from which an environment takes its first steps."""

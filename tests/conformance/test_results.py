@@ -1,0 +1,74 @@
+"""Scripts, verdicts, results and their matrix."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recurl.conformance import Moment, NotOffered, Outputs, Script, run_checks, terminated, truncated
+from recurl.conformance.matrix import Result, matrix, read_results, results_text
+
+from .toy import Toy
+
+
+def test_an_environment_follows_its_script() -> None:
+    env = Script([[], [terminated(1), truncated(2)]]).make(1)
+    ends = []
+    env.reset()
+    env.reset()  # without a step, the same episode
+    for _ in range(5):
+        place, (_, _, *end, _) = env.place, env.step(0)
+        ends.append((place, *end))
+        if any(end):
+            env.reset()
+    assert ends == [
+        (Moment(1, 0, 0), True, False),
+        (Moment(1, 1, 0), False, False),
+        (Moment(1, 1, 1), False, True),
+        (Moment(1, 2, 0), False, False),
+        (Moment(1, 2, 1), False, False),
+    ]
+
+
+def test_observations_tell_their_place() -> None:
+    script = Script([[terminated(2)], []], changed=frozenset({Moment(1, 0, 3)}))
+    places = [Moment(0, 0, 0), Moment(0, 0, 2), Moment(0, 1, 5), Moment(1, 0, 3)]
+    assert script.find(np.stack([script.observation(place) for place in places]).reshape(2, 2, 3)) == places
+    assert script.find([Script(script.ends, first=1).observation(Moment(0, 0, 5))]) == [Moment(0, 1, 5)]
+    assert not np.array_equal(script.observation(places[3]), Script(script.ends).observation(places[3]))
+    with pytest.raises(LookupError, match="it was altered on its way"):
+        script.find(script.observation(places[0]) * 1.001)
+
+
+def test_outcomes() -> None:
+    class NoEvaluation(Toy):
+        def make(self, setup):
+            agent = super().make(setup)
+
+            def refuse(*_: object) -> Outputs:
+                raise NotOffered("the toy has no evaluation")
+
+            agent.play = refuse
+            return agent
+
+    (refused,) = run_checks(NoEvaluation(), ["evaluation"])
+    assert str(refused) == "not offered  evaluation: the toy has no evaluation"
+    (documented,) = run_checks(Toy("all reset", {"others-go-on": "its README"}), ["others-go-on"])
+    assert documented.outcome == "documented"
+    assert documented.detail.endswith("(its README)")
+    (raised,) = run_checks(Toy("one batch size"), ["other-number-of-environments"])
+    assert raised.detail == "raised ValueError: other batch size"
+
+
+def test_results_file_and_matrix(tmp_path: Path) -> None:
+    results = [
+        Result("a", "a 1", "memory", "passed", "", "2026-11-01"),
+        Result("a", "a 1", "replay", "failed", 'differs, by "much"', "2026-11-01"),
+        Result("b", "b 2", "replay", "not offered", "", "2026-11-01"),
+    ]
+    (tmp_path / "file.csv").write_text(results_text(results))
+    assert read_results(tmp_path / "file.csv") == results
+    lines = matrix(results).splitlines()
+    assert "| memory | yes |  |" in lines
+    assert "| replay | **no** | - |" in lines
+    assert lines[-1] == "| passed / offered | 1 / 2 | 0 / 0 |"

@@ -129,6 +129,7 @@ class ToyAgent:
         for epoch in range(self.setup.epochs):
             for rows in np.array_split(np.random.default_rng(epoch).permutation(len(self.envs)), parts):
                 lost = self.has("replay from zeros") or (self.has("second epoch from zeros") and epoch > 0)
+                rows = rows[: len(self.envs) // parts] if self.has("rows left out") else rows
                 found.append(self.replay(rows, lost=lost or (self.has("minibatches from zeros") and parts > 1)))
                 self.weights = self.weights * (1 + self.setup.learning_rate)
         if self.has("learning overwrites"):

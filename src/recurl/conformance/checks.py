@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recurl.conformance.adapter import Adapter, Outputs, Setup
+from recurl.conformance.adapter import Adapter, NotOffered, Outputs, Setup
 from recurl.conformance.scenes import (
     Failed,
     Table,
@@ -179,7 +179,7 @@ def _(adapter: Adapter) -> None:
 
 @_check("acting", "rollout-length")
 def _(adapter: Adapter) -> None:
-    """Outputs don't depend on how steps are divided into rollouts: bootstrapping doesn't advance the state."""
+    """Outputs don't depend on how steps are divided into rollouts; bootstrapping, say, doesn't advance the state."""
     script = Script([[terminated(3)], [truncated(5)]])
     short = collected(adapter, Setup(script, steps=4), 4)
     require_equal("in rollouts of 4 and of 16 steps", short, collected(adapter, Setup(script, steps=16)))
@@ -303,14 +303,11 @@ def _(adapter: Adapter) -> None:
     require_equal("with 2 minibatches and with 1", several, one)
 
 
-@_check("learning", "every-step-once")
-def _(adapter: Adapter) -> None:
-    """Every step from which an action was taken counts once in an epoch, and nothing else does."""
-    script = Script([[terminated(3)], [truncated(5)], [terminated(8)], []])
+def _require_every_step(adapter: Adapter, script: Script) -> None:
     with agent(adapter, Setup(script, minibatches=2)) as made:
         acted = made.collect()
         places = [place for part in made.learn() for place in script.find(part.seen)]
-    wanted = {place for row in range(4) for place in script.walk(row, 8)}
+    wanted = {place for row in range(script.num_envs) for place in script.walk(row, 8)}
     for place in places:
         if place not in wanted:
             raise Failed(f"{named(place)} counts, where an episode had ended or before the rollout")
@@ -319,6 +316,18 @@ def _(adapter: Adapter) -> None:
     gone = wanted - set(places) if acted.counted is None else set(script.find(acted.seen)) - set(places)
     if gone:
         raise Failed(f"{named(min(gone))} doesn't count, and {len(gone) - 1} other steps")
+
+
+@_check("learning", "every-step-once")
+def _(adapter: Adapter) -> None:
+    """Every step from which an action was taken counts once in an epoch, and nothing else does."""
+    _require_every_step(adapter, Script([[terminated(3)], [truncated(5)], [terminated(8)], []]))
+
+
+@_check("learning", "uneven-minibatches")
+def _(adapter: Adapter) -> None:
+    """So it does if the number of minibatches doesn't divide the number of environments."""
+    _require_every_step(adapter, Script([[terminated(3)], [], [truncated(5)]]))
 
 
 def _relearned(adapter: Adapter, script: Script, *places: tuple[int, int, int]) -> tuple[Table, Table]:
@@ -361,39 +370,35 @@ def _(adapter: Adapter) -> None:
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
-def _targets(adapter: Adapter, script: Script, rollouts: int = 1, steps: int = 8) -> None:
-    """Compare advantages with generalized advantage estimation in float64, of the values of collection.
+def _targets(adapter: Adapter, script: Script, rollouts: int = 1) -> None:
+    """Compare the advantages of the last rollout with generalized advantage estimation in float64, of its values.
 
-    Values of final observations, and of those after the rollout, are those that an agent computes whose episodes go on.
+    Values of final observations, and of those after the rollout, are those of agents whose episodes go on.
     """
-    endless = [_values(adapter, script, row, rollouts * steps) for row in range(script.num_envs)]
-    with agent(adapter, Setup(script, steps=steps)) as made:
-        outputs = [made.collect() for _ in range(rollouts)]
-    found = advantages(script, outputs[-1])
+    with agent(adapter, Setup(script)) as made:
+        outputs = [made.collect() for _ in range(rollouts)][-1]
+    found = advantages(script, outputs)
+    values = {place: float(pair[1]) for place, pair in table(script, [outputs]).items()}
+    carried = 0.0
     wanted: dict[Moment, float] = {}
-    for row, values in enumerate(endless):
-        carried = 0.0
-        for place in reversed(list(script.walk(row, rollouts * steps))[-steps:]):
-            after = place._replace(step=place.step + 1)
-            ends = after.step == script.length(*after[:2])
-            following = 0.0 if ends and script.end(*after[:2]) == "terminated" else values[after]
-            error = script.reward(place) + adapter.gamma * following - values[place]
-            carried = error + (0.0 if ends else adapter.gamma * adapter.lmbda * carried)
-            wanted[place] = carried
-    places = [place for place in found if place in wanted]
-    require_equal("advantage", {place: found[place] for place in places}, wanted)
+    for place in sorted(found, reverse=True):
+        after = place._replace(step=place.step + 1)
+        ends = after.step == script.length(place.row, place.episode)
+        goes_on = not ends and after in values
+        following = values[after] if goes_on else _following(adapter, script, after, ends=ends)
+        error = script.reward(place) + adapter.gamma * following - values[place]
+        carried = error + (adapter.gamma * adapter.lmbda * carried if goes_on else 0.0)
+        wanted[place] = carried
+    require_equal("advantage", found, wanted)
 
 
-def _values(adapter: Adapter, script: Script, row: int, steps: int) -> dict[Moment, float]:
-    """Return the values of all places of an environment, of final observations too: its episodes, each alone, go on."""
-    found: dict[Moment, float] = {}
-    episodes = {place.episode for place in script.walk(row, steps)}
-    for episode in sorted(episodes):
-        alone = replace(script, ends=[[] for _ in script.ends], first=script.first + episode)
-        outputs = collected(adapter, Setup(alone, steps=steps + 1))
-        for place, pair in at(outputs, row=row).items():
-            found[place._replace(episode=episode)] = float(pair[1])
-    return found
+def _following(adapter: Adapter, script: Script, after: Moment, *, ends: bool) -> float:
+    """Return the value of an observation after a rollout or an episode, 0 after a termination."""
+    if ends and script.end(after.row, after.episode) == "terminated":
+        return 0.0
+    alone = replace(script, ends=[[] for _ in script.ends], first=script.first + after.episode)
+    values = collected(adapter, Setup(alone, steps=after.step + 1))
+    return float(values[after._replace(episode=0)][1])
 
 
 @_check("targets", "advantages")
@@ -447,6 +452,19 @@ def _(adapter: Adapter) -> None:
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
+_SEEDS = 32
+_SHARES = 0.25, 0.75
+
+
+def _mixed(adapter: Adapter, script: Script, steps: int) -> tuple[int, Table]:
+    """Return a seed whose agent prefers each action at some places, and its outputs: others' actions tell nothing."""
+    for seed in range(_SEEDS):
+        found = collected(adapter, Setup(script, steps=steps, seed=seed))
+        if _SHARES[0] <= np.mean([likely > 0.5 for likely, _ in found.values()]) <= _SHARES[1]:
+            return seed, found
+    raise NotOffered(f"untrained agents of {_SEEDS} seeds prefer the same action everywhere")
+
+
 def _greedy(script: Script, outputs: Outputs) -> dict[Moment, float]:
     return dict(zip(script.find(outputs.seen), outputs.flat("actions"), strict=True))
 
@@ -465,8 +483,8 @@ def _require_greedy(what: str, script: Script, outputs: Outputs, found: Table) -
 
 
 def _evaluation(adapter: Adapter, script: Script, steps: int = 32) -> None:
-    acted = collected(adapter, Setup(script, steps=steps))
-    with agent(adapter, Setup(Script([[], []]))) as made:
+    seed, acted = _mixed(adapter, script, steps)
+    with agent(adapter, Setup(Script([[], []]), seed=seed)) as made:
         _require_greedy("evaluation", script, made.play(script, steps), acted)
 
 
@@ -492,7 +510,7 @@ def _(adapter: Adapter) -> None:
 def _(adapter: Adapter) -> None:
     """A second evaluation gives the same."""
     script = Script([[terminated(5)] * 4, []])
-    with agent(adapter, Setup(Script([[], []]))) as made:
+    with agent(adapter, Setup(Script([[], []]), seed=_mixed(adapter, script, 24)[0])) as made:
         one, other = (_greedy(script, made.play(script, 24)) for _ in range(2))
     if one != other:
         raise Failed("a second evaluation of the same episodes took other actions")
@@ -557,8 +575,8 @@ def _(adapter: Adapter) -> None:
 
 
 def _exported(adapter: Adapter, script: Script) -> None:
-    acted = collected(adapter, Setup(script, steps=32))
-    with tempfile.TemporaryDirectory() as folder, agent(adapter, Setup(Script([[], []]))) as made:
+    seed, acted = _mixed(adapter, script, 32)
+    with tempfile.TemporaryDirectory() as folder, agent(adapter, Setup(Script([[], []]), seed=seed)) as made:
         play = made.export(Path(folder, "policy"))
         _require_greedy("exported", script, play(script, 32), acted)
 

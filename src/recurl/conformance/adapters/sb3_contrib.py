@@ -69,11 +69,12 @@ class Sb3ContribAgent:
             n_epochs=setup.epochs,
             gamma=gamma,
             gae_lambda=lmbda,
-            # By default the weights of the action head are scaled by 0.01, which hides the memory in the probabilities.
-            policy_kwargs={"lstm_hidden_size": 16, "ortho_init": False},
+            policy_kwargs={"lstm_hidden_size": 16},
             seed=setup.seed,
             device="cpu",
         )
+        # The default gain of 0.01 hides the memory in the probabilities.
+        torch.nn.init.orthogonal_(model.policy.action_net.weight)
         self.model = self._watched(model)
 
     def _watched(self, model: InTurns) -> InTurns:

@@ -86,7 +86,7 @@ class RslRlAgent:
 
     def collect(self) -> Outputs:
         """Step as ``OnPolicyRunner.learn`` does; returned advantages are those before their normalization."""
-        storage = self.alg.storage
+        storage: Any = self.alg.storage
         storage.clear()  # as `update` does, for rollouts without one
         with torch.inference_mode():
             for _ in range(self.setup.steps):
@@ -95,7 +95,7 @@ class RslRlAgent:
                 self.alg.process_env_step(self.obs, rewards, dones, extras)
             self.alg.compute_returns(self.obs)
         return Outputs(
-            storage.observations.get(GROUP).clone(),
+            storage.observations[GROUP].clone(),
             storage.actions[..., 0].clone(),
             storage.actions_log_prob[..., 0].clone(),
             storage.values[..., 0].clone(),

@@ -115,8 +115,8 @@ class RslRlAgent:
             return result
 
         def after_critic(_: nn.Module, args: Any, kwargs: Any, values: torch.Tensor) -> None:
-            observations = unpad_trajectories(args[0], kwargs["masks"])[GROUP]
-            found.append(Outputs(observations, parts[0], parts[1], values[..., 0].detach().clone()))
+            batch: Any = unpad_trajectories(args[0], kwargs["masks"])
+            found.append(Outputs(batch[GROUP], parts[0], parts[1], values[..., 0].detach().clone()))
             parts.clear()
 
         actor.get_output_log_prob = watched

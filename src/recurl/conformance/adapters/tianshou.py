@@ -165,7 +165,7 @@ class TianshouAgent:
 
         def after_critic(_: nn.Module, args: Any, values: torch.Tensor) -> None:
             if torch.is_grad_enabled():
-                found.append(Outputs(*parts, values[:, 0].detach().clone()))
+                found.append(Outputs(parts[0], parts[1], parts[2], values[:, 0].detach().clone()))
                 parts.clear()
 
         handles = [

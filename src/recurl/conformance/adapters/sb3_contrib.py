@@ -59,8 +59,9 @@ class Sb3ContribAgent:
     def __init__(self, setup: Setup, gamma: float, lmbda: float) -> None:
         self.frames = setup.steps * setup.script.num_envs
         self.found: list[Outputs] = []
+        self.mask: Any = None
         self.env = DummyVecEnv([partial(setup.script.make, row) for row in range(setup.script.num_envs)])
-        model = InTurns(
+        model: Any = InTurns(
             "MlpLstmPolicy",
             self.env,
             learning_rate=setup.learning_rate,
@@ -77,7 +78,7 @@ class Sb3ContribAgent:
         torch.nn.init.orthogonal_(model.policy.action_net.weight)
         self.model = self._watched(model)
 
-    def _watched(self, model: InTurns) -> InTurns:
+    def _watched(self, model: Any) -> InTurns:
         """Record what ``evaluate_actions`` returns for each minibatch of an update."""
         get, evaluate = model.rollout_buffer.get, model.policy.evaluate_actions
 

@@ -19,7 +19,6 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from torchrl.envs import (
     BatchSizeTransform,
-    Compose,
     ExplorationType,
     GymWrapper,
     InitTracker,
@@ -66,9 +65,9 @@ class TorchRLAgent:
     """
 
     def __init__(self, setup: Setup, gamma: float, lmbda: float) -> None:
-        torch.manual_seed(setup.seed)
         self.setup = setup
         rows, env = setup.script.num_envs, environments(setup.script)
+        torch.manual_seed(setup.seed)  # after environments were created, which may draw random numbers
         self.memory = memory("actor")
         linear = nn.Linear(SIZE, ACTIONS, bias=False)
         nn.init.orthogonal_(linear.weight, 10)  # greedy actions depend on the memory
@@ -99,11 +98,13 @@ class TorchRLAgent:
             sampler=SamplerWithoutReplacement(),
             batch_size=rows // setup.minibatches,
         )
-        self._watch()
+        self.distribution: Any = None
+        self.values: Any = None
+        self._watch(self.actor)
 
-    def _watch(self) -> None:
+    def _watch(self, actor: Any) -> None:
         """Keep what the loss gets of the actor, and of the critic."""
-        get_dist = self.actor.get_dist
+        get_dist = actor.get_dist
 
         def distribution(batch: TensorDictBase, *args: Any, **options: Any) -> Any:
             self.distribution = get_dist(batch, *args, **options)
@@ -112,7 +113,7 @@ class TorchRLAgent:
         def valued(module: nn.Module, args: Any, output: TensorDictBase) -> None:
             self.values = output["state_value"].detach().clone()
 
-        self.actor.get_dist = distribution
+        actor.get_dist = distribution
         self.critic.register_forward_hook(valued)
 
     def collect(self) -> Outputs:
@@ -147,8 +148,8 @@ class TorchRLAgent:
 
     def play(self, script: Script, steps: int) -> Outputs:
         """Step deterministically with ``rollout``."""
-        transforms = Compose(InitTracker(), self.memory.make_tensordict_primer())
-        env = TransformedEnv(environments(script), transforms)
+        env = TransformedEnv(environments(script), InitTracker())
+        env.append_transform(self.memory.make_tensordict_primer())
         with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
             return outputs(env.rollout(steps, self.actor, break_when_any_done=False))
 

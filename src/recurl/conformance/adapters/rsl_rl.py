@@ -226,6 +226,13 @@ class Categorical(Distribution):
         """Shape of the logits."""
         return [self.output_dim, ACTIONS]
 
+    def init_mlp_weights(self, mlp: nn.Module) -> None:
+        """Initialize the network: greedy actions depend on the memory."""
+        for layer in mlp.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.orthogonal_(layer.weight, 3)
+                nn.init.zeros_(layer.bias)
+
     def update(self, mlp_output: torch.Tensor) -> None:
         """Take logits ``[..., output_dim, 2]``."""
         self.distribution = torch.distributions.Categorical(logits=mlp_output)

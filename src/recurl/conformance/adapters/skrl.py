@@ -251,9 +251,16 @@ class Recurrent(Model):
         return torch.cat(pieces, 1).flatten(0, 1), states
 
 
-def head(outputs: int) -> nn.Sequential:
-    """Return the network after the LSTM."""
-    return nn.Sequential(nn.Linear(HIDDEN, 16), nn.ReLU(), nn.Linear(16, outputs))
+def value_head() -> nn.Sequential:
+    """Return the network of a value."""
+    return nn.Sequential(nn.Linear(HIDDEN, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def policy_head() -> nn.Linear:
+    """Return the layer of a policy, initialized such that greedy actions depend on the memory."""
+    layer = nn.Linear(HIDDEN, ACTIONS, bias=False)
+    nn.init.orthogonal_(layer.weight, 10)
+    return layer
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
@@ -274,7 +281,7 @@ class Policy(CategoricalMixin, Recurrent):
     def __init__(self, **arguments: Any) -> None:
         Recurrent.__init__(self, **arguments)
         CategoricalMixin.__init__(self, unnormalized_log_prob=True)
-        self.net = head(ACTIONS)
+        self.net = policy_head()
 
     def compute(  # pyright: ignore[reportIncompatibleMethodOverride] - the mixins pass `role` by position
         self, inputs: dict[str, Any], role: str = ""
@@ -295,7 +302,7 @@ class Value(DeterministicMixin, Recurrent):
     def __init__(self, **arguments: Any) -> None:
         Recurrent.__init__(self, **arguments)
         DeterministicMixin.__init__(self)
-        self.net = head(1)
+        self.net = value_head()
 
     def compute(  # pyright: ignore[reportIncompatibleMethodOverride] - the mixins pass `role` by position
         self, inputs: dict[str, Any], role: str = ""
@@ -316,7 +323,7 @@ class Both(CategoricalMixin, DeterministicMixin, Recurrent):
         Recurrent.__init__(self, **arguments)
         CategoricalMixin.__init__(self, unnormalized_log_prob=True)
         DeterministicMixin.__init__(self)
-        self.policy_net, self.value_net = head(ACTIONS), head(1)
+        self.policy_net, self.value_net = policy_head(), value_head()
 
     def act(self, inputs: dict[str, Any], *, role: str = "") -> tuple[torch.Tensor, dict[str, Any]]:
         """Act, or return values."""

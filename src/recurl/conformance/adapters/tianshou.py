@@ -85,8 +85,11 @@ class TianshouAgent:
         envs = setup.script.num_envs
         self.frames = envs * setup.steps
         network: dict[str, Any] = {"layer_num": 1, "state_shape": (FEATURES,), "hidden_layer_size": HIDDEN}
+        actor = Recurrent(action_shape=ACTIONS, **network)
+        nn.init.orthogonal_(actor.fc2.weight, 10)  # greedy actions depend on the memory
+        nn.init.zeros_(actor.fc2.bias)
         policy = DiscreteActorPolicy(
-            actor=Recurrent(action_shape=ACTIONS, **network),
+            actor=actor,
             action_space=Discrete(ACTIONS),
             deterministic_eval=True,
         )

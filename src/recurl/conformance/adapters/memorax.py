@@ -1,5 +1,8 @@
 """Memorax: ``PPO`` with ``RNN(cell=nn.LSTMCell(...))`` in a JAX environment, after its README and its PPO examples."""
 
+# Memorax has an interpreter of its own.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
@@ -32,7 +35,7 @@ MOMENTS = 96
 
 
 class Memorax:
-    """Memorax, whose environments have Gymnax's interface: one flag for all ends."""
+    """Memorax, whose environments have Gymnax's interface before 1.0: one flag for all ends."""
 
     gamma, lmbda = 0.99, 0.95
     documented: Mapping[str, str] = {}
@@ -227,14 +230,15 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True)
 class _ScriptedEnv:
-    """Environments of a script with Gymnax's interface: a step that ends an episode returns the next one's first."""
+    """A script with Gymnax's interface before 1.0: a step that ends an episode returns the next one's observation."""
 
     def reset(self, key: Any, params: Any) -> tuple[Any, _State]:
         shapes = (((MOMENTS, FEATURES), np.float32), ((MOMENTS,), np.float32), ((MOMENTS,), np.bool_))
         arrays = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
         # Arrays of the script as inputs instead of constants: agents with other scripts share compiled functions.
-        script = jax.pure_callback(_arrays, arrays, _row(key), vmap_method="broadcast_all")
-        return script[0][0], _State(*script, jnp.int32(0))
+        script: Any = jax.pure_callback(_arrays, arrays, _row(key), vmap_method="broadcast_all")
+        observations, rewards, ends = script
+        return observations[0], _State(observations, rewards, ends, jnp.int32(0))
 
     def step(self, key: Any, state: _State, action: Any, params: Any) -> tuple[Any, _State, Any, Any, dict[str, Any]]:
         time = state.time

@@ -1,5 +1,8 @@
 """PufferLib: ``PuffeRL`` with its ``LSTMWrapper`` and gymnasium emulation, after its ``examples/pufferl.py``."""
 
+# PufferLib has an interpreter of its own; there, this file isn't taken for it.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import contextlib

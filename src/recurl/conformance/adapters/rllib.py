@@ -62,7 +62,7 @@ class RLlibAgent:
 
     def __init__(self, setup: Setup, gamma: float, lmbda: float) -> None:
         self.setup, self.gamma, self.lmbda = setup, gamma, lmbda
-        self.algo = self._config(setup.script).build_algo()
+        self.algo: Any = self._config(setup.script).build_algo()
         # The learner is in this process: its module is the one that the update uses.
         modules = self.algo.learner_group.foreach_learner(lambda learner: learner.module[DEFAULT_MODULE_ID])
         self.module: Any = next(iter(modules)).get()
@@ -117,11 +117,14 @@ class RLlibAgent:
             for (batch, found), (_, value) in zip(passes, values[1:], strict=True)
         ]
         batch, value = values[0]
+        targets = batch[Postprocessing.VALUE_TARGETS]
         return Outputs(
-            *(numpy(batch[key]) for key in (Columns.OBS, Columns.ACTIONS, Columns.ACTION_LOGP)),
-            numpy(value),
-            numpy(batch[Postprocessing.VALUE_TARGETS] - value),  # the others are standardized
-            numpy(batch[Columns.LOSS_MASK]),
+            numpy(batch[Columns.OBS]),
+            numpy(batch[Columns.ACTIONS]),
+            log_probs=numpy(batch[Columns.ACTION_LOGP]),
+            values=numpy(value),
+            advantages=numpy(targets - value),  # those of the batch are standardized
+            counted=numpy(batch[Columns.LOSS_MASK]),
         )
 
     def _outputs(self, batch: Any, logits: Any, values: Any) -> Outputs:

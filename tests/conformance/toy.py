@@ -145,7 +145,7 @@ class ToyAgent:
                 starts = np.zeros_like(starts)
             if step == 32 and self.has("short replay"):
                 starts = np.ones_like(starts)
-            probability, value, state = self.step(self.weights, seen, state, starts)
+            probability, value, state = self.step(self.weights * (1 + 0.1 * self.has("noise")), seen, state, starts)
             likely.append(probability)
             values.append(value)
         likely, counted = np.stack(likely), np.ones(batch["actions"].shape, bool)

@@ -86,8 +86,8 @@ class Script:
         return self._draw(place, int(place in self.changed)).astype(np.float32)
 
     def reward(self, place: Moment) -> float:
-        """Return the reward of the step from a place."""
-        return float(self._draw(place, 2)[0])
+        """Return the reward of the step from a place, between -1 and 1."""
+        return float(np.tanh(self._draw(place, 2)[0]))
 
     def _draw(self, place: Moment, kind: int) -> Floats:
         row, episode, step = place
@@ -110,7 +110,7 @@ class Script:
             if step == self.length(row, episode):
                 episode, step = episode + 1, 0
 
-    def find(self, observations: Any, steps: int = 64) -> list[Moment]:
+    def find(self, observations: Any, steps: int = 128) -> list[Moment]:
         """Return the places of observations ``[..., 3]``, in the order of the flattened batch.
 
         Args:

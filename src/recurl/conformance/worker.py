@@ -25,9 +25,8 @@ def find_adapter(name: str) -> Adapter:
         ImportError: it can't be imported.
         AttributeError: the module has no such class.
     """
-    module, _, kind = name.partition(":")
-    if name in ADAPTERS:
-        module, kind = f"recurl.conformance.adapters.{name.replace('-', '_')}", ADAPTERS[name]
+    own = ADAPTERS.get(name)
+    module, _, kind = (name if own is None else f"recurl.conformance.adapters.{own}").partition(":")
     return getattr(importlib.import_module(module), kind)()
 
 

@@ -1,6 +1,16 @@
 """Adapters of libraries with recurrent PPO; each needs its library."""
 
 ADAPTERS = {
-    "recurl": "Recurl",
+    "recurl": "recurl:Recurl",
+    "cleanrl": "cleanrl:CleanRL",
+    "memorax": "memorax:Memorax",
+    "pufferlib": "pufferlib:PufferLib",
+    "rllib": "rllib:RLlib",
+    "rsl-rl": "rsl_rl:RslRl",
+    "sb3-contrib": "sb3_contrib:Sb3Contrib",
+    "skrl": "skrl:SkrlSameStep",
+    "skrl-shared": "skrl:SkrlShared",
+    "tianshou": "tianshou:Tianshou",
+    "torchrl": "torchrl:TorchRL",
 }
-"""Class of each adapter, by the name of its library; it is in the module of that name (with underscores)."""
+"""Module of this package and class of each adapter."""

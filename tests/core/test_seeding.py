@@ -28,6 +28,7 @@ from recurl.trainers.algorithms import learner as learners
 from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 
 SEED = 3
+CONFORMANCE = Path(recurl.__file__).parent / "conformance"  # seeds other libraries as their users do
 SMALL = {"hidden_size": 4, "num_envs": 4, "rollout_steps": 8, "total_steps": 64, "seed": SEED, "cell": "gru"}
 FIXED = {TRIAL_SEED, derive_seed(0, "trial of a cell")}  # of checks, which draw the same numbers deliberately
 SHARED = {  # deliberately equal on all ranks
@@ -328,7 +329,7 @@ def test_every_generator_is_seeded_by_the_function_that_derives_seeds():
     found = 0
     for path in Path(recurl.__file__).parent.rglob("*.py"):
         text = path.read_text()
-        if not any(f".{name}(" in text for name in SEEDING):
+        if path.is_relative_to(CONFORMANCE) or not any(f".{name}(" in text for name in SEEDING):
             continue
         tree = ast.parse(text)
         derived = {

@@ -323,9 +323,8 @@ def _require_every_step(adapter: Adapter, script: Script, minibatches: int) -> N
             raise Failed(f"{named(place)} counts {places.count(place)} times")
     gone = wanted - set(places)
     if gone or not wanted:
-        raise Failed(
-            f"{len(gone)} steps of {len(wanted)} don't count, such as {', '.join(map(named, sorted(gone)[:1]))}"
-        )
+        first = f", the first of them {named(min(gone))}" if gone else ""
+        raise Failed(f"{len(gone)} of {len(wanted)} steps don't count{first}")
 
 
 @_check("learning", "every-step-once")
@@ -485,7 +484,7 @@ def _decisive(adapter: Adapter, script: Script, steps: int) -> tuple[int, _Scene
 
 
 def _alone(adapter: Adapter, script: Script, steps: int, seed: int) -> Table:
-    """Return the outputs of a script's episodes, each collected as a first one, so that nothing is left from another."""
+    """Return the outputs of a script's episodes, each collected as a first one, without what others might leave."""
     places = {place for row in range(script.num_envs) for place in script.walk(row, steps)}
     found: Table = {}
     for episode in sorted({place.episode for place in places}):

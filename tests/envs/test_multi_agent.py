@@ -56,7 +56,9 @@ def test_every_episode_is_that_of_the_agent_alone(action):
         assert present.all() or not present.any()
         own, after = batch[row, a:b], batch["next"][row, a:b]
         if not present.any():
-            assert not own["observation"].any() and not after["observation"].any() and not after["reward"].any()
+            assert not own["observation"].any()
+            assert not after["observation"].any()
+            assert not after["reward"].any()
             assert not after["terminated"].any()
             continue
         counts[row] += 1
@@ -105,15 +107,18 @@ def test_state_and_ids():
                     assert torch.equal(after, rows["state"][env, agent, t + 1] if t + 1 < STEPS else after)
                 elif ended.all() and present[env, :, t].all():  # the last observations of all
                     assert torch.equal(after, rows["next", "observation"][env, :, t].flatten())
-    assert rows["state"].isfinite().all() and rows["next", "state"].isfinite().all()
+    assert rows["state"].isfinite().all()
+    assert rows["next", "state"].isfinite().all()
 
 
 def test_agents_that_stay_have_no_mask():
     env = Walkers(lives=(None, None), waits=(None, None), agents_leave=False)
     check_env_specs(env)
     batch = rollout(env)
-    assert "agent_mask" not in batch and ("collector", "mask") not in batch
-    assert batch["next", "truncated"][:, LIMIT - 1].all() and batch["is_init"][:, LIMIT].all()
+    assert "agent_mask" not in batch
+    assert ("collector", "mask") not in batch
+    assert batch["next", "truncated"][:, LIMIT - 1].all()
+    assert batch["is_init"][:, LIMIT].all()
 
 
 def test_specs_seeds_and_names():
@@ -152,7 +157,8 @@ def test_several_processes_and_batches_are_the_same():
 def test_rows_cut_by_a_transform():
     env = Walkers(lives=(None, None), waits=(None, None))
     cut = TransformedEnv(env, StepCounter(4)).rollout(9, break_when_any_done=False)
-    assert cut["next", "truncated"][:, 3].all() and torch.equal(cut["observation"][:, 4], cut["observation"][:, 0])
+    assert cut["next", "truncated"][:, 3].all()
+    assert torch.equal(cut["observation"][:, 4], cut["observation"][:, 0])
     # agent 0 waits when the others are cut: it takes part again from the step after next
     env = Walkers(1, lives=(2, None), waits=(None, None))
     cut = TransformedEnv(TransformedEnv(env, InitTracker()), StepCounter(4)).rollout(9, break_when_any_done=False)
@@ -184,7 +190,12 @@ class Broken(MultiAgentEnv):
 
     def _step_envs(self, actions):
         none = torch.zeros(1, 2, dtype=torch.bool)
-        found = {"observation": torch.zeros(1, 2, 1), "reward": torch.zeros(1, 2), "terminated": none, "truncated": none}
+        found = {
+            "observation": torch.zeros(1, 2, 1),
+            "reward": torch.zeros(1, 2),
+            "terminated": none,
+            "truncated": none,
+        }
         return AgentsStep(**{**found, **self.wrong})
 
 
@@ -198,7 +209,11 @@ AWAY = torch.tensor([[True, False]])
         ({"observation": torch.zeros(2, 1)}, ArgumentError, "'observation' of Broken must have shape [1, 2, 1]"),
         ({"observation": {"x": torch.zeros(1, 2, 1)}}, ArgumentTypeError, "must be ['observation'], as in its"),
         ({"terminated": torch.zeros(1, 2)}, ArgumentError, "terminated of Broken must be bool of shape [1, 2] or [1]"),
-        ({"active": torch.ones(1, dtype=torch.bool)}, ArgumentError, "active of Broken must be bool of shape [1, 2], got"),
+        (
+            {"active": torch.ones(1, dtype=torch.bool)},
+            ArgumentError,
+            "active of Broken must be bool of shape [1, 2], got",
+        ),
         ({"active": AWAY}, ArgumentError, "must be terminated or truncated, but agents ['b'] are neither"),
         ({"terminated": ~AWAY}, ArgumentError, "agents_leave=False, but agents ['b'] left an environment that goes on"),
         ({"at_reset": ~AWAY & AWAY}, ArgumentError, "An agent of every environment of Broken must be active"),

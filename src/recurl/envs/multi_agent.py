@@ -176,7 +176,9 @@ class MultiAgentEnv(EnvBase):
         self.num_envs, self.n_agents = check_count("num_envs", num_envs, minimum=1), len(self.agents)
         self._agents_leave, self._seed = agents_leave, cast("int | None", None)
         rows, name = num_envs * self.n_agents, type(self).__name__
-        own = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {OBSERVATION: observation_space}
+        own = (
+            observation_space.spaces if isinstance(observation_space, spaces.Dict) else {OBSERVATION: observation_space}
+        )
         self._own = ObservationReader(spaces.Dict(own), [rows], name)
         added: dict[str, gym.Space[Any]] = {AGENT_ID: spaces.Discrete(self.n_agents)} if agent_ids else {}
         if return_state:
@@ -193,9 +195,7 @@ class MultiAgentEnv(EnvBase):
         if agents_leave:
             spec.set(AGENT_MASK, Binary((1,), dtype=torch.bool))
         device = checked_device(device)
-        super().__init__(
-            observation_spec=spec, action_spec=self.readers[1].spec, batch_size=[rows], device=device
-        )
+        super().__init__(observation_spec=spec, action_spec=self.readers[1].spec, batch_size=[rows], device=device)
         self._ids = torch.eye(self.n_agents, device=device).repeat(num_envs, 1) if agent_ids else None
         self._returns_state = return_state
         self._shape = (num_envs, self.n_agents)

@@ -1,7 +1,7 @@
 """Agents that don't interact, trained as rows of one batch, equal independent runs of each agent, in float64.
 
-The reference runs every episode of every agent alone, with ``torch.nn.LSTM`` from zero states, and sums by hand over the
-steps in which the agent took part.
+The reference runs every episode of every agent alone, with ``torch.nn.LSTM`` from zero states, and sums by hand over
+the steps in which the agent took part.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_a_group_equals_its_agents_alone(central):
     key = "state" if central else "observation"
     run = alone(whole, actor, critic, key)  # every episode from zero states, across batches
     flat = whole.reshape(-1)
-    close(flat["action_log_prob"][run["where"]], run["log_prob"].detach())
+    close(flat["action_log_prob"].sum(-1)[run["where"]], run["log_prob"].detach())
     for name in ("actor", "critic"):
         module, observed = (actor.module[0][1], "observation") if name == "actor" else (critic[1], key)
         for row, a, b in stretches(whole):

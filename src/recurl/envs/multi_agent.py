@@ -343,7 +343,8 @@ class MultiAgentEnv(EnvBase):
         specs = dict(self._own.spec.items(True, True))
         if found.keys() != specs.keys():
             raise ArgumentTypeError(
-                f"The observations of {type(self).__name__} must be {[*specs]}, as in its observation_space, got {[*found]}."
+                f"The observations of {type(self).__name__} must be {[*specs]}, as in its observation_space, got "
+                f"{[*found]}."
             )
         for key, value in found.items():
             shape = (*self._shape, *specs[key].shape)

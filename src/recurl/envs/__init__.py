@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from recurl.envs.gym_spaces import ObservationReader as ObservationReader
     from recurl.envs.in_place import InPlace as InPlace
     from recurl.envs.jax_env import JaxEnv
+    from recurl.envs.libs.pettingzoo import PettingZooEnv
+    from recurl.envs.libs.vmas import VmasEnv
     from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv
     from recurl.envs.parallel import ParallelEnv, parallel_groups
     from recurl.envs.rollout import Act as Act
@@ -56,6 +58,8 @@ lazy_names(
         ".gym_spaces": "ActionReader MaskReader ObservationReader",
         ".in_place": "InPlace",
         ".jax_env": "JaxEnv",
+        ".libs.pettingzoo": "PettingZooEnv",
+        ".libs.vmas": "VmasEnv",
         ".multi_agent": "AgentsReset AgentsStep MultiAgentEnv",
         ".parallel": "ParallelEnv parallel_groups",
         ".rollout": "Act interact interact_in_turn",
@@ -88,6 +92,7 @@ __all__ = [
     "ObservationDelay",
     "ObservationNoise",
     "ParallelEnv",
+    "PettingZooEnv",
     "PreviousAction",
     "PreviousReward",
     "RewardSum",
@@ -100,6 +105,7 @@ __all__ = [
     "TrialDynamics",
     "Trials",
     "VecTensorEnv",
+    "VmasEnv",
     "check_env_specs",
     "exploration_type",
     "interact",

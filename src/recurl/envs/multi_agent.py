@@ -394,3 +394,22 @@ def _where(flags: Tensor, values: _Entries, others: _Entries | None) -> _Entries
         mask = flags.reshape(*flags.shape, *(1,) * (value.ndim - flags.ndim))
         chosen[key] = torch.where(mask, value, 0) if others is None else torch.where(mask, value, others[key])
     return chosen
+
+
+def check_equal_spaces(what: str, found: Mapping[str, gym.Space[Any]], advice: str) -> None:
+    """Raise if the spaces of agents differ.
+
+    Args:
+        what: ``"observation"`` or ``"action"``.
+        found: spaces by the name of the agent.
+        advice: end of the message.
+
+    Raises:
+        ArgumentError: they differ.
+    """
+    first = next(iter(found.values()))
+    if any(space != first for space in found.values()):
+        raise ArgumentError(
+            f"All agents must have the same {what} space, as they are rows of one batch, but they have "
+            f"{', '.join(f'{space} ({name})' for name, space in found.items())}: {advice}."
+        )

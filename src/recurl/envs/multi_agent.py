@@ -305,8 +305,9 @@ class MultiAgentEnv(EnvBase):
                 f"{name} has agents_leave=False, but agents {self._named(~active & ~over.unsqueeze(-1))} left an "
                 "environment that goes on: pass agents_leave=True."
             )
-        last = _where(self.active, self._read(outcome.observation), None)
-        begins = last if outcome.begins is None else self._read(outcome.begins)
+        seen = self._read(outcome.observation)
+        last = _where(self.active, seen, None)
+        begins = seen if outcome.begins is None else self._read(outcome.begins)
         goes_on = active & stays
         self._current = _where(active, _where(goes_on, last, begins), None)
         joins = ~present & (active | over.unsqueeze(-1))

@@ -64,6 +64,8 @@ class Game(Parallel):
 def test_agents_that_come_and_go():
     env = PettingZooEnv(Game, num_envs=2, agent_ids=True, return_state=True)
     check_env_specs(env)
+    for game in env.envs:
+        game.actions.clear()
     batch = TransformedEnv(env, InitTracker()).rollout(10, break_when_any_done=False)
 
     def row(key, agent):

@@ -115,7 +115,8 @@ class PettingZooEnv(MultiAgentEnv):
         self._is_dict = isinstance(observed[agents[0]], spaces.Dict)
         self._reader = self._own.rebatched([])
         self._action_reader = ActionReader(acting[agents[0]], [], True)
-        self._zeros = dict(self._reader.spec.zero().items(True, True))
+        zeros = self._reader.spec.zero()
+        self._zeros: dict[NestedKey, Tensor] = {key: zeros.get(key) for key in self._reader.spec.keys(True, True)}
 
     def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
         seen: list[Mapping[str, Any]] = [{}] * self.num_envs

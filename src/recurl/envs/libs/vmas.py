@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -115,7 +115,7 @@ class VmasEnv(MultiAgentEnv):
             self.simulator.seed(int(cast(int, np.random.SeedSequence().entropy) % _MAX_SEED))
 
     @contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def _own_random(self) -> Generator[None]:
         """Replace the state of VMAS's random generators, one for the process, by that of this environment."""
         shared = self.simulator.vmas_random_state
         before, shared[:] = list(shared), self._random

@@ -122,7 +122,8 @@ def read_keys(cell: Cell, key: NestedKey | None, keys: Sequence[NestedKey] | Non
         return parsed
     raise ArgumentError(
         f"in_keys must be {count} keys (value, {', '.join(states)}), optionally followed by 'is_init'; "
-        f"got {parsed}. The key 'is_init' can't be renamed or nested."
+        f"got {parsed}. The key 'is_init' can't be renamed or nested: for a flag for each agent, make every agent "
+        "a row (recurl.envs.MultiAgentEnv, recurl.data.agents_as_rows)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Learning curves of several agents on VMAS: a policy for all agents, with a critic of each agent's view or of the state.
+"""Learning curves of several agents on VMAS: one policy for all, with a critic of each agent's view or of the state.
 
 IPPO's critic sees what its agent sees; MAPPO's sees the observations of all agents. Policies and critics have memories
 (GRU). Appends to results/multi_agent.csv: a row for each tenth of a run, with the mean return of the last 20 training

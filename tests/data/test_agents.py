@@ -9,10 +9,12 @@ import torch
 from tensordict import TensorDict
 
 from recurl.core.errors import ArgumentError, MissingKeyError
-from recurl.data import agents_as_rows, rows_as_agents
+from recurl.collectors import Collector
+from recurl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer, agents_as_rows, rows_as_agents
 from recurl.modules import LSTMModule, set_recurrent_mode
 from recurl.objectives.value import GAE
 from recurl.transforms import InitTracker
+from tests.envs.agents import Walkers
 
 B, T, A = 2, 5, 3
 
@@ -75,6 +77,20 @@ def test_modules_and_advantages_of_rows():
     assert torch.allclose(features[4], alone, atol=1e-6)
     rows["state_value"], rows["next", "state_value"] = torch.zeros(6, T, 1), torch.zeros(6, T, 1)
     assert GAE(gamma=0.9, lmbda=0.9, value_network=None)(rows)["advantage"].shape == (6, T, 1)
+
+
+def test_absent_agents_stay_masked_in_samples_of_a_buffer():
+    batch = next(iter(Collector(Walkers(), None, frames_per_batch=6 * 20)))
+    sampler = SliceSampler(slice_len=7, strict_length=False, pad_output=True)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(120, ndim=2), sampler=sampler, batch_size=140)
+    buffer.extend(batch)
+    torch.manual_seed(0)
+    sample = buffer.sample()
+    absent = ~sample["agent_mask"].squeeze(-1)
+    assert absent.any()
+    assert not sample["collector", "mask"][absent].any()
+    assert sample["collector", "mask"].any()
+    assert not sample["collector", "mask"][~absent].all()  # padding
 
 
 def test_single_steps():

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from pettingzoo import AECEnv
-from pettingzoo.utils.env import ParallelEnv as Parallel
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 from recurl.envs import InitTracker, PettingZooEnv, TransformedEnv, check_env_specs
+
+pettingzoo = pytest.importorskip("pettingzoo")
 
 NAMES = "abcx"
 LISTED = {0: "ab", 2: "abc", 3: "bc", 5: "abc", 6: "ac", 8: ""}
 
 
-class Game(Parallel):
+class Game(pettingzoo.ParallelEnv):
     """Scripted: 'a' dies at step 3 and returns at 5; 'b' is truncated at 6; 'c' appears at 2; all end at 8."""
 
     def __init__(self, space=None, action=None, last=8, listed=None):
@@ -131,7 +131,7 @@ class Forgets(Game):
         return (seen, {}, *more)
 
 
-class InTurn(AECEnv):
+class InTurn(pettingzoo.AECEnv):
     possible_agents, agent_selection = ("a",), "a"
 
 

@@ -86,6 +86,7 @@ def test_episodes_and_motion_of_agents():
 
 
 def test_names_and_rows():
+    pytest.importorskip("vmas")
     learner = PPO(
         PPOConfig(
             env="vmas/balance",

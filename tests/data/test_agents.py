@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl.core.errors import ArgumentError, MissingKeyError
 from recurl.collectors import Collector
+from recurl.core.errors import ArgumentError, MissingKeyError
 from recurl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer, agents_as_rows, rows_as_agents
 from recurl.modules import LSTMModule, set_recurrent_mode
 from recurl.objectives.value import GAE
@@ -133,7 +133,7 @@ LSTM = {"hidden_size": 4, "input_size": 2}
                 out_keys=["y", ("next", "h"), ("next", "c")],
             ),
             ArgumentError,
-            "make every agent a row (recurl.envs.MultiAgentEnv, recurl.data.agents_as_rows)",
+            "For a flag for each agent, make every agent a row: MultiAgentEnv, agents_as_rows.",
         ),
         (
             lambda: LSTMModule(

@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.core.keys import NestedKey, next_key, path_of
+from recurl.core.keys import NestedKey, next_key
 from recurl.core.precision import resolve_precision
 from recurl.core.specs import Unbounded
 from recurl.core.torch_compat import children_of, is_compiling
@@ -325,15 +325,14 @@ class RecurrentModule(TensorDictModuleBase):
 
 
 def _check_no_agents(key: NestedKey, value: Tensor, batch: torch.Size, size: int) -> None:
-    """Raise if an input has a dimension between those of the batch and of its features, such as one of agents."""
+    """Raise if a nested input has a dimension between those of the batch and of its features, as a group of agents."""
     lead = len(batch)
-    if value.ndim == lead + 2 and value.shape[:lead] == batch and value.shape[-1] == size:
-        group, names = path_of(key)[0], path_of(key)[1:]
-        called = f", group={group!r}" if names and group != "agents" else ""
+    if isinstance(key, tuple) and value.ndim == lead + 2 and value.shape[:lead] == batch and value.shape[-1] == size:
+        called = "" if key[0] == "agents" else f", group={key[0]!r}"
         raise ArgumentError(
             f"The input {key!r} has shape {list(value.shape)}, with a dimension of {value.shape[lead]} after the batch "
             f"size {list(batch)}. If these are agents, each with its own state, make every agent a row: "
-            f"recurl.data.agents_as_rows(tensordict{called}), which gives the module {(names[-1] if names else key)!r} "
+            f"recurl.data.agents_as_rows(tensordict{called}), which gives the module {key[-1]!r} "
             f"[B * {value.shape[lead]}, ...], or an environment of recurl (MultiAgentEnv, VmasEnv, PettingZooEnv)."
         )
 

@@ -14,6 +14,7 @@ from torch import nn
 from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.data import SequenceMinibatches
+from recurl.diagnostics import check_wiring
 from recurl.modules import (
     GRUModule,
     LSTMModule,
@@ -61,6 +62,7 @@ def minibatch(batch, length):
     return batch if length is None else next(iter(SequenceMinibatches(batch, 1, length)))
 
 
+@pytest.mark.slow
 def test_independent_learners_in_one_batch():
     torch.manual_seed(0)
     policies = [trunk("actor", LSTMModule, 4) for _ in range(AGENTS)]
@@ -91,6 +93,14 @@ def test_independent_learners_in_one_batch():
                 close(grads(policies[agent]), grads(policy))
                 close(grads(critics[agent]), grads(values))
             close(sum(found[name] for name in LOSSES).detach(), total)
+
+
+@pytest.mark.slow
+def test_the_doctor_finds_nothing():
+    actor = acting(SeparateAgents([trunk("actor", GRUModule, 4) for _ in range(AGENTS)]))
+    found = check_wiring(actor, Walkers(agent_ids=True), auto_register_policy_transforms=True)
+    assert {"feedback", "memory", "replay", "gradient"} <= {result.name for result in found}
+    assert [result for result in found if not result.passed] == []
 
 
 def test_copies_and_states():

@@ -18,7 +18,7 @@ from recurl.core.ranges import Count
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
 from recurl.trainers import RunFolder, load_agent, make_env
-from recurl.trainers.env_name import is_jax
+from recurl.trainers.env_name import is_jax, is_multi_agent
 from recurl.trainers.keyword_arguments import keyword_arguments
 
 _ROWS = 4
@@ -104,6 +104,10 @@ def _from_names(args: Doctor) -> tuple[Any, EnvBase]:
 
         options |= {"drop_observations": args.drop_observations}
         env = _call("--env", named, named_jax_env, named, args.num_envs or 1, **options)
+    elif is_multi_agent(named):
+        from recurl.envs.multi_agent_named import named_multi_agent_env  # noqa: PLC0415 - as above
+
+        env = _call("--env", named, named_multi_agent_env, named, args.num_envs or 1, **options)
     elif ":" in named:
         rows = {} if args.num_envs is None else {"num_envs": args.num_envs}
         env = _call("--env", named, _find("--env", named), **rows, **options)

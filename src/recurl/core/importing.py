@@ -27,11 +27,13 @@ _PACKAGES = {
     "mujoco": "'gymnasium[mujoco]'",
     "mujoco_playground": "playground",
     "navix": "navix",
+    "pettingzoo": "pettingzoo",
     "pobax": "pobax",
     "popgym": "popgym",
     "popgym_arcade": "popgym-arcade",
     "pygame": "'gymnasium[classic-control]'",
     "vizdoom": "vizdoom",
+    "vmas": "vmas",
     "xminigrid": "xminigrid",
 }
 """Package names, by top-level module. Others aren't guessed: an unrelated package may have the module's name."""

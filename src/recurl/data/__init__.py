@@ -11,6 +11,7 @@ from recurl.core.lazy import lazy_names
 if TYPE_CHECKING:
     from recurl.core.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
     from recurl.core.specs import Categorical as Categorical
+    from recurl.data.agents import agents_as_rows, rows_as_agents
     from recurl.data.minibatches import SequenceMinibatches
     from recurl.data.replay_buffers import (
         BurnIn,
@@ -34,6 +35,7 @@ lazy_names(
     __name__,
     {
         "recurl.core.specs": "Binary Bounded Composite MultiCategorical OneHot TensorSpec Unbounded Categorical",
+        ".agents": "agents_as_rows rows_as_agents",
         ".minibatches": "SequenceMinibatches",
         ".replay_buffers": (
             "BurnIn LazyMemmapStorage LazyTensorStorage ListStorage MidEpisodeBurnIn PrioritizedSampler "
@@ -65,6 +67,8 @@ __all__ = [
     "TensorSpec",
     "Unbounded",
     "ZeroStart",
+    "agents_as_rows",
     "refresh_states",
+    "rows_as_agents",
     "slice_priorities",
 ]

@@ -37,6 +37,15 @@ def recurrent_submodules(policy: object) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in policy.named_modules() if hasattr(module, "make_tensordict_primer")]
 
 
+def are_alternatives(policy: object, first: str, second: str) -> bool:
+    """Return whether each row runs only one of two submodules, given by name, as those of different agents."""
+    for name, module in policy.named_modules() if isinstance(policy, nn.Module) else ():
+        prefix = f"{name}.alternatives." if name else "alternatives."
+        if hasattr(module, "alternatives") and first.startswith(prefix) and second.startswith(prefix):
+            return first.removeprefix(prefix).split(".")[0] != second.removeprefix(prefix).split(".")[0]
+    return False
+
+
 def states_of(policy: Any, root: TensorDictBase | None = None) -> list[State]:
     """Return the states of ``policy``.
 

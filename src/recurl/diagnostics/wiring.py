@@ -17,7 +17,7 @@ from recurl.diagnostics.experiment import EVALUATE, PRIMER, REWIRE, TRACKER, fla
 from recurl.diagnostics.preserve import evaluating, preserved
 from recurl.diagnostics.result import PROBLEMS, CheckResult, Fault, check, one_line
 from recurl.diagnostics.rows import replacements_of_plain_networks
-from recurl.diagnostics.states import recurrent_submodules, states_of
+from recurl.diagnostics.states import are_alternatives, recurrent_submodules, states_of
 from recurl.envs import Compose, EnvBase, TransformedEnv
 from recurl.envs.wiring import policy_transforms
 from recurl.sequences.mode import ExplorationType, set_exploration_type
@@ -30,7 +30,7 @@ def check_state_keys(policy: Any) -> str:
     states = states_of(policy)
     for state in states:
         require_next_key(state)
-        if state.read in owners:
+        if state.read in owners and not are_alternatives(policy, owners[state.read], state.owner):
             other = "other_" + (state.read if isinstance(state.read, str) else state.read[-1])
             raise Fault(
                 f"{owners[state.read]!r} and {state.owner!r} share the state {state.read!r} and overwrite each other's",

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from recurl.envs.gym_spaces import ObservationReader as ObservationReader
     from recurl.envs.in_place import InPlace as InPlace
     from recurl.envs.jax_env import JaxEnv
+    from recurl.envs.libs.pettingzoo import PettingZooEnv
+    from recurl.envs.libs.vmas import VmasEnv
+    from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv
     from recurl.envs.parallel import ParallelEnv, parallel_groups
     from recurl.envs.rollout import Act as Act
     from recurl.envs.rollout import interact
@@ -55,6 +58,9 @@ lazy_names(
         ".gym_spaces": "ActionReader MaskReader ObservationReader",
         ".in_place": "InPlace",
         ".jax_env": "JaxEnv",
+        ".libs.pettingzoo": "PettingZooEnv",
+        ".libs.vmas": "VmasEnv",
+        ".multi_agent": "AgentsReset AgentsStep MultiAgentEnv",
         ".parallel": "ParallelEnv parallel_groups",
         ".rollout": "Act interact interact_in_turn",
         ".tensor_env": "TensorEnv",
@@ -70,6 +76,8 @@ lazy_names(
 )
 
 __all__ = [
+    "AgentsReset",
+    "AgentsStep",
     "Compose",
     "EnvBase",
     "EnvCreator",
@@ -80,9 +88,11 @@ __all__ = [
     "GymWrapper",
     "InitTracker",
     "JaxEnv",
+    "MultiAgentEnv",
     "ObservationDelay",
     "ObservationNoise",
     "ParallelEnv",
+    "PettingZooEnv",
     "PreviousAction",
     "PreviousReward",
     "RewardSum",
@@ -95,6 +105,7 @@ __all__ = [
     "TrialDynamics",
     "Trials",
     "VecTensorEnv",
+    "VmasEnv",
     "check_env_specs",
     "exploration_type",
     "interact",

@@ -16,7 +16,7 @@ from recurl.envs.wiring import Declares, check_policy_wiring
 from recurl.sequences.entries import Step
 from recurl.sequences.index import SequenceIndex
 from recurl.sequences.mode import set_recurrent_mode
-from recurl.sequences.trajectories import TRAJECTORY_IDS
+from recurl.sequences.trajectories import TRAJECTORY_IDS, mask_absent_agents
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Act: TypeAlias = Callable[[Any], Step]
@@ -204,6 +204,7 @@ def _number(out: TensorDict) -> None:
     ids = TRAJECTORY_IDS.take(torch.Size([int(index.num_segments)]), out.device)
     out.set(TRAJ_IDS, ids[index.segment_ids].reshape(out.batch_size))
     out.set(TRAJ_STEPS, index.positions.reshape(out.batch_size))
+    mask_absent_agents(out)
 
 
 def _truncate(after: TensorDictBase) -> None:

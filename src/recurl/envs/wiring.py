@@ -64,7 +64,7 @@ def check_policy_wiring(policy: Any, env: Declares) -> None:
             "The policy reads 'is_init', which the environment does not write: append an InitTracker "
             "(env.append_transform(InitTracker())), or construct the environment with policy=."
         )
-    shared = shared_state(_recurrent_modules(policy))
+    shared = shared_state(policy.modules() if isinstance(policy, torch.nn.Module) else ())
     if shared is not None:
         raise WiringError(
             f"Each recurrent module of a policy must have its own state keys, but two of them share {shared!r} and "

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from recurl.modules.normalization import ObservationNorm, RewardScaler
     from recurl.modules.qvalue import QValueActor, QValueModule
     from recurl.modules.recurrent import RecurrentModule, canonicalize_rnn_subset
+    from recurl.modules.separate_agents import SeparateAgents
     from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
     from recurl.nn.rnn import GRUCell, LSTMCell
     from recurl.sequences.mode import (
@@ -77,6 +78,7 @@ lazy_names(
         ".qvalue": "QValueActor QValueModule",
         ".recurrent": "RecurrentModule canonicalize_rnn_subset",
         ".utils": "get_env_transforms_from_module get_primers_from_module recurrent_modules",
+        ".separate_agents": "SeparateAgents",
         "recurl.nn.rnn": "GRUCell LSTMCell",
         "recurl.sequences.mode": (
             "ExplorationType exploration_type recurrent_mode set_exploration_type set_recurrent_mode"
@@ -128,6 +130,7 @@ __all__ = [
     "S5Module",
     "SHMModule",
     "SLSTMModule",
+    "SeparateAgents",
     "TanhNormal",
     "ValueOperator",
     "action_parts",

@@ -168,12 +168,13 @@ class RewardScaler(nn.Module):
         return (reward * torch.rsqrt(self.moments.var + self.eps)).clamp(-self.clip, self.clip)
 
     @torch.no_grad()
-    def update(self, reward: Tensor, done: Tensor) -> None:
+    def update(self, reward: Tensor, done: Tensor, mask: Tensor | None = None) -> None:
         """Merge the returns of a batch.
 
         Args:
             reward: ``[*B, T, 1]``, unscaled.
             done: bool ``[*B, T, 1]``, True where the step ended its episode (terminated or truncated).
+            mask: bool ``[*B, T]``, False at steps that don't count, such as those of absent agents.
         """
         expected = self.returns.shape
         if reward.ndim != len(expected) + 2 or reward.shape[:-2] != expected or reward.shape[-1] != 1:
@@ -185,4 +186,4 @@ class RewardScaler(nn.Module):
             value = reverse_linear_recurrence(value.flip(-1), keep.roll(1, -1).flip(-1)).flip(-1)
             last = keep[..., -1]
             self.returns.copy_((last * value[..., -1]).masked_fill(last == 0, 0.0))
-        self.moments.update(value.reshape(-1))
+        self.moments.update(value.reshape(-1) if mask is None else value[mask])

@@ -221,6 +221,7 @@ class RecurrentModule(TensorDictModuleBase):
             )
         expected = torch.Size([*tensordict.batch_size, net.input_size])
         if value.shape != expected:
+            _check_no_agents(key, value, tensordict.batch_size, net.input_size)
             raise ArgumentError(
                 f"The input {key!r} must have the batch size followed by input_size: {list(expected)}, "
                 f"got {list(value.shape)}. Change the input_size of the module or the batch_size of the TensorDict, or "
@@ -320,6 +321,19 @@ class RecurrentModule(TensorDictModuleBase):
                 key: Unbounded(shape=(slots, *shape), dtype=net.dtype)
                 for key, shape in zip(self.state_keys, net.state_shapes, strict=True)
             }
+        )
+
+
+def _check_no_agents(key: NestedKey, value: Tensor, batch: torch.Size, size: int) -> None:
+    """Raise if a nested input has a dimension between those of the batch and of its features, as a group of agents."""
+    lead = len(batch)
+    if isinstance(key, tuple) and value.ndim == lead + 2 and value.shape[:lead] == batch and value.shape[-1] == size:
+        called = "" if key[0] == "agents" else f", group={key[0]!r}"
+        raise ArgumentError(
+            f"The input {key!r} has shape {list(value.shape)}, with a dimension of {value.shape[lead]} after the batch "
+            f"size {list(batch)}. If these are agents, each with its own state, make every agent a row: "
+            f"recurl.data.agents_as_rows(tensordict{called}), which gives the module {key[-1]!r} "
+            f"[B * {value.shape[lead]}, ...], or an environment of recurl (MultiAgentEnv, VmasEnv, PettingZooEnv)."
         )
 
 

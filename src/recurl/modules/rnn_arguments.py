@@ -120,9 +120,11 @@ def read_keys(cell: Cell, key: NestedKey | None, keys: Sequence[NestedKey] | Non
         return [*parsed, IS_INIT]
     if len(parsed) == count + 1 and parsed[-1] == IS_INIT:
         return parsed
+    of_agents = any(isinstance(key, tuple) and key[-1] == IS_INIT for key in parsed)
+    advice = " For a flag for each agent, make every agent a row: MultiAgentEnv, agents_as_rows." if of_agents else ""
     raise ArgumentError(
         f"in_keys must be {count} keys (value, {', '.join(states)}), optionally followed by 'is_init'; "
-        f"got {parsed}. The key 'is_init' can't be renamed or nested."
+        f"got {parsed}. The key 'is_init' can't be renamed or nested.{advice}"
     )
 
 

@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.core.keys import TRAJ_IDS, TRAJ_STEPS
+from recurl.core.keys import AGENT_MASK, MASK, TRAJ_IDS, TRAJ_STEPS
 
-__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "next_trajectories"]
+__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "mask_absent_agents", "next_trajectories"]
 
 _BLOCK = 2**40
 
@@ -131,6 +131,7 @@ class Trajectories:
         """Advance by a batch of steps and write ids and step numbers to it, on its device; see :meth:`advance`."""
         for key, value in zip((TRAJ_IDS, TRAJ_STEPS), self.advance(done), strict=True):
             batch.set(key, value.to(batch.device or "cpu"))
+        mask_absent_agents(batch)
 
     def reserve(self, count: int) -> list[Tensor]:
         """Return the trajectories as arguments of :func:`next_trajectories`, with ids reserved for ``count`` steps."""
@@ -173,3 +174,14 @@ def next_trajectories(trajectories: Sequence[Tensor], done: Tensor) -> list[Tens
     """
     ids, numbers, new = trajectories
     return [torch.where(done, new, ids), (numbers + 1).masked_fill(done, 0), new + done.numel()]
+
+
+def mask_absent_agents(batch: TensorDictBase) -> None:
+    """Write ``("collector", "mask")`` from ``"agent_mask"``, if the batch has it; they share memory.
+
+    Args:
+        batch: collected steps, ``[*B, T]``.
+    """
+    mask = batch.get(AGENT_MASK, None)
+    if mask is not None:
+        batch.set(MASK, mask.squeeze(-1))

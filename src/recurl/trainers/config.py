@@ -31,7 +31,7 @@ from recurl.core.ranges import (
     flag,
     shown,
 )
-from recurl.trainers.env_name import EnvSource, is_environment, is_jax, named, source_of
+from recurl.trainers.env_name import EnvSource, is_environment, is_jax, is_multi_agent, named, source_of
 from recurl.trainers.keyword_arguments import keyword_arguments
 
 NO_MASK = "none"
@@ -106,7 +106,8 @@ class RunConfig:
     env: EnvSource
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id to import the module that
     registers it, such as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too), or one written in
-    JAX, such as jax:gymnax/CartPole-v1 or jax:my_file:function."""
+    JAX, such as jax:gymnax/CartPole-v1 or jax:my_file:function, or one of several agents, such as vmas/balance or
+    pettingzoo/sisl/multiwalker_v9."""
     env_kwargs: tuple[str, ...] = ()
     """Keyword arguments of the environment as name=value, such as k=8. Values are Python literals, or else strings."""
     wrapper: tuple[str, ...] = ()
@@ -304,8 +305,8 @@ class RunConfig:
                 f"{self._dividing_envs(workers)}."
             )
         host_only = self.host_only
-        if is_jax(self.env):
-            unfit = [name for name in host_only if name != "drop_observations"]
+        if is_jax(self.env) or is_multi_agent(self.env):
+            unfit = [name for name in host_only if is_jax(self.env) or name != "env_workers"]
             unfit += ["vectorization"] * (self.vectorization not in ("auto", "device"))
             unfit += ["reset_memory_at"] * (self.trial_episodes is not None)
             if unfit:

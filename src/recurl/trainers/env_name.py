@@ -20,6 +20,7 @@ else:
     EnvSource = str | Callable[..., Any]  # recurl.envs imports torch, which --help doesn't need
 
 _JAX = "jax:"
+_MULTI_AGENT = ("vmas/", "pettingzoo/")
 _CALLED = "()"
 
 
@@ -101,6 +102,16 @@ def is_jax(env: Any) -> bool:
         (True, False)
     """
     return source_of(env) is None and str(env).startswith(_JAX)
+
+
+def is_multi_agent(env: Any) -> bool:
+    """Return whether ``env`` names an environment of several agents.
+
+    Example:
+        >>> is_multi_agent("vmas/balance"), is_multi_agent("CartPole-v1")
+        (True, False)
+    """
+    return source_of(env) is None and str(env).startswith(_MULTI_AGENT)
 
 
 def _name(source: Any) -> str:

@@ -22,7 +22,7 @@ from recurl.core.errors import MissingDependencyError, UnsupportedError
 from recurl.core.seeding import preserved_rng
 from recurl.recurrence import BACKENDS, CELLS, Sizes, load_cell
 from recurl.trainers.config import ALGORITHM_OBSTACLE, NO_CELL, Choice, RunConfig
-from recurl.trainers.env_name import is_jax, is_name_only, source_of
+from recurl.trainers.env_name import is_jax, is_multi_agent, is_name_only, source_of
 
 __all__ = ["best_workers", "choose", "describe", "program_obstacles", "step_seconds", "weights_and_states"]
 
@@ -113,6 +113,8 @@ def _obstacle(config: RunConfig, tasks: bool | None) -> str | None:
         return "a single process, unless it is asked for"
     if source_of(config.env) is not None or is_name_only(config.env):
         return "an environment with an id, unless it is asked for"
+    if is_multi_agent(config.env):
+        return "an environment of one agent, unless it is asked for"
     if is_jax(config.env) and not _jax_has_gpu():
         return "JAX with support for GPUs"
     if _ranks() > 1 and not tasks:
@@ -154,6 +156,8 @@ def _has_tasks(config: RunConfig) -> bool | None:
     if is_jax(config.env):
         return not config.actors
     if config.vectorization not in ("auto", "device") or config.host_only or config.actors:
+        return False
+    if is_multi_agent(config.env):
         return False
     if source_of(config.env) is not None or is_name_only(config.env):
         return None

@@ -35,7 +35,8 @@ class InitTracker(Transform):
     def __init__(self, init_key: str = IS_INIT) -> None:
         if not isinstance(init_key, str) or not init_key:  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentError(
-                f"init_key must be a non-empty string (nested flags are not supported), got {init_key!r}."
+                f"init_key must be a non-empty string, got {init_key!r}. A flag for each agent needs no nested key: "
+                "with every agent as a row (recurl.envs.MultiAgentEnv), 'is_init' is that of the agent."
             )
         self.init_key = init_key
 

@@ -398,7 +398,9 @@ def mark(sample: Step, info: dict[str, Tensor], truncated_key: NestedKey | None)
     inner = (1,) * (sample.ndim - 1)
     for name, key in ENTRIES.items():
         if name in info:
-            sample.set(key, info[name].reshape(-1, *inner).expand(sample.batch_size))
+            value = info[name].reshape(-1, *inner).expand(sample.batch_size)
+            collected = sample.get(key, None) if key == MASK else None  # absent agents stay masked
+            sample.set(key, value if collected is None else value & collected)
 
 
 def write_states(storage: Storage, index: TrajectoryIndex, positions: Tensor, states: dict[NestedKey, Tensor]) -> None:

@@ -166,7 +166,8 @@ def shared_state(modules: Iterable[Any]) -> NestedKey | None:
     """Return a recurrent-state key that two of ``modules`` share, or None.
 
     Args:
-        modules: modules of one or several networks; those without ``state_keys`` are skipped.
+        modules: modules of one or several networks; those without ``state_keys`` are skipped. Those in different
+            ``alternatives`` of a module, of which each token runs one, may share keys.
 
     Example:
         >>> from recurl.modules import GRUModule
@@ -174,9 +175,18 @@ def shared_state(modules: Iterable[Any]) -> NestedKey | None:
         >>> print(shared_state([first, first]), shared_state([first, second]))
         None recurrent_state
     """
+    modules = list(modules)
+    whole: dict[int, Any] = {}  # the module of whose alternatives a module is a part, by its id
+    for module in modules:
+        for alternative in getattr(module, "alternatives", ()):
+            parts = list(alternative.modules())
+            if (shared := shared_state(parts)) is not None:
+                return shared
+            whole.update((id(part), module) for part in parts)
     owners: dict[NestedKey, Any] = {}
     for module in modules:
         for key in getattr(module, "state_keys", ()):
-            if owners.setdefault(key, module) is not module:
+            owner = whole.get(id(module), module)
+            if owners.setdefault(key, owner) is not owner:
                 return key
     return None

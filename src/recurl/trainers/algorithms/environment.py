@@ -19,10 +19,10 @@ from recurl.envs import EnvBase, GymEnv, GymWrapper
 from recurl.envs.gym_wrappers import NamedWrapper
 from recurl.envs.wiring import policy_transforms
 from recurl.trainers.config import NO_MASK, RunConfig
-from recurl.trainers.env_name import is_jax, is_name_only, source_of
+from recurl.trainers.env_name import is_jax, is_multi_agent, is_name_only, source_of
 
 if TYPE_CHECKING:
-    from recurl.envs import JaxEnv, TensorEnv
+    from recurl.envs import JaxEnv, MultiAgentEnv, TensorEnv
     from recurl.envs.tasks import Dynamics
 
 _MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "device": "device"}
@@ -141,11 +141,8 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
             "recurl.load(run, env=make), evaluate_run(folder, env=make), or folder.read_config(env=make) to resume. "
             "The command line takes Gymnasium ids only."
         )
-    if is_jax(config.env):
-        from recurl.envs.jax_named import named_jax_env  # noqa: PLC0415 - as above
-
-        options = {"device": config.device, "drop_observations": config.drop_observations}
-        return _create(config, partial(named_jax_env, config.env_name, num_envs or 1, **options))
+    if is_jax(config.env) or is_multi_agent(config.env):
+        return _create(config, partial(_named_rows, config, num_envs or 1))
     if num_envs is not None and config.vectorization == "async":
         if num_envs > 1 and render_mode is None:
             return _one_process_each(config, num_envs)
@@ -176,6 +173,18 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
         return _create(config, partial(_trials_of_id, config, config.trial_episodes, num_envs, options), render_mode)
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
     return _create(config, create, render_mode)
+
+
+def _named_rows(config: RunConfig, rows: int, **arguments: Any) -> EnvBase:
+    """Create a batch of an environment that Gymnasium doesn't know."""
+    if is_jax(config.env):
+        from recurl.envs.jax_named import named_jax_env  # noqa: PLC0415 - as above
+
+        arguments |= {"drop_observations": config.drop_observations}
+        return named_jax_env(config.env_name, rows, device=config.device, **arguments)
+    from recurl.envs.multi_agent_named import named_multi_agent_env  # noqa: PLC0415 - as above
+
+    return named_multi_agent_env(config.env_name, rows, device=config.device, **arguments)
 
 
 def _one_process_each(config: RunConfig, num_envs: int) -> EnvBase:
@@ -271,11 +280,11 @@ def gym_of(env: EnvBase) -> GymWrapper | None:
     return inner if isinstance(inner, GymWrapper) else None
 
 
-def with_spaces(env: EnvBase) -> GymWrapper | TensorEnv | JaxEnv | None:
+def with_spaces(env: EnvBase) -> GymWrapper | TensorEnv | JaxEnv | MultiAgentEnv | None:
     """Return the environment below all transforms that has Gymnasium spaces, or None if there is none."""
-    from recurl.envs import JaxEnv, TensorEnv  # noqa: PLC0415 - as above
+    from recurl.envs import JaxEnv, MultiAgentEnv, TensorEnv  # noqa: PLC0415 - as above
 
     inner: Any = env
-    while inner is not None and not isinstance(inner, GymWrapper | TensorEnv | JaxEnv):
+    while inner is not None and not isinstance(inner, GymWrapper | TensorEnv | JaxEnv | MultiAgentEnv):
         inner = getattr(inner, "base_env", None)
     return inner

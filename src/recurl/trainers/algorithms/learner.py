@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.keys import TRAJ_STEPS, WEIGHTS_LAG
+from recurl.core.keys import AGENT_MASK, TRAJ_STEPS, WEIGHTS_LAG
 from recurl.core.seeding import EnvPurpose, env_seed, seed_everything
 from recurl.core.specs import Composite, TensorSpec, has_real_part
 from recurl.distributed import broadcast_parameters, rank, world_size
@@ -90,6 +90,9 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     """Whether the learner supports several ranks under torchrun, averaging gradients, statistics and metrics over
     them."""
 
+    masks_agents: ClassVar[bool] = False
+    """Whether the learner ignores the steps of absent agents, which batches mask."""
+
     def __init__(self, config: ConfigT, *, overlap: bool = False) -> None:
         torch.set_num_threads(config.threads)
         seed_everything(config.seed, "environments", rank())
@@ -100,6 +103,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.env_steps = 0
         self.fault: str | None = None
         env = self.training_env()
+        self._check_agents(env)
         check_machine(config, env.observation_spec)
         env.set_seed(self.env_seed)
         self.state_obstacle = env.state_obstacle
@@ -117,6 +121,16 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
             self.collection = dict.fromkeys(COLLECTION, math.nan)
         self.collector = self._overlapped(env) if overlap else self._collector(env)
+
+    def _check_agents(self, env: EnvBase) -> None:
+        if AGENT_MASK in env.observation_spec and (world_size() > 1 or not self.masks_agents):
+            env.close()
+            name = self.config.algorithm_name()
+            what = "with several ranks" if self.masks_agents else f"with {name}, which replays all steps"
+            raise UnsupportedError(
+                f"Agents may leave {self.config.env_name} and return, which isn't supported {what}: use ppo, a2c or "
+                "impala in one process; or, if all agents stay, --env-kwargs agents_leave=False."
+            )
 
     @property
     def can_save_env(self) -> bool:

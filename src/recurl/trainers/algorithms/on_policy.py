@@ -22,7 +22,7 @@ from recurl.data import SequenceMinibatches
 from recurl.distributed import average_, global_statistics, rank, world_size
 from recurl.execution.background import compiled_later
 from recurl.modules import RewardScaler
-from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_variance
+from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_variance, mask_of
 from recurl.objectives.sequences import bootstraps_at_ends_only
 from recurl.objectives.symmetry import MirroredStates, SymmetryLoss
 from recurl.objectives.value.estimator import ValueEstimator
@@ -80,6 +80,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     diagnostics: tuple[str, ...] = ("entropy",)
     """Metrics of the loss to report. In ``reported`` they precede ``"explained_variance"``, the last one."""
     data_parallel = True
+    masks_agents = True
     scheduled_in_loss: ClassVar[tuple[str, ...]] = ("entropy_coeff",)
     """Scheduled options that are attributes of the loss."""
 
@@ -223,7 +224,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     def _launch(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
         if self.scaler is not None:
             with global_statistics():
-                self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
+                self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE], mask_of(batch))
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
         with compiled_later(self.env_steps == self.frames_per_update):
             if self.config.cuda_graph:
@@ -265,7 +266,9 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         with span(ADVANTAGES), global_statistics(), torch.no_grad():
             for key, result in self._results(batch).items():
                 batch.set(key, result.unsqueeze(-1))
-            return explained_variance(batch[keys.value], batch[keys.value_target], None)
+            mask = mask_of(batch)
+            mask = None if mask is None else mask.unsqueeze(-1)
+            return explained_variance(batch[keys.value], batch[keys.value_target], mask)
 
     def gradients(self) -> Callable[[Step], Mapping[Any, Tensor]]:
         """Return the losses' gradients for an update in their fastest form; see :func:`recurl.execution.compile`."""

@@ -16,7 +16,9 @@ from recurl.core.keys import (
     ACTION,
     ACTION_MASK,
     ADVANTAGE,
+    AGENT_MASK,
     IS_INIT,
+    MASK,
     NEXT,
     STATE_VALUE,
     VALUE_TARGET,
@@ -72,7 +74,10 @@ class Agent(nn.Module):
         return actor, actor if shared else make_trunk(config, self.all_observations, "critic_")
 
     def observe(self, batch: TensorDictBase) -> None:
-        """Update the running statistics with the observations of a batch ``[*B]``."""
+        """Update the running statistics with the observations of a batch ``[*B]``, except those of absent agents."""
+        mask = batch.get(MASK, None)
+        if mask is not None:
+            batch = batch.select(*self.all_observations.keys)[mask]
         self.observations.update(batch)
         if self.all_observations is not self.observations:
             self.all_observations.update(batch)
@@ -88,7 +93,9 @@ def private_observations(config: RunConfig, observation_spec: specs.Composite) -
     if not private:
         return private
     option = flag(config.private_option or "")
-    keys = [key for key in observation_spec.keys(include_nested=True, leaves_only=True) if key != IS_INIT]
+    keys = [
+        key for key in observation_spec.keys(include_nested=True, leaves_only=True) if key not in (IS_INIT, AGENT_MASK)
+    ]
     has = ", ".join(map(dotted, keys))
     missing = next((name for name in private if not any(is_within(key, [name]) for key in keys)), None)
     if missing is not None:

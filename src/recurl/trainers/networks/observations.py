@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recurl.core import specs
 from recurl.core.errors import ArgumentError, UnsupportedError
-from recurl.core.keys import ACTION_MASK, IS_INIT, NestedKey, dotted, is_within
+from recurl.core.keys import ACTION_MASK, AGENT_MASK, IS_INIT, NestedKey, dotted, is_within
 from recurl.modules import ObservationNorm
 from recurl.trainers.config import RunConfig
 
@@ -93,7 +93,7 @@ def _entries(config: RunConfig, spec: specs.Composite) -> list[Entry]:
     lead = len(spec.shape)
     leaves = dict(spec.items(include_nested=True, leaves_only=True))
     hidden = [key for key, leaf in leaves.items() if key == ACTION_MASK and leaf.dtype is torch.bool]
-    left_out = (IS_INIT, *([] if config.show_action_mask else hidden))
+    left_out = (IS_INIT, AGENT_MASK, *([] if config.show_action_mask else hidden))
     kept = [key for key in leaves if key not in left_out and not is_within(key, config.drop_observations)]
     if not kept:
         has, dropped = ", ".join(map(dotted, leaves)), " ".join(config.drop_observations)

@@ -42,7 +42,13 @@ class EpisodeStats:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
 
     def update(
-        self, reward: Tensor, done: Tensor, *, begins: Tensor | None = None, without: Tensor | None = None
+        self,
+        reward: Tensor,
+        done: Tensor,
+        *,
+        begins: Tensor | None = None,
+        without: Tensor | None = None,
+        present: Tensor | None = None,
     ) -> None:
         """Add a batch.
 
@@ -51,12 +57,14 @@ class EpisodeStats:
             done: bool ``[B, T]``, true at the last step of an episode.
             begins: bool ``[B]``, rows that start a new episode with this batch; an unfinished earlier one is dropped.
             without: bool ``[B]``, rows whose episodes are dropped; they start new ones after the batch.
+            present: bool ``[B, T]``, false while a row waits for an absent agent; all are present when None.
         """
         rewards, dones = reward.cpu().double().numpy(), done.cpu().numpy()
         if begins is not None:
             self._drop(begins.cpu().numpy())
         dropped = np.zeros(len(rewards), dtype=bool) if without is None else without.cpu().numpy()
-        ended = self._running.add(rewards, dones & ~dropped[:, None])
+        taking_part = None if present is None else present.cpu().numpy()
+        ended = self._running.add(rewards, dones & ~dropped[:, None], taking_part)
         found = gather((len(ended.steps), *(column[-WINDOW:] for column in ended)))
         self.episodes += sum(count for count, *_ in found)
         steps, returns, lengths = (np.concatenate(column) for column in list(zip(*found, strict=True))[1:])

@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase, lazy_stack
 from tensordict.nn import TensorDictModuleBase
 
 from recurl.core.errors import ArgumentError, NonFiniteError
-from recurl.core.keys import ACTION, DONE, DONE_KEYS, IS_INIT, NEXT, REWARD, TERMINATED, NestedKey, next_key
+from recurl.core.keys import ACTION, AGENT_MASK, DONE, DONE_KEYS, IS_INIT, NEXT, REWARD, TERMINATED, NestedKey, next_key
 from recurl.core.seeding import derive_seed
 from recurl.core.specs import has_real_part
 from recurl.data.replay_buffers.folders import fresh_folder, seal_folder
@@ -164,6 +164,7 @@ class _EpisodeRecorder:
         self._left = quota
         self._return = [0.0] * len(quota)
         self._length = [0] * len(quota)
+        self._absent = [0] * len(quota)  # steps for which each row has waited for its agent
         self._observations = observations
         self._max_steps = max_steps
         self._progress = progress
@@ -187,17 +188,24 @@ class _EpisodeRecorder:
             self._refuse("a reward", step)
         if not all_finite([after[key] for key in self._observations]):
             self._refuse("an observation", step)
+        mask = tensordict.get(AGENT_MASK, None)
+        present = [True] * len(dones) if mask is None else mask.flatten().tolist()
+        self._absent = [0 if here else steps + 1 for here, steps in zip(present, self._absent, strict=True)]
+        self._left = [
+            left if steps <= self._max_steps else 0 for left, steps in zip(self._left, self._absent, strict=True)
+        ]
+        counted = [left > 0 and here for left, here in zip(self._left, present, strict=True)]
         if self._kept:
             self._steps.append(tensordict.select(*self._kept))
-            self._counts.append([left > 0 for left in self._left])
+            self._counts.append(counted)
         if self._motion is not None:
-            counts = np.array(self._left) > 0
+            counts = np.array(counted)
             self._motion.add(real_action(tensordict.reshape(-1)).double().cpu().numpy(), np.array(self._length), counts)
         for row, (reward, done, end) in enumerate(zip(rewards, dones, ends, strict=True)):
             self._return[row] += reward
             self._length[row] += 1
             if done:
-                self._finish(row, ended=end)
+                self._finish(row, ended=end, counts=counted[row])
         self._progress(len(self.returns), (step + 1) * len(rewards))
 
     def _refuse(self, what: str, step: int) -> None:
@@ -206,8 +214,8 @@ class _EpisodeRecorder:
             "fix the environment."
         )
 
-    def _finish(self, row: int, *, ended: bool) -> None:
-        if self._left[row]:
+    def _finish(self, row: int, *, ended: bool, counts: bool) -> None:
+        if counts:
             self._left[row] -= 1
             self.returns.append(self._return[row])
             self.lengths.append(self._length[row])

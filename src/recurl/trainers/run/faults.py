@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recurl.core.errors import NonFiniteError
-from recurl.core.keys import DONE, NEXT, REWARD, TRAJ_STEPS
+from recurl.core.keys import DONE, MASK, NEXT, REWARD, TRAJ_STEPS
 from recurl.distributed import gather, world_size
 from recurl.modules import recurrent_modules
 from recurl.trainers.optim.finite import BatchCheck
@@ -58,22 +58,31 @@ class FaultWatch:
             batches of all ranks may be learned from, and raises NonFiniteError if the run must end.
         """
         check = self._check.begin(batch, self._learner.env_steps)
-        tensors = [check.finite, batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0]]
-        numbers = batch.get(TRAJ_STEPS, None)  # absent from batches of old checkpoints
-        if numbers is not None:
-            motion = [motion_of(batch)] if self._learner.real_actions else []
-            tensors += [numbers[..., 0] == 0, *motion]
-        reading = Reading(tensors)
+        tensors = {"finite": check.finite, "reward": batch[NEXT, REWARD][..., 0], "done": batch[NEXT, DONE][..., 0]}
+        numbers, present = batch.get(TRAJ_STEPS, None), batch.get(MASK, None)
+        if numbers is not None:  # absent from batches of old checkpoints
+            tensors["begins"] = numbers[..., 0] == 0
+            if self._learner.real_actions:
+                tensors["motion"] = motion_of(batch)
+        if present is not None:
+            tensors["present"] = present
+        reading = Reading([*tensors.values()])
 
         def wait() -> bool:
-            finite, reward, done, *more = reading()
-            self._stats.motion = tuple(more[1].tolist()) if len(more) > 1 else (math.nan,) * len(MOTION)
-            return self._admits(None if finite else check.culprit(), reward, done, *more[:1])
+            read = dict(zip(tensors, reading(), strict=True))
+            motion = read.pop("motion", None)
+            self._stats.motion = (math.nan,) * len(MOTION) if motion is None else tuple(motion.tolist())
+            return self._admits(None if read.pop("finite") else check.culprit(), **read)
 
         return wait
 
     def _admits(
-        self, found: tuple[Tensor, str] | None, reward: Tensor, done: Tensor, begins: Tensor | None = None
+        self,
+        found: tuple[Tensor, str] | None,
+        reward: Tensor,
+        done: Tensor,
+        begins: Tensor | None = None,
+        present: Tensor | None = None,
     ) -> bool:
         ending, self._ending = self._ending, None
         without = ending
@@ -87,7 +96,7 @@ class FaultWatch:
             without = rows if ending is None else rows | ending
             if self._learner.restart(again):
                 self._ending = again
-        self._stats.update(reward, done, begins=begins, without=without)
+        self._stats.update(reward, done, begins=begins, without=without, present=present)
         return culprit is None
 
     def learned(self, update: int) -> None:

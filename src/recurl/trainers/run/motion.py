@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.core.keys import ACTION, TRAJ_STEPS
+from recurl.core.keys import ACTION, MASK, TRAJ_STEPS
 from recurl.sequences.entries import leaves
 
 __all__ = ["MOTION", "motion_of", "real_action"]
@@ -28,7 +28,8 @@ def real_action(tensordict: TensorDictBase) -> Tensor:
 def motion_of(batch: TensorDictBase) -> Tensor:
     """Return the metrics :data:`MOTION` of a batch ``[B, T]``, ``[2]``, on its device, without waiting for it.
 
-    Steps of different episodes, and the first steps of a row, are not compared. NaN without steps to compare.
+    Steps of different episodes, of absent agents, and the first steps of a row, are not compared. NaN without steps to
+    compare.
 
     Example:
         >>> from tensordict import TensorDict
@@ -39,6 +40,9 @@ def motion_of(batch: TensorDictBase) -> Tensor:
     """
     steps = batch.get(TRAJ_STEPS).reshape(batch.batch_size)
     goes_on = steps.diff(dim=-1) == 1
+    mask = batch.get(MASK, None)
+    if mask is not None:
+        goes_on = goes_on & mask[..., 1:]
     first = real_action(batch).detach().diff(dim=-2)
     second = first.diff(dim=-2)
     compared = (first, goes_on), (second, goes_on[..., 1:] & goes_on[..., :-1])

@@ -44,12 +44,14 @@ class RunningEpisodes:
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
 
-    def add(self, rewards: _Array, dones: _Array) -> Ended:
+    def add(self, rewards: _Array, dones: _Array, present: _Array | None = None) -> Ended:
         """Add a batch and return the episodes that end in it.
 
         Args:
             rewards: ``[B, T]``.
             dones: bool ``[B, T]``, true at the last step of an episode.
+            present: bool ``[B, T]``, false while a row waits for an absent agent, from one ``dones`` to the next; all
+                are present when None.
         """
         rows, steps = rewards.shape
         first = np.zeros(
@@ -74,5 +76,7 @@ class RunningEpisodes:
         open_ = step == steps
         self.returns, self.lengths = sums[open_], counts[open_] - 1  # without the extra column
         ended = np.flatnonzero(~open_)
+        if present is not None:
+            ended = ended[present[row[ended], step[ended]]]
         ended = ended[np.lexsort((row[ended], step[ended]))]
         return Ended(step[ended], sums[ended], counts[ended])

@@ -1,0 +1,201 @@
+"""Environments with the parallel API of PettingZoo."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
+from recurl.core.importing import how_to_install
+from recurl.core.keys import OBSERVATION, NestedKey
+from recurl.envs.gym_spaces import ActionReader
+from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces
+from recurl.envs.tasks.dynamics import check_count
+
+__all__ = ["PettingZooEnv"]
+
+_PROTOCOL = ("possible_agents", "observation_space", "action_space", "reset", "step")
+_ADVICE = "wrap the environment, for instance with SuperSuit's pad_observations_v0 and pad_action_space_v0"
+
+
+class PettingZooEnv(MultiAgentEnv):
+    """Environments with PettingZoo's parallel API; every agent is a row.
+
+    The batch size is ``[num_envs * n_agents]``; see :class:`~recurl.envs.MultiAgentEnv`. Rows are those of
+    ``possible_agents``, which must have equal spaces. An agent that isn't in ``agents`` takes no part: its row waits,
+    with ``"agent_mask"`` False, until it appears there, or until ``agents`` is empty and the environment begins anew.
+    Agents may die, be truncated, appear and return singly. Observations and actions are converted as in
+    :class:`~recurl.envs.GymEnv`. Environment ``e`` is seeded with ``seed + e``.
+
+    Args:
+        task: function that creates a parallel environment, such as ``multiwalker_v9.parallel_env``; or the name of a
+            module in PettingZoo, such as ``"sisl/multiwalker_v9"``; or, for one environment, the environment itself.
+        num_envs: number of environments, stepped one after the other.
+        agents_leave: whether agents may leave an environment that goes on, or appear in it. If not, there is no
+            ``"agent_mask"``.
+        agent_ids: see :class:`~recurl.envs.MultiAgentEnv`.
+        return_state: likewise.
+        device: likewise.
+        **kwargs: arguments of the function.
+
+    Attributes:
+        envs: the environments.
+
+    Raises:
+        MissingDependencyError: PettingZoo, or what the environment needs, is not installed.
+        ArgumentTypeError: an environment doesn't have the parallel API.
+        ArgumentError: there is no such module, or the agents have different spaces; or, at a step, an agent that took
+            part has no observation, reward or flags.
+
+    Example:
+        >>> import numpy as np
+        >>> class Pair:  # of a cat, and of a mouse that escapes after two steps
+        ...     possible_agents = ["cat", "mouse"]
+        ...     def observation_space(self, agent):
+        ...         return spaces.Box(0, np.inf, (1,), np.float32)
+        ...     def action_space(self, agent):
+        ...         return spaces.Discrete(2)
+        ...     def reset(self, seed=None, options=None):
+        ...         self.agents, self.count = ["cat", "mouse"], 0
+        ...         return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+        ...     def step(self, actions):
+        ...         self.count += 1
+        ...         ends = {agent: self.count >= (2 if agent == "mouse" else 4) for agent in self.agents}
+        ...         seen = {agent: np.full(1, self.count, np.float32) for agent in self.agents}
+        ...         self.agents = [agent for agent in self.agents if not ends[agent]]
+        ...         return seen, dict.fromkeys(ends, 1.0), ends, dict.fromkeys(ends, False), {}
+        >>> env = PettingZooEnv(Pair)
+        >>> env.rollout(5, break_when_any_done=False)["collector", "mask"]
+        tensor([[ True,  True,  True,  True,  True],
+                [ True,  True, False, False,  True]])
+    """
+
+    def __init__(
+        self,
+        task: Callable[..., Any] | str | Any,
+        num_envs: int = 1,
+        *,
+        agents_leave: bool = True,
+        agent_ids: bool = False,
+        return_state: bool = False,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_count("num_envs", num_envs, minimum=1)
+        create = _module(task).parallel_env if isinstance(task, str) else task
+        is_env = not isinstance(create, type) and hasattr(create, "possible_agents")
+        if is_env and (num_envs > 1 or kwargs):
+            raise ArgumentError(
+                f"Several environments, or arguments, need a function that creates an environment, got "
+                f"{_name(create)} itself: pass the function, PettingZooEnv(lambda: ..., num_envs={num_envs})."
+            )
+        self.envs: list[Any] = [create] if is_env else [create(**kwargs) for _ in range(num_envs)]
+        first = self.envs[0]
+        _check_protocol(first)
+        agents = [str(agent) for agent in first.possible_agents]
+        observed = {name: first.observation_space(name) for name in agents}
+        acting = {name: first.action_space(name) for name in agents}
+        check_equal_spaces("observation", observed, _ADVICE)
+        check_equal_spaces("action", acting, _ADVICE)
+        super().__init__(
+            agents,
+            num_envs,
+            observation_space=observed[agents[0]],
+            action_space=acting[agents[0]],
+            agents_leave=agents_leave,
+            agent_ids=agent_ids,
+            return_state=return_state,
+            device=device,
+        )
+        self._is_dict = isinstance(observed[agents[0]], spaces.Dict)
+        self._reader = self._own.rebatched([])
+        self._action_reader = ActionReader(acting[agents[0]], [], True)
+        zeros = self._reader.spec.zero()
+        self._zeros: dict[NestedKey, Tensor] = {key: zeros.get(key) for key in self._reader.spec.keys(True, True)}
+
+    def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
+        seen: list[Mapping[str, Any]] = [{}] * self.num_envs
+        for index in envs.nonzero().flatten().tolist():
+            seen[index] = self.envs[index].reset(seed=None if seed is None else seed + index)[0]
+        return AgentsReset(self._stacked(seen), self._listed([env.agents for env in self.envs]))
+
+    def _step_envs(self, actions: Tensor) -> AgentsStep:
+        host, before = actions.cpu(), self.active.tolist()
+        outcomes: list[Any] = []
+        for env, chosen, active in zip(self.envs, host, before, strict=True):
+            acting = [(agent, a) for a, agent in enumerate(self.agents) if active[a]]
+            outcome = env.step({agent: self._action_reader.read(chosen[a]) for agent, a in acting})
+            for what, values in zip(("observation", "reward", "termination", "truncation"), outcome, strict=False):
+                missing = [agent for agent, _ in acting if agent not in values]
+                if missing:
+                    raise ArgumentError(
+                        f"{_name(env)}.step must return the {what} of all agents that act, but {missing} have none: "
+                        "fix the environment."
+                    )
+            outcomes.append(outcome)
+        seen, rewards, terminated, truncated = list(zip(*outcomes, strict=True))[:4]
+        return AgentsStep(
+            self._stacked(seen),
+            torch.tensor([[float(each.get(agent, 0.0)) for agent in self.agents] for each in rewards]),
+            torch.tensor([[bool(each.get(agent, False)) for agent in self.agents] for each in terminated]),
+            torch.tensor([[bool(each.get(agent, False)) for agent in self.agents] for each in truncated]),
+            active=self._listed([env.agents for env in self.envs]),
+        )
+
+    def _listed(self, agents: list[list[Any]]) -> Tensor:
+        """Return which agents are listed by each environment, bool ``[n, A]``."""
+        unknown = {str(agent) for names in agents for agent in names} - {*self.agents}
+        if unknown:
+            raise ArgumentError(f"Agents must be among possible_agents, {self.agents}, but {sorted(unknown)} aren't.")
+        return torch.tensor([[agent in names for agent in self.agents] for names in agents])
+
+    def _stacked(self, seen: list[Mapping[str, Any]] | tuple[Mapping[str, Any], ...]) -> dict[NestedKey, Tensor]:
+        """Return observations as tensors ``[n, A, ...]``, with zeros for those that are missing."""
+        rows = [self._tensors(each[agent]) if agent in each else self._zeros for each in seen for agent in self.agents]
+        shape = (self.num_envs, self.n_agents)
+        return {key: torch.stack([row[key] for row in rows]).unflatten(0, shape) for key in self._zeros}
+
+    def _tensors(self, observation: Any) -> Mapping[NestedKey, Tensor]:
+        return self._reader.read(observation if self._is_dict else {OBSERVATION: observation})
+
+    def _close(self) -> None:
+        for env in self.envs:
+            close = getattr(env, "close", None)
+            if callable(close):
+                close()
+
+
+def _module(name: str) -> Any:
+    path = f"pettingzoo.{name.replace('/', '.')}"
+    try:
+        importlib.import_module("pettingzoo")
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        missing = error.name or path
+        if missing != "pettingzoo" and (missing == path or path.startswith(f"{missing}.")):
+            raise ArgumentError(
+                f"PettingZoo has no module {name!r}: name one with a function parallel_env, such as "
+                "'sisl/multiwalker_v9'."
+            ) from error
+        raise MissingDependencyError(
+            f"PettingZooEnv needs the module {missing!r}: {how_to_install(missing)}."
+        ) from error
+
+
+def _check_protocol(env: Any) -> None:
+    lacking = [name for name in _PROTOCOL if not hasattr(env, name)]
+    if lacking or hasattr(env, "agent_selection"):
+        why = f"lacks {', '.join(lacking)}" if lacking else "is an AECEnv, whose agents act in turn"
+        raise ArgumentTypeError(
+            f"An environment must have the parallel API of PettingZoo, but {_name(env)} {why}: pass a function "
+            "parallel_env, or convert it with pettingzoo.utils.conversions.aec_to_parallel."
+        )
+
+
+def _name(env: Any) -> str:
+    return type(env).__name__

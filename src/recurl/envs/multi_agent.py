@@ -1,0 +1,416 @@
+"""Environments of several agents, with every agent a row.
+
+A recurrent network over agents must not confuse agents with time or with environments: each agent has its own memory,
+which begins anew when its own episode does. Everything in recurl already treats rows that way, so the agents of
+an environment are rows: ``n`` environments with ``A`` agents have batch size ``[n * A]``, and the row of agent ``a`` of
+environment ``e`` is ``e * A + a``. A step of all rows is one step of the environments. What TorchRL stores at
+``("agents", "observation")``, ``[n, A, ...]``, is the entry ``"observation"``, ``[n * A, ...]``. Collectors, modules,
+advantages, losses and minibatches then need no special case: a policy shared by the agents runs all rows in one call.
+
+* A row is ``done`` where the agent's own episode ends. Its next root is that of the agent's next episode, if the agent
+  takes part again at once, or else a root of zeros that waits, with ``"agent_mask"`` False. The waiting ends, with
+  ``done``, when the agent takes part again. Rows of agents that take no part are masked everywhere: collectors
+  write ``("collector", "mask")`` from ``"agent_mask"``.
+* An environment begins anew once none of its agents takes part.
+* ``"state"``, for a central critic (MAPPO), is the concatenation of the observations of all agents of the environment,
+  with zeros for agents that take no part.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from recurl.core.devices import checked_device
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.core.keys import (
+    ACTION,
+    AGENT_ID,
+    AGENT_MASK,
+    DONE,
+    OBSERVATION,
+    RESET,
+    REWARD,
+    STATE,
+    TERMINATED,
+    TRUNCATED,
+    NestedKey,
+    dotted,
+)
+from recurl.core.specs import Binary
+from recurl.envs.base import EnvBase
+from recurl.envs.device_actions import read_on_device
+from recurl.envs.gym_spaces import ActionReader, ObservationReader
+from recurl.envs.tasks.dynamics import check_count
+from recurl.sequences.entries import Step, like, takes_entries
+
+__all__ = ["AgentsReset", "AgentsStep", "MultiAgentEnv"]
+
+Observed = Tensor | Mapping[NestedKey, Tensor]
+"""Observations of all agents ``[n, A, ...]``: one tensor, or several by key."""
+_Entries = dict[NestedKey, Tensor]
+
+
+class AgentsReset(NamedTuple):
+    """State of all agents after a reset.
+
+    Attributes:
+        observation: observations of the agents, ``[n, A, ...]``.
+        active: whether each agent takes part in the first step, bool ``[n, A]``; all do when None.
+    """
+
+    observation: Observed
+    active: Tensor | None = None
+
+
+class AgentsStep(NamedTuple):
+    """Outcome of a step for all agents. Values of agents that took no part in the step are ignored.
+
+    Attributes:
+        observation: observations after the step, ``[n, A, ...]``; of an agent whose episode ended, the last one.
+        reward: rewards, ``[n, A]``.
+        terminated: whether the episode of each agent terminated, bool ``[n, A]``, or ``[n]`` for all agents alike.
+        truncated: likewise, whether it was cut off.
+        active: whether each agent takes part in the next step, bool ``[n, A]``. By default those whose episodes go on.
+            An environment without active agents begins anew.
+        begins: observations of the agents that begin a new episode in a running environment, ``[n, A, ...]``;
+            ``observation`` when None.
+    """
+
+    observation: Observed
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    active: Tensor | None = None
+    begins: Observed | None = None
+
+
+class MultiAgentEnv(EnvBase):
+    """Base class of environments of several agents with equal spaces, of which every agent is a row.
+
+    The batch size is ``[num_envs * n_agents]``, with the agents of an environment next to each other. All entries are
+    those of an environment with one agent: ``"observation"``, ``"action"``, ``("next", "reward")``. One policy for all
+    agents needs no changes; :class:`~recurl.modules.SeparateAgents` has one for each agent. Two entries are optional:
+
+    * ``"agent_id"``, the one-hot index of the agent, float32 ``[n_agents]``,
+    * ``"state"``, the observations of all agents, which a central critic reads (MAPPO):
+      ``PPO(critic_observations=("state",), ...)``.
+
+    If agents may leave an environment that goes on, or return to it, the rows of absent agents have zeros, and
+    ``"agent_mask"``, bool ``[1]``, is False there. Collectors and rollouts copy it to ``("collector", "mask")``, so
+    losses, advantages and normalizations ignore these steps. A new episode of an agent begins with ``is_init`` in its
+    row alone; a new environment in the rows of all of its agents.
+
+    A subclass implements :meth:`_reset_envs` and :meth:`_step_envs`, which see all agents as ``[num_envs, n_agents]``.
+
+    Args:
+        agents: names of the agents.
+        num_envs: number of environments, n.
+        observation_space: Gymnasium space of the observations of one agent, the same for all; the entries of a ``Dict``
+            keep their names.
+        action_space: Gymnasium space of the actions of one agent, the same for all.
+        agents_leave: whether agents may leave an environment that goes on, and return.
+        agent_ids: add ``"agent_id"``.
+        return_state: add ``"state"``.
+        device: device of all tensors; torch's default when None.
+
+    Attributes:
+        agents: names of the agents.
+        num_envs: number of environments.
+        n_agents: number of agents of each environment.
+        active: whether each agent takes part in the next step, bool ``[num_envs, n_agents]``.
+        readers: converters from NumPy observations to tensors, and from action tensors to NumPy.
+        mask_path: always None: there is no action mask.
+
+    Raises:
+        ArgumentError: there is no agent, or a name is given twice; ``num_envs`` is below 1; an observation has the name
+            of an optional entry, or isn't of numbers and ``return_state`` is set; or, at a step, actions or results
+            have wrong shapes, or an agent leaves whose episode hasn't ended.
+        UsageError: some rows of a running environment are reset, but not all of its agents.
+
+    Example:
+        >>> class Counters(MultiAgentEnv):  # agent a counts to a + 2
+        ...     def _reset_envs(self, envs, seed):
+        ...         old = getattr(self, "count", torch.zeros(self.num_envs, self.n_agents))
+        ...         self.count = torch.where(envs[:, None], 0.0, old)
+        ...         return AgentsReset(self.count[..., None])
+        ...     def _step_envs(self, actions):
+        ...         self.count = self.count + self.active
+        ...         ended = self.count >= torch.arange(self.n_agents) + 2
+        ...         return AgentsStep(self.count[..., None], self.count, ended, torch.zeros_like(ended))
+        >>> box, choice = spaces.Box(0, np.inf, (1,), np.float32), spaces.Discrete(2)
+        >>> env = Counters(["a", "b"], 1, observation_space=box, action_space=choice, agents_leave=True)
+        >>> steps = env.rollout(4, break_when_any_done=False)
+        >>> steps["observation"].squeeze(-1)
+        tensor([[0., 1., 0., 0.],
+                [0., 1., 2., 0.]])
+        >>> steps["collector", "mask"]
+        tensor([[ True,  True, False,  True],
+                [ True,  True,  True,  True]])
+    """
+
+    mask_path: tuple[str, ...] | None = None
+
+    def __init__(
+        self,
+        agents: Sequence[str],
+        num_envs: int,
+        *,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        agents_leave: bool = False,
+        agent_ids: bool = False,
+        return_state: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.agents = list(agents)
+        if not self.agents or len({*self.agents}) < len(self.agents):
+            raise ArgumentError(f"An environment needs at least one agent, and different names, got {self.agents}.")
+        self.num_envs, self.n_agents = check_count("num_envs", num_envs, minimum=1), len(self.agents)
+        self._agents_leave, self._seed = agents_leave, cast("int | None", None)
+        rows, name = num_envs * self.n_agents, type(self).__name__
+        own = (
+            observation_space.spaces if isinstance(observation_space, spaces.Dict) else {OBSERVATION: observation_space}
+        )
+        self._own = ObservationReader(spaces.Dict(own), [rows], name)
+        added: dict[str, gym.Space[Any]] = {AGENT_ID: spaces.Discrete(self.n_agents)} if agent_ids else {}
+        if return_state:
+            numbers = self.n_agents * sum(self._size(key) for key in self._own.spec.keys(True, True))
+            added[STATE] = spaces.Box(-np.inf, np.inf, (numbers,), np.float32)
+        for key in (*added, AGENT_MASK):
+            if key in own:
+                raise ArgumentError(f"The observation {key!r} of {name} has the name of an optional entry: rename it.")
+        self.readers = (
+            ObservationReader(spaces.Dict({**own, **added}), [rows], name),
+            ActionReader(action_space, [rows], True),
+        )
+        spec = self.readers[0].spec.clone()
+        if agents_leave:
+            spec.set(AGENT_MASK, Binary((1,), dtype=torch.bool))
+        device = checked_device(device)
+        super().__init__(observation_spec=spec, action_spec=self.readers[1].spec, batch_size=[rows], device=device)
+        self._ids = torch.eye(self.n_agents, device=device).repeat(num_envs, 1) if agent_ids else None
+        self._returns_state = return_state
+        self._shape = (num_envs, self.n_agents)
+        none = torch.zeros(self._shape, dtype=torch.bool, device=device)
+        self.active = none  # agents that take part in the next step
+        self._present = none  # rows whose root is that of an agent that takes part
+        self._ended, self._over = none, none[:, 0]  # rows that the last step ended, and environments
+        self._current: _Entries = {}  # observations from which agents act next
+
+    def _size(self, key: NestedKey) -> int:
+        spec: Any = self._own.spec[key]
+        if not spec.dtype.is_floating_point:
+            raise ArgumentError(
+                f"return_state=True concatenates observations of floating-point numbers, but {dotted(key)!r} of "
+                f"{type(self).__name__} is {spec.dtype}: convert it, or let the observation include a state."
+            )
+        return spec.shape.numel()
+
+    # -- for subclasses to implement
+
+    @abstractmethod
+    def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
+        """Reset the environments selected by ``envs``, bool ``[n]``, and return the state of all agents.
+
+        Args:
+            envs: which environments to reset. Values of the others are ignored.
+            seed: seed of the random numbers, given with a reset of all environments after :meth:`set_seed`.
+        """
+
+    @abstractmethod
+    def _step_envs(self, actions: Tensor) -> AgentsStep:
+        """Step all environments.
+
+        Args:
+            actions: actions of all agents, ``[n, A, ...]``: integers, int64, or numbers. Those of agents that take no
+                part (:attr:`active`) are arbitrary.
+        """
+
+    # -- rows
+
+    @takes_entries
+    def _reset(self, tensordict: Step | None) -> Step:
+        mask = None if tensordict is None else tensordict.get(RESET, None)
+        if mask is None:
+            rows = torch.ones_like(self.active)
+            self._begin(torch.ones_like(self._over))
+        else:
+            rows = mask.view(self._shape)
+            self._check_began("partial reset")
+            restart = self._to_restart(rows)
+            if bool(restart.any()):
+                self._begin(restart)
+        self._present = torch.where(rows, self.active, self._present)
+        self._ended = self._ended & ~rows
+        entries = self._entries(self._current, self.active, self._current)
+        return like(tensordict, entries, self.batch_size, self.device)
+
+    def _check_began(self, what: str) -> None:
+        if not self._current:
+            raise UsageError(f"A {what} of {type(self).__name__} needs a reset of all rows first: call env.reset().")
+
+    def _to_restart(self, rows: Tensor) -> Tensor:
+        """Return the environments to begin anew, bool ``[n]``, if ``rows`` are reset."""
+        others = self._present & ~self._ended & ~rows  # agents that go on
+        cut = (rows & ~self._ended & self._present).any(-1)
+        restart = (self._over & rows.any(-1)) | cut
+        unfit = restart & (others.any(-1) | (self._over & ~rows.all(-1)))
+        if bool(unfit.any()):
+            raise UsageError(
+                f"All agents of an environment begin anew together, but only some rows of the environments "
+                f"{unfit.nonzero().flatten().tolist()} are reset: reset rows e * {self.n_agents} to "
+                f"e * {self.n_agents} + {self.n_agents - 1} of environment e."
+            )
+        return restart
+
+    def _begin(self, envs: Tensor) -> None:
+        whole = bool(envs.all())
+        seed, self._seed = (self._seed, None) if whole else (None, self._seed)
+        observation, active = self._reset_envs(envs, seed)
+        active = self._flags("active", torch.ones_like(self.active) if active is None else active)
+        if not bool(active[envs].any(-1).all()):
+            raise ArgumentError(f"An agent of every environment of {type(self).__name__} must be active after a reset.")
+        fresh = self._read(observation)
+        self.active = torch.where(envs.unsqueeze(-1), active, self.active)
+        self._current = fresh if whole or not self._current else _where(envs, fresh, self._current)
+        self._current = _where(self.active, self._current, None)
+        self._over = self._over & ~envs
+
+    @takes_entries
+    def _step(self, tensordict: Step) -> Step:
+        self._check_began("step")
+        actions = read_on_device(self.readers[1].space, self.batch_size, tensordict[ACTION])
+        outcome = self._step_envs(actions.reshape(*self._shape, *actions.shape[1:]))
+        present, name = self._present, type(self).__name__
+        ends = {key: self._flags(key, value) for key, value in (("terminated", outcome[2]), ("truncated", outcome[3]))}
+        terminated, truncated = ends["terminated"] & self.active, ends["truncated"] & self.active
+        stays = self.active & ~(terminated | truncated)
+        active = stays if outcome.active is None else self._flags("active", outcome.active)
+        over = ~active.any(-1)
+        if bool((stays & ~active).any()):
+            raise ArgumentError(
+                f"{name}: an agent that takes no part in the next step must be terminated or truncated, but agents "
+                f"{self._named(stays & ~active)} are neither."
+            )
+        if not self._agents_leave and bool((~active & ~over.unsqueeze(-1)).any()):
+            raise ArgumentError(
+                f"{name} has agents_leave=False, but agents {self._named(~active & ~over.unsqueeze(-1))} left an "
+                "environment that goes on: pass agents_leave=True."
+            )
+        seen = self._read(outcome.observation)
+        last = _where(self.active, seen, None)
+        begins = seen if outcome.begins is None else self._read(outcome.begins)
+        goes_on = active & stays
+        self._current = _where(active, _where(goes_on, last, begins), None)
+        joins = ~present & (active | over.unsqueeze(-1))
+        terminated, truncated = terminated & present, (truncated & present) | joins
+        reward = torch.as_tensor(outcome.reward, device=self.device)
+        if tuple(reward.shape) != self._shape:
+            raise ArgumentError(f"The reward of {name} must have shape {list(self._shape)}, got {list(reward.shape)}.")
+        shared = _where(over, last, self._current)
+        entries = self._entries(_where(present, last, None), present, shared)
+        entries[REWARD] = torch.where(present, reward, 0.0).to(torch.float32).reshape(-1, 1)
+        done = terminated | truncated
+        flags = {TERMINATED: terminated, TRUNCATED: truncated, DONE: done}
+        entries |= {key: value.reshape(-1, 1) for key, value in flags.items()}
+        self.active, self._ended, self._over = active, done, over
+        return like(tensordict, entries, self.batch_size, self.device)
+
+    def _flags(self, name: str, value: Any) -> Tensor:
+        """Return flags ``[n]`` or ``[n, A]`` as ``[n, A]``."""
+        flags = torch.as_tensor(value, device=self.device)
+        wanted = [self._shape] if name == "active" else [self._shape, self._shape[:1]]
+        if flags.dtype != torch.bool or tuple(flags.shape) not in wanted:
+            raise ArgumentError(
+                f"{name} of {type(self).__name__} must be bool of shape {' or '.join(str(list(s)) for s in wanted)}, "
+                f"got {flags.dtype} of shape {list(flags.shape)}."
+            )
+        return flags if flags.ndim == len(self._shape) else flags.unsqueeze(-1).expand(self._shape)
+
+    def _named(self, flags: Tensor) -> list[str]:
+        return [name for name, any_ in zip(self.agents, flags.any(0).tolist(), strict=True) if any_]
+
+    def _read(self, observed: Observed) -> _Entries:
+        """Return observations by key, ``[n, A, ...]``, checked."""
+        found = {OBSERVATION: observed} if isinstance(observed, Tensor) else dict(observed)
+        specs = dict(self._own.spec.items(True, True))
+        if found.keys() != specs.keys():
+            raise ArgumentTypeError(
+                f"The observations of {type(self).__name__} must be {[*specs]}, as in its observation_space, got "
+                f"{[*found]}."
+            )
+        for key, value in found.items():
+            shape = (*self._shape, *specs[key].shape)
+            if tuple(value.shape) != shape:
+                raise ArgumentError(
+                    f"The observation {dotted(key)!r} of {type(self).__name__} must have shape {list(shape)}, got "
+                    f"{list(value.shape)}."
+                )
+        return {key: value.to(self.device, specs[key].dtype) for key, value in found.items()}
+
+    def _entries(self, own: _Entries, present: Tensor, shared: _Entries) -> dict[Any, Tensor]:
+        """Return the entries of all rows.
+
+        Args:
+            own: observations of the agent of each row, ``[n, A, ...]``.
+            present: whether it takes part, bool ``[n, A]``.
+            shared: observations of the agents as the other agents' states have them, ``[n, A, ...]``.
+        """
+        entries: dict[Any, Tensor] = {key: value.flatten(0, 1) for key, value in own.items()}
+        if self._ids is not None:
+            entries[AGENT_ID] = self._ids
+        if self._returns_state:
+            entries[STATE] = self._all_observations(own, shared)
+        if self._agents_leave:
+            entries[AGENT_MASK] = present.reshape(-1, 1)
+        return entries
+
+    def _all_observations(self, own: _Entries, shared: _Entries) -> Tensor:
+        """Return the observations of all agents, ``[n * A, A * size]``; in each row, its agent's are its own."""
+        mine, all_ = (torch.cat([value.flatten(2) for value in found.values()], -1) for found in (own, shared))
+        n, agents, size = mine.shape
+        is_own = torch.eye(agents, dtype=torch.bool, device=mine.device)[:, :, None]
+        state = torch.where(is_own, mine.unsqueeze(2), all_.unsqueeze(1))
+        return state.reshape(n * agents, agents * size)
+
+    def _set_seed(self, seed: int) -> None:
+        self._seed = seed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_envs={self.num_envs}, agents={self.agents}, device={self.device})"
+
+
+def _where(flags: Tensor, values: _Entries, others: _Entries | None) -> _Entries:
+    """Return ``values`` where ``flags``, bool ``[n]`` or ``[n, A]``, is true, and ``others``, or zeros, elsewhere."""
+    chosen: _Entries = {}
+    for key, value in values.items():
+        mask = flags.reshape(*flags.shape, *(1,) * (value.ndim - flags.ndim))
+        chosen[key] = torch.where(mask, value, 0) if others is None else torch.where(mask, value, others[key])
+    return chosen
+
+
+def check_equal_spaces(what: str, found: Mapping[str, gym.Space[Any]], advice: str) -> None:
+    """Raise if the spaces of agents differ.
+
+    Args:
+        what: ``"observation"`` or ``"action"``.
+        found: spaces by the name of the agent.
+        advice: end of the message.
+
+    Raises:
+        ArgumentError: they differ.
+    """
+    first = next(iter(found.values()))
+    if any(space != first for space in found.values()):
+        raise ArgumentError(
+            f"All agents must have the same {what} space, as they are rows of one batch, but they have "
+            f"{', '.join(f'{space} ({name})' for name, space in found.items())}: {advice}."
+        )

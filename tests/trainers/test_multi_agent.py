@@ -1,0 +1,133 @@
+"""Runs of several agents: shared policies, central critics, absent agents in statistics, names, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import recurl
+from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.modules import RewardScaler
+from recurl.trainers import PPO, A2CConfig, ImpalaConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, evaluate_run
+from recurl.trainers.algorithms.table import make_algorithm
+from recurl.trainers.run.episodes import EpisodeStats
+from recurl.trainers.run.motion import motion_of
+from tests.envs.agents import LIMIT, Walkers
+from tests.trainers.run.test_trainer import differing, final_state, train
+
+pytestmark = pytest.mark.usefixtures("no_curves")
+SMALL = {"num_envs": 6, "rollout_steps": 16, "total_steps": 6 * 64, "hidden_size": 8, "eval_episodes": 12}
+STAYING = {"lives": (None, None, None), "waits": (None, None, None), "agents_leave": False}
+
+
+def walkers(num_envs=3, **options):
+    return Walkers(-(-num_envs // 3), **options)
+
+
+def central(num_envs=3):
+    return walkers(num_envs, return_state=True, agent_ids=True)
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, A2CConfig, ImpalaConfig])
+def test_agents_alone_and_a_central_critic(kind, tmp_path):
+    options = kind(env=central, critic_observations=("state",), cell="gru", **SMALL)
+    assert train(options, tmp_path / "run")[0].env_steps == 384
+    policy = recurl.load(RunFolder(tmp_path / "run"), env=central)
+    assert "Dict('agent_id': Discrete(3), 'observation'" in repr(policy)  # no state, no mask
+    found = evaluate_run(RunFolder(tmp_path / "run"), episodes=12, env=central)
+    assert {*found.lengths} <= {3, 11, 5, 1}  # agent 0 lives 3 steps, or 1 before its environment ends; agent 2, 5 or 1
+    assert 11 in found.lengths
+
+
+def test_a_run_resumes_bit_for_bit_up_to_its_environments(tmp_path):
+    options = PPOConfig(env=walkers, cell="gru", **{**SMALL, "total_steps": 96})
+    train(options, tmp_path / "a")
+    train(options, tmp_path / "b")
+    assert not differing(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
+
+
+def test_absent_agents_change_no_statistics():
+    learner = PPO(PPOConfig(env=walkers, cell="gru", **SMALL, normalize_observations=True, scale_rewards=True))
+    batch = learner.collect()
+    mask = batch["collector", "mask"]
+    assert not mask.all()
+    poisoned = batch.clone()
+    poisoned["observation"][~mask] = 100.0
+    reward, done = batch["next", "reward"].clone(), batch["next", "done"]
+    scaler = RewardScaler(learner.config.gamma, (6,))
+    scaler.update(reward, done, mask)
+    learned = learner.learn(poisoned)
+    moments = learner.agent.norm.moments
+    assert torch.allclose(moments.mean, batch["observation"][mask].mean(0), atol=1e-6)
+    assert int(moments.count) == int(mask.sum()) == int(scaler.moments.count)
+    assert torch.equal(learner.scaler.moments.var, scaler.moments.var)
+    assert all(np.isfinite(value) for value in learned.values())
+    values, targets = (poisoned[key][..., 0][mask] for key in ("state_value", "value_target"))
+    explained = 1 - (targets - values).var(correction=0) / targets.var(correction=0)
+    assert learned["explained_variance"] == pytest.approx(float(explained), abs=1e-4)
+    learner.close()
+
+
+def test_episodes_and_motion_of_agents():
+    torch.manual_seed(0)
+    batch = walkers(6).rollout(40, break_when_any_done=False)
+    reward, done, mask = batch["next", "reward"][..., 0], batch["next", "done"][..., 0], batch["collector", "mask"]
+    stats, halves = EpisodeStats(6), EpisodeStats(6)
+    stats.update(reward, done, present=mask)
+    for part in (slice(0, 13), slice(13, 40)):
+        halves.update(reward[:, part], done[:, part], present=mask[:, part])
+    assert stats.episodes == halves.episodes == int((done & mask).sum())
+    assert sorted(stats.returns) == pytest.approx(sorted(halves.returns))
+    assert {*stats.lengths} <= {1, 3, 5, LIMIT}
+    shown = batch.clone()
+    shown["action"][~mask] = 77.0
+    assert torch.equal(motion_of(batch), motion_of(shown))
+
+
+def test_names_and_rows():
+    pytest.importorskip("vmas")
+    learner = PPO(
+        PPOConfig(
+            env="vmas/balance",
+            env_kwargs=("max_steps=5", "return_state=True"),
+            critic_observations=("state",),
+            cell="gru",
+            **SMALL,
+        )
+    )
+    batch = learner.collect()
+    assert batch["observation"].shape == (6, 16, 16)
+    assert ("collector", "mask") not in batch
+    learner.learn(batch)
+    learner.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"env": "vmas/balance", "num_envs": 7}, "set --num-envs to 9"),
+        (
+            {"env": "vmas/balanc"},
+            "--env vmas/balanc can't be used: VMAS has no scenario 'balanc'. Did you mean balance",
+        ),
+        ({"env": "pettingzoo/sisl/none"}, "PettingZoo has no module 'sisl/none'"),
+        ({"env": "vmas/"}, "is named vmas/SCENARIO or pettingzoo/MODULE, got 'vmas/'"),
+        ({"env": "vmas/balance", "wrapper": ("a:B",)}, "doesn't support --wrapper: leave it out"),
+    ],
+)
+def test_refused_options(options, said):
+    with pytest.raises(ArgumentError, match=said):
+        PPO(PPOConfig(**{**SMALL, **options}))
+
+
+@pytest.mark.parametrize("kind", [SACConfig, R2D2Config])
+def test_replay_refuses_absent_agents(kind):
+    action = {"action": "discrete"} if kind is R2D2Config else {}
+    options = {"num_envs": 3, "rollout_steps": 8, "total_steps": 240, "cell": "gru", "learning_starts": 24}
+    name = kind.algorithm_name()
+    with pytest.raises(UnsupportedError, match=f"isn't supported with {name}, which replays all steps: use ppo"):
+        make_algorithm(kind(env=lambda num_envs: walkers(num_envs, **action), **options))
+    learner = make_algorithm(kind(env=lambda num_envs: walkers(num_envs, **STAYING, **action), **options))
+    learner.learn(learner.collect())
+    learner.close()

@@ -12,7 +12,7 @@ from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.core.torch_compat import children_of, has_hooks
 from recurl.modules.interop import for_torchrl
 from recurl.modules.lstm_gru import GRUModule, LSTMModule
-from recurl.nn.loops import is_without_loop, without_loop
+from recurl.nn.rewriting import is_rewritten, rewritten
 from recurl.nn.swapped import SwappedGRU, SwappedLSTM, swap_layer
 from recurl.sequences.mode import recurrent_mode
 
@@ -84,12 +84,12 @@ def accelerate(model: nn.Module) -> Accelerated:
     if not result.swapped:
         raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
     for place, module in model.named_modules():
-        _swap_loops(place, type(module), result)
+        _swap_passes(place, type(module), result)
     return result
 
 
-def _swap_loops(place: str, kind: type[nn.Module], result: Accelerated) -> None:
-    """Replace loops in the methods of a class; objects of it whose layers aren't swapped run them as before."""
+def _swap_passes(place: str, kind: type[nn.Module], result: Accelerated) -> None:
+    """Replace passes over sequences in the methods of a class; objects without swapped layers run them as before."""
     for owner in kind.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "recurl", "builtins"):
             continue
@@ -98,16 +98,15 @@ def _swap_loops(place: str, kind: type[nn.Module], result: Accelerated) -> None:
             if not inspect.isfunction(function):
                 continue
             spot = f"{place}.{name}" if place else name
-            if is_without_loop(function):
+            if is_rewritten(function):
                 result.swapped[spot] = "swapped before"
                 continue
-            made, why = without_loop(function)
+            made, what = rewritten(function)
             if made is not None:
                 bound = type(attribute) if isinstance(attribute, staticmethod | classmethod) else None
                 setattr(owner, name, made if bound is None else bound(made))
-                result.swapped[spot] = "a loop with masks, now one call with resets"
-            elif why is not None:
-                result.kept[spot] = why
+            if what is not None:
+                (result.kept if made is None else result.swapped)[spot] = what
 
 
 def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:

@@ -127,14 +127,11 @@ def _run(net: RecurrentNet, x: Tensor, states: States | None, resets: Tensor | N
 def _cut(
     net: RecurrentNet, x: Tensor, rows: States | None, first: Tensor | None, resets: Tensor | None
 ) -> tuple[States | None, Boundaries]:
-    """Return the states as stored in the stream of all rows, and its segments."""
+    """Return the states of the first step of each row, as stored in the stream of all rows, and its segments."""
     batch, time = x.shape[:2]
     if resets is None or first is None:
         cuts = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=x.device) * time, batch * time)
-        if rows is None:
-            return None, cuts
-        # Of every token, without copies; only that of the first one is read.
-        return tuple(one.unsqueeze(1).expand(batch, time, *one.shape[1:]).flatten(0, 1) for one in rows), cuts
+        return rows, cuts
     cuts = Boundaries.from_is_init(resets, batch_shape=resets.shape)
     if rows is None:
         return None, cuts

@@ -43,7 +43,7 @@ class Shared(CategoricalMixin, DeterministicMixin, Model):
 
     def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[Tensor, dict[str, Any]]:
         observations = self.encoder(inputs["observations"])
-        terminated = inputs.get("terminated", None)
+        terminated = inputs.get("terminated")
         hidden_states, cell_states = inputs["rnn"][0], inputs["rnn"][1]
 
         # training

@@ -28,7 +28,7 @@ class TensorCartPole:
     def step(self, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Push to the right where ``right``, else to the left; return rewards, and what terminates and is truncated."""
         one = self.one
-        x, speed, angle, turn = self.state.unbind(1)
+        _, speed, angle, turn = self.state.unbind(1)
         force = torch.where(right, one.force_mag, -one.force_mag).double()
         cos, sin = angle.cos(), angle.sin()
         push = (force + one.polemass_length * turn.square() * sin) / one.total_mass

@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+import recurl.nn
+from recurl import recurrence
 from recurl.core.errors import ArgumentError, ArgumentTypeError
-from recurl.nn import GRU, LSTM, CellNet, RecurrentNet
+from recurl.nn import GRU, LSTM, CellNet, MemoryNet, RecurrentNet
 from recurl.recurrence import CELLS
 
 OPTIONS = {"gtrxl": "(window=3)"}
@@ -213,6 +216,30 @@ def test_flags_may_be_reused_before_the_backward_pass() -> None:
         resets.fill_(True)
         (grad,) = torch.autograd.grad(features.sum(), h)
         assert grad.all()
+
+
+@pytest.mark.parametrize("name", sorted(set(CELLS) - {"lstm", "gru"}))
+def test_memories_by_name(name: str) -> None:
+    plain = CellNet(f"{name}{OPTIONS.get(name, '')}", 3, 8, 2, batch_first=True, dtype=FLOAT)
+    cell: Any = plain.cell
+    (kind,) = (one for one in MemoryNet.__subclasses__() if isinstance(cell, getattr(recurrence, one.cell_class)))
+    assert getattr(recurl.nn, kind.__name__) is kind
+    assert kind.__name__.lower() == name.replace("_", "")
+    options = {one.name: getattr(cell, one.name) for one in fields(cell)}
+    net = kind(3, 8, 2, batch_first=True, dtype=FLOAT, **options)
+    net.load_state_dict(plain.state_dict())
+    x, resets = torch.randn(2, 5, 3, dtype=FLOAT), torch.rand(2, 5) < 0.3
+    for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert type(one) is kind
+        torch.testing.assert_close(one(x, resets=resets), plain(x, resets=resets), rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match=rf"{kind.__name__} has no argument size; those of its cell are \w+"):
+        kind(3, 8, size=3)
+
+
+def test_the_text_of_a_memory() -> None:
+    s5 = recurl.nn.S5(3, 8, num_layers=2, batch_first=True, state_size=4, norm=False)
+    assert str(s5) == "S5(3, 8, num_layers=2, batch_first=True, state_size=4, norm=False)"
+    assert str(recurl.nn.Mamba2(3, 8)) == "Mamba2(3, 8)"
 
 
 def test_copies_and_former_paths() -> None:

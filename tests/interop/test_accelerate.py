@@ -310,6 +310,18 @@ def test_what_cant_be_swapped_says_why() -> None:
         recurl.accelerate(Own(3, 4))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.ao")
+def test_quantized_layers() -> None:
+    quantize: Any = torch.ao.quantization.quantize_dynamic
+    plain, x = nn.Sequential(nn.LSTM(3, 8)), torch.randn(5, 2, 3)
+    model = copy.deepcopy(plain)
+    recurl.accelerate(model)
+    torch.testing.assert_close(quantize(model, {nn.LSTM})(x), plain(x))  # found by class, so left as it is
+    model[0].__class__ = nn.LSTM
+    assert torch.equal(quantize(model, {nn.LSTM})(x)[0], quantize(plain, {nn.LSTM})(x)[0])
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_layers_in_the_ways_that_they_are_used() -> None:
     plain = nn.LSTM(3, 8)

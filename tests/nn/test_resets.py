@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import recurl.nn
 from recurl import recurrence
@@ -263,6 +264,55 @@ def test_compiled_whole() -> None:
     torch.testing.assert_close(compiled(x, states, resets), net(x, states, resets))
 
 
+def test_dispatch_modes_see_the_call() -> None:
+    x, resets = torch.randn(5, 2, 3, dtype=FLOAT), torch.rand(5, 2) < 0.3
+    for name in ("lstm", "gru", "s5"):
+        net = net_of(name)
+        with TorchDispatchLog() as log:
+            found = [
+                net(x, resets=resets)[0],
+                *torch.autograd.grad(net(x, resets=resets)[0].sum(), [*net.parameters()]),
+            ]
+        assert any(one.startswith("recurl::") for one in log.seen)
+        features = net(x, resets=resets)[0]
+        expected = [features, *torch.autograd.grad(features.sum(), [*net.parameters()])]
+        torch.testing.assert_close(found, expected)
+
+
+class TorchDispatchLog(TorchDispatchMode):
+    """Records the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+def test_fake_tensors() -> None:
+    program = """
+import torch, recurl.nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+layers = [torch.nn.LSTM(3, 4), torch.nn.GRU(3, 4, 2)]
+recurl.accelerate(torch.nn.ModuleList(layers))
+for net in (*layers, recurl.nn.LSTM(3, 4, bidirectional=True), recurl.nn.S5(3, 8)):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    for time in (5, 1):
+        with mode:
+            x = torch.randn(time, 2, 3)
+            features, _ = net(x, resets=torch.zeros(time, 2, dtype=torch.bool))
+        assert isinstance(features, FakeTensor) and features.shape == net(torch.randn(time, 2, 3))[0].shape
+        outside, _ = net(x)
+        assert isinstance(outside, FakeTensor)
+        features.sum().backward()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_torch_is_enough() -> None:
     program = """
 import sys
@@ -276,6 +326,8 @@ for net in (recurl.nn.LSTM(3, 4), *(recurl.nn.CellNet(name, 3, 8) for name in ("
     features, _ = net(torch.randn(5, 2, 3), resets=torch.rand(5, 2) < 0.3)
     features.sum().backward()
     net(torch.randn(1, 2, 3))
+layer = torch.nn.LSTM(3, 4)
+print(recurl.accelerate(layer))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

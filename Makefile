@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(shell find src/recurl/native
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile torch -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps torchrl gymnax xminigrid chex toolz rsl-rl-lib stable-baselines3 sb3-contrib vmas gym pettingzoo -c constraints.txt  # vmas wants an old pyglet for display; the first two pin tensordict 0.14, gymnasium 1.3; xminigrid wants 30 MB of ffmpeg, rsl_rl loggers
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps torchrl gymnax xminigrid chex toolz rsl-rl-lib gitpython gitdb smmap skrl stable-baselines3 sb3-contrib vmas gym pettingzoo -c constraints.txt  # the first two pin tensordict 0.14, gymnasium 1.3; xminigrid wants 30 MB of ffmpeg, rsl_rl loggers, of which GitPython is enough, vmas an old pyglet for display
 	touch $(STAMP)
 
 train: setup  ## train a memory policy on masked CartPole and show the result

@@ -7,6 +7,7 @@ included (on a GPU: wall-clock time); the gain is the median of the ratios withi
     python benchmarks/bench_accelerate.py                                  # at the sizes of bench_ppo.py
     python benchmarks/bench_accelerate.py --hidden-size 256 --rounds 5 --systems sb3 cleanrl
     python benchmarks/bench_accelerate.py --hidden-size 256 --num-envs 64 --device cuda
+    python benchmarks/bench_accelerate.py --hidden-size 256 --num-envs 256 --rollout-steps 24 --systems rsl_rl skrl
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from results_file import append
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "accelerate.csv"
-OTHERS = ("sb3", "sb3-shared", "cleanrl", "torchrl", "torchrl-best")
+OTHERS = ("sb3", "sb3-shared", "cleanrl", "torchrl", "torchrl-best", "rsl_rl", "skrl")
 """Systems of bench_ppo.py that aren't recurl."""
 
 
@@ -48,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2048, help="environment steps of a round")
     parser.add_argument("--warmup", type=int, default=2048, help="environment steps before")
     parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--rollout-steps", type=int, default=128, help="steps per environment in a batch")
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="device of the networks")
@@ -83,6 +85,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, object] | None
     return about(name, facts[plain] or {}, options) | {
         "hidden_size": options.hidden_size,
         "num_envs": options.num_envs,
+        "rollout_steps": options.rollout_steps,
         "rounds": options.rounds,
         "train_us": f"{statistics.median(times[plain]):.1f}",
         "accelerated_us": f"{statistics.median(times[ours]):.1f}",

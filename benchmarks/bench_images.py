@@ -45,7 +45,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--hidden-size", type=int, default=256)
     options = parser.parse_args()
-    options.task, options.solve = "frames", 0
+    options.task, options.solve, options.rollout_steps = "frames", 0, 128
     options.python = {"recurl": sys.executable, **dict(entry.split("=", 1) for entry in options.python)}
     return options
 

@@ -71,6 +71,8 @@ SYSTEMS = {
     "sb3": System("run_sb3.py"),
     "sb3-shared": System("run_sb3.py", "shared"),
     "cleanrl": System("run_cleanrl.py"),
+    "rsl_rl": System("run_rsl_rl.py"),
+    "skrl": System("run_skrl.py"),
 }
 
 
@@ -106,6 +108,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2048, help="environment steps before")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--rollout-steps", type=int, default=128, help="steps per environment in a batch")
     parser.add_argument("--solve", type=int, default=0, help="train until solved, for at most this many steps")
     parser.add_argument("--profile", action="store_true", help="recurl's stages")
     parser.add_argument("--top", type=int, default=0, help="lines of code to show for each stage of a profile")
@@ -133,8 +136,9 @@ def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) ->
         "task": options.task,
         "variant": system.variant,
         "num-envs": rows,
+        "rollout-steps": options.rollout_steps,
         "hidden-size": options.hidden_size,
-        "warmup": max(options.warmup, rows * 128),
+        "warmup": max(options.warmup, rows * options.rollout_steps),
         "threads": options.threads,
         "solve": options.solve,
         "seed": seed,

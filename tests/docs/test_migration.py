@@ -208,6 +208,21 @@ def test_absent_names_say_what_to_write(module: str, name: str) -> None:
         getattr(found, name)
 
 
+PACKAGES = ["collectors", "data", "data.replay_buffers", "envs", "envs.transforms", "envs.utils", "modules"]
+PACKAGES += ["objectives", "objectives.value"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_of_torchrl_is_there_or_says_what_to_write(package: str) -> None:
+    theirs = pytest.importorskip(f"torchrl.{package}")
+    ours = importlib.import_module(f"recurl.{package}")
+    public = [name for name in getattr(theirs, "__all__", vars(theirs)) if not name.startswith("_")]
+    names = {name for name in public if not inspect.ismodule(getattr(theirs, name))}
+    assert len(names) > 5
+    assert sorted(name for name in names if not hasattr(ours, name) and name not in ABSENT[f"recurl.{package}"]) == []
+
+
 @pytest.mark.parametrize("advice", sorted({advice for names in ABSENT.values() for advice in names.values()}))
 def test_what_to_write_exists(advice: str) -> None:
     for name in re.findall(r"\b(?:recurl|gymnasium|tensordict)(?:\.\w+)+", advice):

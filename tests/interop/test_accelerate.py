@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import recurl
 from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.modules.accelerate import Accelerated
-from recurl.nn.loops import without_loop
+from recurl.nn.rewriting import rewritten
 from recurl.nn.swapped import swap_layer
 from recurl.recurrence import record_backends
 
@@ -97,6 +97,22 @@ LOOP = f"""def run(self, xs, state, dones, flag=True):
         ys += [y]
     return torch.cat(ys), state
 """
+PARTS = """def run(self, x, state, ended, other=None, flag=True):
+    h, c = state
+    if flag:
+        ys = []
+        cuts = [0] + (ended[:, :-1].any(0).nonzero()[:, 0] + 1).tolist() + [x.shape[1]]
+        for i in range(len(cuts) - 1):
+            i0, i1 = cuts[i], cuts[i + 1]
+            y, (h, c) = self.lstm(x[:, i0:i1, :], (h, c))
+            h[:, ended[:, i1 - 1], :] = 0
+            c[:, ended[:, i1 - 1], :] = 0
+            ys.append(y)
+        y = torch.cat(ys, dim=1)
+    else:
+        y, (h, c) = self.lstm(x, (h, c))
+    return y, (h, c)
+"""
 OTHERS = {
     "encodes": LOOP.replace(KEEP, f"x = self.enc(x)\n        {KEEP}"),
     "turns flags": LOOP.replace(KEEP, f"d = 1.0 - d\n        {KEEP}"),
@@ -120,6 +136,21 @@ OTHERS = {
     "private": LOOP.replace("self.lstm", "self.__lstm"),
     "inner function": LOOP.replace("ys = []", "ys = []\n    last = lambda: y"),
     "decorated": "@torch.no_grad()\n" + LOOP,
+    "global": LOOP.replace("    ys = []", "    global y\n    ys = []"),
+    "adds to the last output": LOOP.replace("return torch.cat(ys)", "y += 1\n    return torch.cat(ys)"),
+    "last output if": LOOP.replace("return torch.cat(ys)", "if flag: y = xs\n    return torch.cat(ys) + y"),
+    "unknown cuts": PARTS.replace("len(cuts) - 1", "len(cuts)"),
+    "overlapping parts": PARTS.replace("cuts[i + 1]", "cuts[i + 1] + 1"),
+    "parts of more": PARTS.replace("x[:, i0:i1, :]", "x[:, i0:i1, 1:]"),
+    "keeps c": PARTS.replace("c[:, ended[:, i1 - 1], :] = 0", "h[:, ended[:, i1 - 1], :] = 0"),
+    "zeroes one": PARTS.replace("            c[:, ended[:, i1 - 1], :] = 0\n", ""),
+    "other flags": PARTS.replace("c[:, ended[:, i1 - 1]", "c[:, other[:, i1 - 1]"),
+    "flags of the next step": PARTS.replace("i1 - 1", "i1"),
+    "sets to one": PARTS.replace("] = 0", "] = 1"),
+    "turns states": PARTS.replace("(h, c))", "(c, h))"),
+    "joins the first dimension": PARTS.replace("dim=1", "dim=0"),
+    "reads the last part": PARTS.replace("return y", "return y, i0"),
+    "of an attribute": PARTS.replace("x[", "self.x["),
 }
 
 
@@ -198,23 +229,35 @@ def written(source: str, folder: Path) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_loops_stay(name: str, tmp_path: Path) -> None:
-    made, why = without_loop(written(OTHERS[name], tmp_path))
+    made, why = rewritten(written(OTHERS[name], tmp_path))
     assert made is None
     assert why is not None or name == "decorated"
 
 
+def test_loops_inside_of_branches(tmp_path: Path) -> None:
+    source = LOOP.replace("\n    ", "\n        ").replace("flag=True):\n", "flag=True):\n    y = 0\n    if flag:\n")
+    for text in (
+        source,
+        source.replace("return torch.cat(ys), state", "y = torch.cat(ys)\n    return y, state"),
+        PARTS,
+    ):
+        made, what = rewritten(written(text, tmp_path))
+        assert made is not None
+        assert "now one call with resets" in (what or "")
+
+
 def test_a_file_that_has_changed_is_not_compiled_again(tmp_path: Path) -> None:
     function = written(LOOP, tmp_path)
-    assert without_loop(function)[0] is not None
+    assert rewritten(function)[0] is not None
     path = Path(function.__code__.co_filename)
     path.write_text(path.read_text().replace("cat(ys)", "cat(ys) * 100"))
     linecache.clearcache()
-    assert "has the file changed?" in (without_loop(function)[1] or "")
+    assert "has the file changed?" in (rewritten(function)[1] or "")
 
 
 def test_a_rewritten_method_is_the_same_function(tmp_path: Path) -> None:
     source = LOOP.replace("flag=True", "*rest, scale: 'float' = 2.0, **others").replace("cat(ys)", "cat(ys) * scale")
-    made, _ = without_loop(written(source, tmp_path))
+    made, _ = rewritten(written(source, tmp_path))
     assert made is not None
     model = nn.LSTM(3, 8)
     swap_layer(model)
@@ -265,6 +308,18 @@ def test_what_cant_be_swapped_says_why() -> None:
         recurl.accelerate(nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match=r"Nothing to accelerate: the model stays as it was: Own is a subclass"):
         recurl.accelerate(Own(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.ao")
+def test_quantized_layers() -> None:
+    quantize: Any = torch.ao.quantization.quantize_dynamic
+    plain, x = nn.Sequential(nn.LSTM(3, 8)), torch.randn(5, 2, 3)
+    model = copy.deepcopy(plain)
+    recurl.accelerate(model)
+    torch.testing.assert_close(quantize(model, {nn.LSTM})(x), plain(x))  # found by class, so left as it is
+    model[0].__class__ = nn.LSTM
+    assert torch.equal(quantize(model, {nn.LSTM})(x)[0], quantize(plain, {nn.LSTM})(x)[0])
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
@@ -322,20 +377,6 @@ def test_sb3_contrib_learns_the_same(lstms: dict[str, bool]) -> None:
         algorithm.learn(96)
         learned.append([parameter.detach() for parameter in algorithm.policy.parameters()])
     torch.testing.assert_close(*learned, rtol=1e-4, atol=1e-6)
-
-
-def test_rsl_rl() -> None:
-    rnn = pytest.importorskip("rsl_rl.modules.rnn")
-    plain = rnn.RNN(3, 8, 2, "gru").to(FLOAT)
-    model = copy.deepcopy(plain)
-    assert recurl.accelerate(model).swapped == {"rnn": "torch.nn.GRU"}
-    x, masks = torch.randn(5, 4, 3, dtype=FLOAT), torch.ones(5, 4, dtype=torch.bool)
-    start = torch.randn(2, 4, 8, dtype=FLOAT)
-    torch.testing.assert_close(model(x, masks, start), plain(x, masks, start), rtol=1e-12, atol=1e-13)
-    for _ in range(3):
-        torch.testing.assert_close(model(x[0]), plain(x[0]), rtol=1e-12, atol=1e-13)
-        for net in (model, plain):
-            net.reset(torch.tensor([0, 1, 0, 1]))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

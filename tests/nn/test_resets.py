@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import recurl.nn
+from recurl import recurrence
 from recurl.core.errors import ArgumentError, ArgumentTypeError
-from recurl.nn import GRU, LSTM, CellNet, RecurrentNet
+from recurl.nn import GRU, LSTM, CellNet, MemoryNet, RecurrentNet
 from recurl.recurrence import CELLS
 
 OPTIONS = {"gtrxl": "(window=3)"}
@@ -215,6 +219,30 @@ def test_flags_may_be_reused_before_the_backward_pass() -> None:
         assert grad.all()
 
 
+@pytest.mark.parametrize("name", sorted(set(CELLS) - {"lstm", "gru"}))
+def test_memories_by_name(name: str) -> None:
+    plain = CellNet(f"{name}{OPTIONS.get(name, '')}", 3, 8, 2, batch_first=True, dtype=FLOAT)
+    cell: Any = plain.cell
+    (kind,) = (one for one in MemoryNet.__subclasses__() if isinstance(cell, getattr(recurrence, one.cell_class)))
+    assert getattr(recurl.nn, kind.__name__) is kind
+    assert kind.__name__.lower() == name.replace("_", "")
+    options = {one.name: getattr(cell, one.name) for one in fields(cell)}
+    net = kind(3, 8, 2, batch_first=True, dtype=FLOAT, **options)
+    net.load_state_dict(plain.state_dict())
+    x, resets = torch.randn(2, 5, 3, dtype=FLOAT), torch.rand(2, 5) < 0.3
+    for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert type(one) is kind
+        torch.testing.assert_close(one(x, resets=resets), plain(x, resets=resets), rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match=rf"{kind.__name__} has no argument size; those of its cell are \w+"):
+        kind(3, 8, size=3)
+
+
+def test_the_text_of_a_memory() -> None:
+    s5 = recurl.nn.S5(3, 8, num_layers=2, batch_first=True, state_size=4, norm=False)
+    assert str(s5) == "S5(3, 8, num_layers=2, batch_first=True, state_size=4, norm=False)"
+    assert str(recurl.nn.Mamba2(3, 8)) == "Mamba2(3, 8)"
+
+
 def test_copies_and_former_paths() -> None:
     from recurl.modules import python_rnn
 
@@ -236,6 +264,55 @@ def test_compiled_whole() -> None:
     torch.testing.assert_close(compiled(x, states, resets), net(x, states, resets))
 
 
+def test_dispatch_modes_see_the_call() -> None:
+    x, resets = torch.randn(5, 2, 3, dtype=FLOAT), torch.rand(5, 2) < 0.3
+    for name in ("lstm", "gru", "s5"):
+        net = net_of(name)
+        with TorchDispatchLog() as log:
+            found = [
+                net(x, resets=resets)[0],
+                *torch.autograd.grad(net(x, resets=resets)[0].sum(), [*net.parameters()]),
+            ]
+        assert any(one.startswith("recurl::") for one in log.seen)
+        features = net(x, resets=resets)[0]
+        expected = [features, *torch.autograd.grad(features.sum(), [*net.parameters()])]
+        torch.testing.assert_close(found, expected)
+
+
+class TorchDispatchLog(TorchDispatchMode):
+    """Records the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+def test_fake_tensors() -> None:
+    program = """
+import torch, recurl.nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+layers = [torch.nn.LSTM(3, 4), torch.nn.GRU(3, 4, 2)]
+recurl.accelerate(torch.nn.ModuleList(layers))
+for net in (*layers, recurl.nn.LSTM(3, 4, bidirectional=True), recurl.nn.S5(3, 8)):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    for time in (5, 1):
+        with mode:
+            x = torch.randn(time, 2, 3)
+            features, _ = net(x, resets=torch.zeros(time, 2, dtype=torch.bool))
+        assert isinstance(features, FakeTensor) and features.shape == net(torch.randn(time, 2, 3))[0].shape
+        outside, _ = net(x)
+        assert isinstance(outside, FakeTensor)
+        features.sum().backward()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_torch_is_enough() -> None:
     program = """
 import sys
@@ -249,6 +326,8 @@ for net in (recurl.nn.LSTM(3, 4), *(recurl.nn.CellNet(name, 3, 8) for name in ("
     features, _ = net(torch.randn(5, 2, 3), resets=torch.rand(5, 2) < 0.3)
     features.sum().backward()
     net(torch.randn(1, 2, 3))
+layer = torch.nn.LSTM(3, 4)
+print(recurl.accelerate(layer))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

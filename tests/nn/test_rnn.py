@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import recurl.nn
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.modules import GRU, LSTM, GRUCell, GRUModule, LSTMCell, LSTMModule, set_recurrent_mode
 from recurl.recurrence import record_backends
 
@@ -120,3 +121,55 @@ def test_modules_wrap_networks_of_torch_and_of_recurl() -> None:
         assert {id(one) for one in module.parameters()} == {id(one) for one in net.parameters()}
         with pytest.raises(TypeError, match=r"must be a torch\.nn\.GRU, got LSTM"):
             GRUModule(in_key="x", out_key="y", gru=net)  # pyright: ignore[reportArgumentType]
+
+
+def test_cells_refuse_states_that_would_broadcast() -> None:
+    for cell, states in ((LSTMCell(4, 6), "h and c, each"), (GRUCell(4, 6), "h,")):
+        for shape in ([6], [1, 6], [3, 1]):
+            hx = torch.zeros(shape)
+            with pytest.raises(ArgumentError, match=rf"must be {states} of shape \[3, 6\] for this input; got \["):
+                cell(torch.zeros(3, 4), (hx, hx) if isinstance(cell, LSTMCell) else hx)
+        with pytest.raises(ArgumentError, match=r"\[B, I\] or \[I\] with input_size=4; got shape \[2, 3, 4\]"):
+            cell(torch.zeros(2, 3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of torch.nn's layers
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+def test_torchscript_gets_the_layers_of_torch() -> None:
+    x, resets = torch.randn(5, 2, 4), torch.zeros(5, 2, dtype=torch.bool)
+
+    class Model(nn.Module):
+        def __init__(self, memory: nn.Module) -> None:
+            super().__init__()
+            self.memory = memory
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.memory(x)[0]
+
+    for net in (
+        recurl.nn.LSTM(4, 6, 2),
+        recurl.nn.GRU(4, 6, bidirectional=True),
+        recurl.nn.LSTM(4, 6, proj_size=3, bias=False),
+    ):
+        model = Model(net)
+        traced = torch.jit.trace(model, (x,))
+        assert [name for name, _ in traced.named_parameters()] == [name for name, _ in model.named_parameters()]
+        longer = torch.randn(7, 3, 4)
+        for compiled in (traced, torch.jit.script(model)):
+            torch.testing.assert_close(compiled(longer), model(longer))
+    with pytest.raises(UnsupportedError, match=r"can't record resets: use torch\.export"):
+        torch.jit.trace(lambda x: recurl.nn.LSTM(4, 6)(x, resets=resets)[0], (x,))
+    with pytest.raises(UnsupportedError, match=r"runs the cell s5, which torch\.nn doesn't have\. Use torch\.export"):
+        torch.jit.trace(recurl.nn.CellNet("s5", 4, 6), (x,))
+    with pytest.raises(UnsupportedError, match=r"can't compile a CellNet"):
+        torch.jit.script(Model(recurl.nn.CellNet("gru", 4, 6)))
+    hooked = recurl.nn.LSTM(4, 6)
+    hooked.register_forward_hook(lambda *_: None)
+    with pytest.raises(UnsupportedError, match=r"this one has hooks"):
+        torch.jit.script(Model(hooked))
+
+
+def test_the_text_of_a_network() -> None:
+    assert str(recurl.nn.LSTM(4, 6, 2, batch_first=True)) == "LSTM(4, 6, num_layers=2, batch_first=True)"
+    assert str(recurl.nn.GRU(4, 6)) == "GRU(4, 6)"

@@ -15,6 +15,18 @@ _TENSORDICT_MODULE = "write tensordict.nn.TensorDictModule(module, in_keys, out_
 _MLP = "write recurl.modules.MLP(in_features, out_features)"
 _TORCHRL_LOSS = "TorchRL's own loss takes policies of recurl.modules.interop.for_torchrl"
 _SAMPLER = "write TensorDictReplayBuffer(sampler=recurl.data.{})"
+_OWN_ENV = "write GymWrapper(env) around a gymnasium environment, or a subclass of recurl.envs.EnvBase"
+_GYMNASIUM = "wrap it as a gymnasium environment, for instance with shimmy, and write GymWrapper(env)"
+_JAX = "write recurl.envs.JaxEnv(env) around the environment of the library"
+_SIMULATOR = "write recurl.envs.VecTensorEnv(env) around an environment with rsl_rl's VecEnv protocol"
+_AGENTS = "recurl's trainers have one agent; TorchRL's own takes policies of recurl.modules.interop.for_torchrl"
+_MODULE = "TorchRL's own module also works in a tensordict.nn.TensorDictSequential with modules of recurl"
+_FUNCTION = "TorchRL's own function also works on the tensors of recurl's batches"
+_ACTIONS = "convert actions in the environment, for instance with gymnasium.wrappers.TransformAction"
+_SPEC = "write Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot or Unbounded"
+_BUFFER = "write recurl.data.TensorDictReplayBuffer with a storage and a sampler of recurl.data"
+_RANDOM = "leave out the policy, without which env.rollout and Collector act at random"
+_LANGUAGE = "recurl has nothing for language and vision-language-action models: use TorchRL's own"
 
 _TRANSFORMS = {
     "GrayScale": _WRAPPERS.format("gymnasium.wrappers.GrayscaleObservation"),
@@ -52,6 +64,68 @@ _TRANSFORMS = {
         "Stack TargetReturn Timer UnsqueezeTransform VC1Transform VIPTransform gSDENoise",
         _OWN_TRANSFORM,
     ),
+    **_each(
+        "BatchSizeTransform ConditionalPolicySwitch ConditionalSkip DecodeVideoTransform ExpandAs "
+        "FiniteTensorDictCheck Hash NextObservationDelta NextStateReconstructor PolicyAgeFilter RNDTransform "
+        "RayTransform RemoveEmptySpecs SatelliteAttitudeTransform SuccessReward TerminateTransform Tokenizer "
+        "UnaryTransform VIPRewardTransform",
+        _OWN_TRANSFORM,
+    ),
+    **_each(
+        "ActionChunkTransform ActionTokenizerTransform CartesianSolver DiscreteActionProjection FlattenAction "
+        "HumanoidMacroAction MacroAction MacroPrimitive MacroPrimitiveTransform MultiAction RobotMacroAction "
+        "RobotMacroActionMode SatelliteMacroAction TargetMacroAction URScriptPrimitive URScriptPrimitiveTransform",
+        _ACTIONS,
+    ),
+    **_each("ModuleTransform MeanActionSelector", "put the module into the policy"),
+    "MultiStepTransform": "give n_steps to recurl.objectives.DQNLoss, or lmbda to an estimator of "
+    "recurl.objectives.value",
+    "RunningMeanStd": "put recurl.modules.ObservationNorm first in the policy",
+}
+
+_ENV_UTILS = {
+    **_each("MarlGroupMapType check_marl_grouping", _AGENTS),
+    "make_composite_from_td": "write recurl.data.Composite with a spec for each entry",
+}
+
+_ENVS = {
+    **_ENV_UTILS,
+    **_each(
+        "AsyncEnvPool MultiThreadedEnv MultiThreadedEnvWrapper ProcessorAsyncEnvPool ThreadingAsyncEnvPool",
+        "write ParallelEnv",
+    ),
+    **_each(
+        "AntEnv HopperEnv HumanoidEnv MujocoEnv PendulumEnv Walker2dEnv",
+        'write GymEnv("Ant-v5"), or the name of another environment of gymnasium',
+    ),
+    **_each(
+        "BraxEnv BraxWrapper JumanjiEnv JumanjiWrapper MujocoPlaygroundAgentMapping MujocoPlaygroundAgentSpec "
+        "MujocoPlaygroundEnv MujocoPlaygroundWrapper",
+        _JAX,
+    ),
+    **_each("GenesisEnv GenesisWrapper IsaacGymEnv IsaacGymWrapper IsaacLabWrapper MJLabEnv MJLabWrapper", _SIMULATOR),
+    **_each(
+        "CraftGroundEnv CraftGroundWrapper DMControlEnv DMControlWrapper HabitatEnv LiberoEnv LiberoWrapper MOGymEnv "
+        "MOGymWrapper OpenMLEnv ProcgenEnv ProcgenWrapper RoboHiveEnv",
+        _GYMNASIUM,
+    ),
+    **_each(
+        "LBForagingEnv LBForagingWrapper MeltingpotEnv MeltingpotWrapper OpenSpielEnv OpenSpielWrapper PettingZooEnv "
+        "PettingZooWrapper SMACv2Env SMACv2Wrapper UnityMLAgentsEnv UnityMLAgentsWrapper VmasEnv VmasWrapper",
+        _AGENTS,
+    ),
+    **_each(
+        "ChessEnv CubeBowlEnv DreamerEnv FinancialRegimeEnv GymLikeEnv ImaginedEnv LLMHashingEnv MicroDuckEnv "
+        "MicroDuckTask MicroDuckTaskSampler ModelBasedEnvBase SatelliteEnv TicTacToeEnv ToyVLAEnv WorldModelEnv",
+        _OWN_ENV,
+    ),
+    "DreamerDecoder": _MODULE,
+    **_each("EnvMetaData get_env_metadata", "leave it out, ParallelEnv needs no description of its environments"),
+    "env_creator": "write EnvCreator(create_env)",
+    "get_available_libraries": "leave it out, recurl.envs imports a library where it is used",
+    "make_tensordict": "write env.fake_tensordict()",
+    "register_gym_spec_conversion": "convert the space with a gymnasium wrapper",
+    "terminated_or_truncated": 'write tensordict["next", "done"].any()',
 }
 
 _DISTRIBUTIONS = {
@@ -60,7 +134,43 @@ _DISTRIBUTIONS = {
     "NormalParamWrapper": "write nn.Sequential(net, recurl.modules.NormalParamExtractor())",
 }
 
+_MODULES = {
+    **_each(
+        "BatchRenorm1d CEMPlanner ComposeValueTransform ConsistentDropout ConsistentDropoutModule Conv3dNet DTActor "
+        "DecisionTransformer DecisionTransformerInferenceWrapper DiffusionActor DistributionalDQNnet "
+        "DistributionalQValueActor DistributionalQValueHook DistributionalQValueModule DreamerActor DreamerV3BlockGRU "
+        "DreamerV3BlockGRUCell DreamerV3DiscreteActor DreamerV3ImageDecoder DreamerV3ImageEncoder DreamerV3MLP "
+        "DreamerV3SeededPolicy EXP3Score GPWorldModel IdentityValueTransform LeRobotPolicyWrapper MCTSScore "
+        "MCTSScores MPCPlannerBase MPPIPlanner MultiStepActorWrapper ObsDecoder ObsEncoder OneHotOrdinal "
+        "OnlineDTActor Ordinal PUCTScore RBFController RSSMPosterior RSSMPosteriorV3 RSSMPrior RSSMPriorV3 "
+        "RSSMRollout RSSMRolloutV3 RSSMStateEstimatorV3 ReparamGradientStrategy SignedHyperbolicValueTransform "
+        "Squeeze2dLayer SqueezeLayer SymExpTwoHot SymLogValueTransform TinyVLA UCB1TunedScore UCBScore VLAWrapperBase "
+        "ValueTransform WorldModel WorldModelWrapper distributions_maps",
+        _MODULE,
+    ),
+    **_each(
+        "CrossCriticGroupSpec CrossGroupCritic MultiAgentConvNet MultiAgentMLP MultiAgentNetBase QMixer VDNMixer",
+        _AGENTS,
+    ),
+    **_each("LLMMaskedCategorical LMHeadActorValueOperator", _LANGUAGE),
+    "QValueHook": "write recurl.modules.QValueActor",
+    "RandomPolicy": _RANDOM,
+    **_each(
+        "RecurrentMatmulPrecision RecurrentMatmulPrecisionUserMode",
+        "write recurl.modules.set_recurrent_matmul_precision(precision)",
+    ),
+    "VmapModule": "write torch.vmap(module)",
+    "reset_noise": "explore with recurl.modules.EGreedyModule",
+    "set_exploration_modules_spec_from_env": "leave it out, exploration modules take their spec when they are made",
+    **_each("signed_hyperbolic signed_parabolic symexp symlog", _FUNCTION),
+}
+
 _SPECS = {
+    **_each(
+        "Choice MultiOneHot NonTensor Stacked StackedComposite check_no_exclusive_keys "
+        "consolidate_spec contains_lazy_spec",
+        _SPEC,
+    ),
     "CompositeSpec": "write recurl.data.Composite",
     **_each(
         "UnboundedContinuous UnboundedDiscrete UnboundedContinuousTensorSpec UnboundedDiscreteTensorSpec",
@@ -81,37 +191,76 @@ _BUFFERS = {
     "SliceSamplerWithoutReplacement": "write SliceSampler(replacement=False), or for epochs over a batch "
     "recurl.data.SequenceMinibatches",
     **_each("TensorStorage LazyStackStorage CompressedListStorage", "write recurl.data.LazyTensorStorage(max_size)"),
+    **_each(
+        "CompressedListStorageCheckpointer ConditionalUpdateResult ConsumingSampler DEFAULT_DONE_KEYS Flat2TED "
+        "FlatStorageCheckpointer H5Combine H5Split H5StorageCheckpointer HERReplayBuffer HindsightStrategy "
+        "ImmutableDatasetWriter "
+        "ListStorageCheckpointer Nested2TED NestedStorageCheckpointer OfflineToOnlineReplayBuffer RayReplayBuffer "
+        "RemoteTensorDictReplayBuffer ReplayBufferEnsemble RoundRobinWriter SampleUnit SamplerEnsemble "
+        "StalenessAwareSampler StorageCheckpointerBase StorageEnsemble StorageEnsembleCheckpointer "
+        "StoreStorage StreamingSliceSampler TED2Flat TED2Nested TensorDictMaxValueWriter TensorDictRoundRobinWriter "
+        "TensorStorageCheckpointer Trajectory TrajectoryPredicate Transition Writer WriterEnsemble "
+        "filter_trajectories find_start_stop_traj iter_trajectories prefill_replay_buffer traj",
+        _BUFFER,
+    ),
+    "PromptGroupSampler": _LANGUAGE,
     "MultiStep": "give n_steps to recurl.objectives.DQNLoss, or lmbda to an estimator of recurl.objectives.value",
 }
 
+_DATA = {
+    "Sequence": _BUFFER,
+    "Storage": "write recurl.data.replay_buffers.Storage",
+    "DEVICE_TYPING": "write torch.device | str | int",
+    **_each(
+        "AdaptiveKLController ConstantKLController ContentBase DensifyReward History PairwiseDataset PromptData "
+        "PromptTensorDictTokenizer RewardData RolloutFromModel TensorDictTokenizer TokenizedDatasetLoader "
+        "TopKRewardSelector create_infinite_iterator get_dataloader",
+        _LANGUAGE,
+    ),
+    **_each(
+        "ActionTokenizerBase RobotDatasetMetadata UniformActionTokenizer VideoClipRef VocabTailActionTokenizer "
+        "clear_video_decoder_cache set_video_decoder_cache_size validate_vla_tensordict",
+        _LANGUAGE,
+    ),
+    **_each(
+        "BinaryToDecimal HashToInt MCTSForest QueryModule RandomProjectionHash SipHash TensorDictMap TensorMap Tree",
+        _FUNCTION,
+    ),
+}
+
 _COLLECTORS = {
+    **_each("BaseCollector MultiCollector", "write Collector, MultiSyncCollector or MultiAsyncCollector"),
+    "Evaluator": "write env.rollout(max_steps, policy)",
+    "ProfileConfig": "write torch.profiler.profile() around the loop over the collector",
+    "RandomPolicy": _RANDOM,
+    **_each(
+        "MultiProcessedWeightUpdater RayWeightUpdater RemoteModuleWeightUpdater VanillaWeightUpdater WeightUpdaterBase",
+        "write collector.update_policy_weights_()",
+    ),
     "SyncDataCollector": "write Collector",
     "MultiSyncDataCollector": "write MultiSyncCollector",
     "MultiaSyncDataCollector": "write MultiAsyncCollector",
     **_each(
-        "aSyncDataCollector AsyncCollector", "write OverlappedCollector, or MultiAsyncCollector with one environment"
+        "aSyncDataCollector AsyncCollector AsyncBatchedCollector",
+        "write OverlappedCollector, or MultiAsyncCollector with one environment",
     ),
 }
 
 ABSENT: dict[str, dict[str, str]] = {
     "recurl.collectors": _COLLECTORS,
-    "recurl.data": {**_SPECS, **_BUFFERS},
-    "recurl.data.replay_buffers": _BUFFERS,
+    "recurl.data": {**_SPECS, **_BUFFERS, **_DATA},
+    "recurl.data.replay_buffers": {**_BUFFERS, "Sequence": _BUFFER},
     "recurl.data.replay_buffers.samplers": _BUFFERS,
     "recurl.data.replay_buffers.storages": _BUFFERS,
     "recurl.envs": {
         **_TRANSFORMS,
+        **_ENVS,
         **_each("set_gym_backend gym_backend", "leave it out, recurl uses gymnasium"),
         "default_info_dict_reader": "add the entries that the policy reads to the observation with a gymnasium wrapper",
-        **_each(
-            "BraxEnv DMControlEnv HabitatEnv JumanjiEnv ProcgenEnv",
-            "wrap it as a gymnasium environment, for instance with shimmy, and write GymWrapper(env)",
-        ),
-        "MultiThreadedEnv": "write ParallelEnv",
     },
     "recurl.envs.libs.gym": _each("set_gym_backend gym_backend", "leave it out, recurl uses gymnasium"),
     "recurl.envs.transforms": _TRANSFORMS,
-    "recurl.envs.utils": _each("StepMDP _StepMDP", "write step_mdp(tensordict)"),
+    "recurl.envs.utils": {**_ENV_UTILS, **_each("StepMDP _StepMDP", "write step_mdp(tensordict)")},
     "recurl.modules": {
         **_DISTRIBUTIONS,
         "ConvNet": "write recurl.modules.ImageEncoder(shape, width=...), or nn.Sequential with nn.Conv2d",
@@ -131,7 +280,11 @@ ABSENT: dict[str, dict[str, str]] = {
         **_each("NoisyLinear NoisyLazyLinear", "explore with recurl.modules.EGreedyModule"),
         **_each("DuelingCnnDQNet DdpgCnnActor DdpgCnnQNet", "write nn.Sequential with recurl.modules.ImageEncoder"),
         **_each("DdpgMlpActor DdpgMlpQNet", _MLP),
-        **_each("ValueNorm PopArtValueNorm RunningValueNorm", "scale rewards with recurl.modules.RewardScaler"),
+        **_each(
+            "PercentileValueNorm PopArtValueNorm RunningValueNorm ValueNorm",
+            "scale rewards with recurl.modules.RewardScaler",
+        ),
+        **_MODULES,
     },
     "recurl.modules.distributions": _DISTRIBUTIONS,
     "recurl.objectives": {
@@ -142,12 +295,32 @@ ABSENT: dict[str, dict[str, str]] = {
             "DistributionalDQNLoss GAILLoss IQLLoss OnlineDTLoss REDQLoss RNDLoss TD3BCLoss TQCLoss",
             _TORCHRL_LOSS,
         ),
+        **_each(
+            "DreamerActorLoss DreamerModelLoss DreamerV3ActorLoss DreamerV3Loss DreamerV3ModelLoss "
+            "DreamerV3ValueLoss DreamerValueLoss ExponentialQuadraticCost WorldModelLoss",
+            _TORCHRL_LOSS,
+        ),
+        **_each("IPPOLoss MAPPOLoss QMixerLoss", _AGENTS),
+        "AUTO_LOSS_MASK_KEYS": 'leave it out, losses of recurl read ("collector", "mask")',
+        "KLAdaptiveLR": 'write PPOConfig(learning_rate_schedule="adaptive") in recurl.trainers',
+        **_each("hold_out_net hold_out_params", "write torch.no_grad(), or detach the module's output"),
+        "default_value_kwargs": "write loss.make_value_estimator(gamma=..., lmbda=...)",
+        "next_state_value": "write an estimator of recurl.objectives.value",
+        "group_optimizers": "write one optimizer of several parameter groups",
+        **_each(
+            "add_random_module categorical_kl_balanced categorical_kl_terms distance_loss symexp symlog "
+            "two_hot_cross_entropy two_hot_decode two_hot_encode",
+            _FUNCTION,
+        ),
         "TargetNetUpdater": "write SoftUpdate or HardUpdate",
     },
-    "recurl.objectives.value": _each(
-        "TD0Estimate TD1Estimate TDLambdaEstimate ValueEstimatorBase",
-        "write TD0Estimator, TD1Estimator, TDLambdaEstimator",
-    ),
+    "recurl.objectives.value": {
+        **_each(
+            "TD0Estimate TD1Estimate TDLambdaEstimate ValueEstimatorBase",
+            "write TD0Estimator, TD1Estimator, TDLambdaEstimator",
+        ),
+        "MultiAgentGAE": _AGENTS,
+    },
     "recurl.transforms": _TRANSFORMS,
 }
 """Replacements by name, for each module whose ``__getattr__`` raises."""

@@ -10,11 +10,8 @@ from torch import nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.core.torch_compat import children_of, has_hooks
-from recurl.modules.interop import for_torchrl
-from recurl.modules.lstm_gru import GRUModule, LSTMModule
-from recurl.nn.loops import is_without_loop, without_loop
+from recurl.nn.rewriting import is_rewritten, rewritten
 from recurl.nn.swapped import SwappedGRU, SwappedLSTM, swap_layer
-from recurl.sequences.mode import recurrent_mode
 
 __all__ = ["Accelerated", "accelerate"]
 
@@ -43,10 +40,14 @@ def accelerate(model: nn.Module) -> Accelerated:
     * Every ``torch.nn.LSTM`` and ``GRU`` keeps its Parameters, hooks and state dict, so an optimizer goes on. Results
       are the same up to rounding; random masks of dropout differ, and under autocast they are of the parameters' dtype.
       Derivatives of second order and forward mode need ``layer.recurrent_backend = "loop"``. Packed sequences,
-      ``torch.export`` and ``torch.jit.trace`` run torch's own operations.
-    * Loops over time that multiply the states by ``1 - done``, as in CleanRL's agents and in the policies of
-      SB3-Contrib's ``RecurrentPPO``, become one call with resets, in the class of the module: other objects of it run
-      as before. Flags are 0 or 1. A layer with hooks is stepped as before.
+      ``torch.export``, ``torch.jit.trace`` and ``torch.jit.script`` run torch's own operations. What finds layers by
+      their very class, as ``torch.ao.quantization.quantize_dynamic`` does, leaves swapped ones as they are; set
+      ``layer.__class__ = torch.nn.LSTM`` before to get the original.
+    * Passes over sequences become one call, in the class of the module; other objects of it run as before, and so does
+      a layer with hooks. They are loops that multiply the states by ``1 - done`` at each step, as in CleanRL's agents
+      and in the policies of SB3-Contrib's ``RecurrentPPO``, where flags are 0 or 1; loops over the parts of sequences
+      between the ends of episodes, as in the models of skrl's documentation; and the padded trajectories of rsl_rl's
+      recurrent models, which aren't padded then.
     * TorchRL's ``LSTMModule`` and ``GRUModule`` inside a container are replaced by recurl's, with the same Parameters
       and keys. In recurrent mode these write the next states of every step, where TorchRL writes those at the ends of
       sequences and zeros elsewhere, and also start a sequence where ``("collector", "traj_ids")`` changes.
@@ -84,12 +85,12 @@ def accelerate(model: nn.Module) -> Accelerated:
     if not result.swapped:
         raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
     for place, module in model.named_modules():
-        _swap_loops(place, type(module), result)
+        _swap_passes(place, type(module), result)
     return result
 
 
-def _swap_loops(place: str, kind: type[nn.Module], result: Accelerated) -> None:
-    """Replace loops in the methods of a class; objects of it whose layers aren't swapped run them as before."""
+def _swap_passes(place: str, kind: type[nn.Module], result: Accelerated) -> None:
+    """Replace passes over sequences in the methods of a class; objects without swapped layers run them as before."""
     for owner in kind.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "recurl", "builtins"):
             continue
@@ -98,16 +99,15 @@ def _swap_loops(place: str, kind: type[nn.Module], result: Accelerated) -> None:
             if not inspect.isfunction(function):
                 continue
             spot = f"{place}.{name}" if place else name
-            if is_without_loop(function):
+            if is_rewritten(function):
                 result.swapped[spot] = "swapped before"
                 continue
-            made, why = without_loop(function)
+            made, what = rewritten(function)
             if made is not None:
                 bound = type(attribute) if isinstance(attribute, staticmethod | classmethod) else None
                 setattr(owner, name, made if bound is None else bound(made))
-                result.swapped[spot] = "a loop with masks, now one call with resets"
-            elif why is not None:
-                result.kept[spot] = why
+            if what is not None:
+                (result.kept if made is None else result.swapped)[spot] = what
 
 
 def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:
@@ -136,6 +136,11 @@ def _is_torchrls(module: nn.Module) -> bool:
 
 def _of_torchrls(module: Any) -> nn.Module | str:
     """Return recurl's module with the Parameters and keys of TorchRL's, or why there is none."""
+    # Other libraries don't need tensordict.
+    from recurl.modules.interop import for_torchrl  # noqa: PLC0415
+    from recurl.modules.lstm_gru import GRUModule, LSTMModule  # noqa: PLC0415
+    from recurl.sequences.mode import recurrent_mode  # noqa: PLC0415
+
     lstm = type(module).__name__ == "LSTMModule"
     layer = module.lstm if lstm else module.gru
     if type(layer) not in (nn.LSTM, nn.GRU):

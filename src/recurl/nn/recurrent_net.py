@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.core.torch_compat import is_compiling, parameters_of
+from recurl.nn.plain import plain_layer
 from recurl.recurrence import (
     BACKENDS,
     DEFAULT_OPTIONS,
@@ -262,11 +263,16 @@ class RecurrentNet(nn.Module):
             raise ArgumentError(f"The cell {self.cell} has no biases to omit: bias must be True.")
         return shapes
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Return the layer of torch.nn with the same Parameters, which ``torch.jit.script`` compiles instead."""
+        return plain_layer(self)
+
     def extra_repr(self) -> str:
         """Return the sizes and the arguments that differ from their defaults."""
         options = {
             "num_layers": (self.num_layers, 1),
             "bias": (self.bias, True),
+            "batch_first": (self.batch_first, False),
             "dropout": (self.dropout, 0.0),
             "bidirectional": (self.bidirectional, False),
             "proj_size": (self.proj_size, 0),

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, dtype, nn
 
 from recurl import recurrence
+from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.core.torch_compat import NotifiedModule
 from recurl.nn.recurrent_net import RecurrentNet
 from recurl.nn.torch_call import call
@@ -136,6 +137,12 @@ class CellNet(NotifiedModule, RecurrentNet):
         for layer, (weights, *_) in enumerate(self.layer_weights()):
             recurrence.check_step(self.cell, weights, self._sizes(layer), shapes_only=shapes_only)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise UnsupportedError(
+            "torch.jit.script can't compile a CellNet: use torch.export, or recurl.nn.LSTM or GRU, which it replaces "
+            "by torch.nn's."
+        )
+
     def on_conversion(self, before: dtype) -> None:
         """Check the cell's step again if the dtype changed."""
         if self.dtype != before:
@@ -155,8 +162,8 @@ class LSTMCell(nn.LSTMCell):
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:  # noqa: A002 - torch.nn's name
         """Run one step: ``input`` ``[B, I]`` or ``[I]``, ``hx`` h and c ``[B, H]`` or ``[H]`` (zeros if None)."""
-        zero = input.new_zeros(*input.shape[:-1], self.hidden_size)
-        _, (h, c) = LSTM_CELL.step(input, (zero, zero) if hx is None else hx, *_weights(self))
+        h, c = _states_of(self, input, hx, 2)
+        _, (h, c) = LSTM_CELL.step(input, (h, c), *_weights(self))
         return h, c
 
 
@@ -171,9 +178,26 @@ class GRUCell(nn.GRUCell):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:  # noqa: A002 - torch.nn's name
         """Run one step: ``input`` ``[B, I]`` or ``[I]``, ``hx`` ``[B, H]`` or ``[H]`` (zeros if None)."""
-        zero = input.new_zeros(*input.shape[:-1], self.hidden_size)
-        h, _ = GRU_CELL.step(input, (zero if hx is None else hx,), *_weights(self))
+        h, _ = GRU_CELL.step(input, _states_of(self, input, None if hx is None else (hx,), 1), *_weights(self))
         return h
+
+
+def _states_of(cell: nn.RNNCellBase, x: Tensor, given: Any, count: int) -> tuple[Tensor, ...]:
+    """Return the states before a step, zeros if none are given; refuse shapes that would broadcast."""
+    if x.ndim not in (1, 2) or x.shape[-1] != cell.input_size:
+        raise ArgumentError(
+            f"The input must be [B, I] or [I] with input_size={cell.input_size}; got shape {list(x.shape)}."
+        )
+    shape = (*x.shape[:-1], cell.hidden_size)
+    if given is None:
+        zero = x.new_zeros(shape)
+        return (zero,) * count
+    states = tuple(given)
+    if len(states) != count or any(state.shape != shape for state in states):
+        kind = "h and c, each" if count == 2 else "h,"
+        found = ", ".join(str(list(state.shape)) for state in states)
+        raise ArgumentError(f"The states must be {kind} of shape {list(shape)} for this input; got {found}.")
+    return states
 
 
 def _weights(cell: nn.RNNCellBase) -> list[Tensor]:

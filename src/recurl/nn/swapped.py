@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from recurl.core.torch_compat import is_exporting
+from recurl.nn.plain import is_tracing
 from recurl.nn.rnn import GRU, LSTM
 
 __all__ = ["SwappedGRU", "SwappedLSTM", "is_traced", "swap_layer"]
@@ -69,4 +70,4 @@ def swap_layer(module: nn.Module) -> str | None:
 def is_traced() -> bool:
     """Return whether torch is exporting or tracing the call, in a form that has no resets."""
     jit: Any = torch.jit
-    return jit.is_tracing() or jit.is_scripting() or is_exporting()
+    return is_tracing() or jit.is_scripting() or is_exporting()

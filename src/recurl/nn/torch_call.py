@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import LSTM
 from torch.nn.utils.rnn import PackedSequence
 
-from recurl.core.errors import ArgumentError, ArgumentTypeError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.core.precision import resolve_precision
+from recurl.nn.plain import is_tracing, plain_layer
 from recurl.nn.recurrent_net import RecurrentNet
 from recurl.recurrence import Options
 from recurl.sequences.index import Boundaries
 
-__all__ = ["call"]
+__all__ = ["call", "call_padded"]
 
 States = tuple[Tensor, ...]
 
@@ -36,7 +38,10 @@ def call(net: RecurrentNet, x: Any, initial: Any, resets: Any) -> tuple[Tensor, 
     Raises:
         ArgumentError: shapes, dtypes or devices don't fit; resets of a bidirectional network together with states.
         ArgumentTypeError: x is packed; an argument isn't a tensor.
+        UnsupportedError: traced by ``torch.jit`` with resets, or with a cell that torch.nn doesn't have.
     """
+    if is_tracing():
+        return _traced(net, x, initial, resets)
     _check_input(net, x)
     if resets is not None:
         _check_resets(net, x, resets)
@@ -54,6 +59,47 @@ def call(net: RecurrentNet, x: Any, initial: Any, resets: Any) -> tuple[Tensor, 
     return _own(features.transpose(0, 1)), final
 
 
+def call_padded(net: RecurrentNet, x: Tensor, initial: Any, masks: Tensor) -> Tensor:
+    """Run the steps of padded sequences, without the padding.
+
+    Args:
+        net: the network, of one direction and without ``batch_first``.
+        x: ``[T, S, I]``.
+        initial: states before the first step of each sequence, each ``[L, S, *shape]``.
+        masks: bool ``[T, S]``, true at the first steps of each sequence, of which it has at least one.
+
+    Returns:
+        Features ``[N, P or H]`` of the N steps, sequence after sequence.
+    """
+    _check_input(net, x)
+    states, flags = _checked_states(net, x, initial), masks.transpose(0, 1)
+    tokens = x.transpose(0, 1)[flags]
+    lengths = flags.sum(1)
+    ends, total = lengths.cumsum(0), tokens.shape[0]
+    starts = ends - lengths
+    stored = tuple(
+        one.new_zeros(total, *(one.shape[:1] + one.shape[2:])).index_copy(0, starts, one.transpose(0, 1))
+        for one in states
+    )
+    cuts = Boundaries.from_cu_seqlens(torch.cat([starts[:1], ends]), total)
+    features, _ = net.run(tokens, stored, cuts, net.recurrent_backend, _options(x)._replace(after=False))
+    return _own(features)
+
+
+def _traced(net: RecurrentNet, x: Tensor, initial: Any, resets: Any) -> tuple[Tensor, States]:
+    """Record torch's own operations."""
+    if resets is not None:
+        raise UnsupportedError("torch.jit.trace can't record resets: use torch.export, or trace without resets=.")
+    layer = plain_layer(net)
+    pair = isinstance(layer, LSTM)
+    features, final = layer(x, initial if pair or initial is None else initial[0])
+    return features, final if pair else (final,)
+
+
+def _options(x: Tensor) -> Options:
+    return Options(precision=resolve_precision("auto", x.device) if x.is_cuda else "ieee")
+
+
 def _own(features: Tensor) -> Tensor:
     """Return contiguous features; a copy if backward reads them, which edits in place, as of activations, may reach."""
     return features.clone(memory_format=torch.contiguous_format) if features.requires_grad else features.contiguous()
@@ -64,7 +110,7 @@ def _run(net: RecurrentNet, x: Tensor, states: States | None, resets: Tensor | N
     batch, time = x.shape[:2]
     rows = None if states is None else tuple(state.transpose(0, 1) for state in states)
     first = None if resets is None else resets[:, 0].clone()  # the caller may reuse the memory before backward
-    options = Options(precision=resolve_precision("auto", x.device) if x.is_cuda else "ieee")
+    options = _options(x)
     if time == 1 and not net.bidirectional:
         step, after = net.step(x[:, 0], rows, first, options)
         features = step.unsqueeze(1)
@@ -81,14 +127,11 @@ def _run(net: RecurrentNet, x: Tensor, states: States | None, resets: Tensor | N
 def _cut(
     net: RecurrentNet, x: Tensor, rows: States | None, first: Tensor | None, resets: Tensor | None
 ) -> tuple[States | None, Boundaries]:
-    """Return the states as stored in the stream of all rows, and its segments."""
+    """Return the states of the first step of each row, as stored in the stream of all rows, and its segments."""
     batch, time = x.shape[:2]
     if resets is None or first is None:
         cuts = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=x.device) * time, batch * time)
-        if rows is None:
-            return None, cuts
-        # Of every token, without copies; only that of the first one is read.
-        return tuple(one.unsqueeze(1).expand(batch, time, *one.shape[1:]).flatten(0, 1) for one in rows), cuts
+        return rows, cuts
     cuts = Boundaries.from_is_init(resets, batch_shape=resets.shape)
     if rows is None:
         return None, cuts

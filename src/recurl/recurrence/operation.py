@@ -5,7 +5,8 @@
 * in eager mode as an autograd.Function;
 * under ``torch.func`` as an autograd.Function of the form that function transforms need, which is slower. Operators
   can't replace it: inside ``torch.func.grad`` they raise an error, and in forward mode they drop the tangents;
-* while ``torch.compile`` or ``torch.export`` is tracing as operators of ``torch.library``:
+* while ``torch.compile`` or ``torch.export`` is tracing, under dispatch modes, and for tensor subclasses such as fake
+  tensors, as operators of ``torch.library``:
 
   * fake: output shapes follow from input shapes alone, never from the boundaries; outputs are contiguous, and saved
     tensors laid out like those of ``saved_like``.
@@ -26,7 +27,8 @@ from torch.library import Library
 
 from recurl.core.autograd import have_tangents, needs_double_backward
 from recurl.core.errors import UnsupportedError
-from recurl.core.torch_compat import is_compiling, is_forward_mode, is_functorch_active
+from recurl.core.torch_compat import are_modes_active, is_compiling, is_forward_mode, is_functorch_active
+from recurl.native.library import PLAIN_TYPES
 from recurl.recurrence.backend import LayerCall, Options, record_run, without_autocast
 from recurl.recurrence.cells import States, cell_named, remember
 from recurl.recurrence.kernels import Gradients, Inputs, count_outputs
@@ -277,7 +279,7 @@ def run_operation(operation: Operation, call: LayerCall) -> States:
     """Run a call; the outputs are differentiable."""
     inputs, keep = call.inputs, not call.options.recompute
     wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    if is_compiling():
+    if is_compiling() or _is_seen_by_modes(call):
         refuse_forward_mode(operation.name)
         return tuple(operation.forward(*arguments_of(call), wanted and keep)[: count_outputs(call.cell)])
     tangents = is_forward_mode()
@@ -289,6 +291,12 @@ def run_operation(operation: Operation, call: LayerCall) -> States:
     if wanted or tangents:
         return _Recurrence.apply(operation, call, keep, *inputs)
     return operation.run(call, False)[0]
+
+
+def _is_seen_by_modes(call: LayerCall) -> bool:
+    """Return whether dispatch modes or tensor subclasses, such as fake tensors, must see the call."""
+    plain = not are_modes_active() and all(tensor is None or type(tensor) in PLAIN_TYPES for tensor in call.inputs)
+    return not plain and not is_functorch_active() and not is_forward_mode()
 
 
 def _dense(some: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> States:

@@ -25,7 +25,7 @@ def describe_agent(agent: Agent) -> str:
           observation  float32 [3]  numbers, standardized
         layers
           actor.0.0.layer  Linear(in_features=3, out_features=4, bias=True)  16
-          actor.0.1.gru    CellNet(4, 4)                                     120
+          actor.0.1.gru    CellNet(4, 4, batch_first=True)                   120
           actor.0.2        Linear(in_features=4, out_features=2, bias=True)  10
           critic.2         Linear(in_features=4, out_features=1, bias=True)  5
         151 parameters

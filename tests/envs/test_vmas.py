@@ -33,6 +33,7 @@ def test_rows_are_those_of_the_simulator():
         assert torch.equal(rows["next", "state"][:, 0, t], torch.cat(seen, -1))
     assert batch["is_init"][:, 6].all()
     assert not torch.equal(batch["observation"][:, 6], batch["next", "observation"][:, 5])
+    assert not torch.equal(batch["observation"][:, 6], batch["observation"][:, 0])  # places are drawn anew
     assert "agent_mask" not in batch
 
 

@@ -89,6 +89,14 @@ def test_absent_agents_by_hand():
     assert [int(x) for x in "00001000100"] == batch["next", "truncated"][0, :, 0].int().tolist()
 
 
+def test_agents_that_all_begin_anew_do_not_end_their_environment():
+    env = Walkers(1, lives=(3, 3), waits=(0, 0))
+    batch = rollout(env, 14)
+    assert env.resets == [[0], [0]]
+    assert batch["is_init"][..., 0].nonzero()[:5, 1].tolist() == [0, 3, 6, 9, 11]
+    assert batch["collector", "mask"].all()
+
+
 def test_state_and_ids():
     torch.manual_seed(0)
     batch = rollout(Walkers(agent_ids=True, return_state=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 
@@ -33,12 +34,15 @@ def test_rows_are_those_of_the_simulator():
         assert torch.equal(rows["next", "state"][:, 0, t], torch.cat(seen, -1))
     assert batch["is_init"][:, 6].all()
     assert not torch.equal(batch["observation"][:, 6], batch["next", "observation"][:, 5])
+    assert not torch.equal(batch["observation"][:, 6], batch["observation"][:, 0])  # places are drawn anew
     assert "agent_mask" not in batch
 
 
 def test_environments_end_singly_and_have_their_own_random_numbers():
-    torch.manual_seed(0)
     env, other = VmasEnv("balance", 3), VmasEnv("balance", 3)
+    roots = [each.reset()["observation"] for each in (env, env, other)]
+    assert not any(torch.equal(*pair) for pair in itertools.combinations(roots, 2))
+    torch.manual_seed(0)
     env.set_seed(1)
     first = env.rollout(60, break_when_any_done=False)
     ended = first["next", "terminated"].reshape(3, 3, 60)

@@ -5,11 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
 
 import recurl
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.modules import RewardScaler
-from recurl.trainers import PPO, A2CConfig, ImpalaConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, evaluate_run
+from recurl.trainers import (
+    PPO,
+    A2CConfig,
+    ImpalaConfig,
+    PPOConfig,
+    R2D2Config,
+    RunFolder,
+    SACConfig,
+    evaluate_policy,
+    evaluate_run,
+)
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.motion import motion_of
@@ -83,6 +94,13 @@ def test_episodes_and_motion_of_agents():
     shown = batch.clone()
     shown["action"][~mask] = 77.0
     assert torch.equal(motion_of(batch), motion_of(shown))
+
+
+def test_waiting_rows_are_no_episodes_of_an_evaluation():
+    actor = TensorDictModule(lambda x: x, ["observation"], ["action"])
+    found = evaluate_policy(actor, walkers(6), episodes=6 * 4)
+    assert {*found.lengths} == {1, 3, 5, 11}  # agent 0 waits for 2 steps between its episodes
+    assert sorted(found.lengths) == sorted(2 * [3, 3, 1, 3, 11, 11, 11, 11, 5, 5, 1, 5])
 
 
 def test_names_and_rows():

@@ -19,6 +19,7 @@ from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.core.importing import how_to_install
 from recurl.core.keys import OBSERVATION, NestedKey
 from recurl.core.messages import nearest
+from recurl.core.seeding import derive_seed
 from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces
 from recurl.envs.tasks.dynamics import check_count
 
@@ -112,7 +113,8 @@ class VmasEnv(MultiAgentEnv):
         )
         self._random: list[Any] = list(self.simulator.vmas_random_state)
         with self._own_random():
-            self.simulator.seed(int(cast(int, np.random.SeedSequence().entropy) % _MAX_SEED))
+            entropy = cast(int, np.random.SeedSequence().entropy)  # as in Gymnasium, until it is seeded
+            self.simulator.seed(derive_seed(entropy, "VmasEnv") % _MAX_SEED)
 
     @contextmanager
     def _own_random(self) -> Generator[None]:

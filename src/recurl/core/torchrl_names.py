@@ -19,7 +19,9 @@ _OWN_ENV = "write GymWrapper(env) around a gymnasium environment, or a subclass 
 _GYMNASIUM = "wrap it as a gymnasium environment, for instance with shimmy, and write GymWrapper(env)"
 _JAX = "write recurl.envs.JaxEnv(env) around the environment of the library"
 _SIMULATOR = "write recurl.envs.VecTensorEnv(env) around an environment with rsl_rl's VecEnv protocol"
-_AGENTS = "recurl's trainers have one agent; TorchRL's own takes policies of recurl.modules.interop.for_torchrl"
+_AGENTS = "every agent is a row: write a recurl.envs.MultiAgentEnv"
+_AGENTS_NETWORK = "every agent is a row of a network that all share; recurl.modules.SeparateAgents has one for each"
+_MIXER = "TorchRL's own takes policies of recurl.modules.interop.for_torchrl"
 _MODULE = "TorchRL's own module also works in a tensordict.nn.TensorDictSequential with modules of recurl"
 _FUNCTION = "TorchRL's own function also works on the tensors of recurl's batches"
 _ACTIONS = "convert actions in the environment, for instance with gymnasium.wrappers.TransformAction"
@@ -110,10 +112,12 @@ _ENVS = {
         _GYMNASIUM,
     ),
     **_each(
-        "LBForagingEnv LBForagingWrapper MeltingpotEnv MeltingpotWrapper OpenSpielEnv OpenSpielWrapper PettingZooEnv "
-        "PettingZooWrapper SMACv2Env SMACv2Wrapper UnityMLAgentsEnv UnityMLAgentsWrapper VmasEnv VmasWrapper",
+        "LBForagingEnv LBForagingWrapper MeltingpotEnv MeltingpotWrapper OpenSpielEnv OpenSpielWrapper "
+        "SMACv2Env SMACv2Wrapper UnityMLAgentsEnv UnityMLAgentsWrapper",
         _AGENTS,
     ),
+    "PettingZooWrapper": "write recurl.envs.PettingZooEnv",
+    "VmasWrapper": "write recurl.envs.VmasEnv",
     **_each(
         "ChessEnv CubeBowlEnv DreamerEnv FinancialRegimeEnv GymLikeEnv ImaginedEnv LLMHashingEnv MicroDuckEnv "
         "MicroDuckTask MicroDuckTaskSampler ModelBasedEnvBase SatelliteEnv TicTacToeEnv ToyVLAEnv WorldModelEnv",
@@ -149,9 +153,10 @@ _MODULES = {
         _MODULE,
     ),
     **_each(
-        "CrossCriticGroupSpec CrossGroupCritic MultiAgentConvNet MultiAgentMLP MultiAgentNetBase QMixer VDNMixer",
-        _AGENTS,
+        "CrossCriticGroupSpec CrossGroupCritic MultiAgentConvNet MultiAgentMLP MultiAgentNetBase",
+        _AGENTS_NETWORK,
     ),
+    **_each("QMixer VDNMixer", _MIXER),
     **_each("LLMMaskedCategorical LMHeadActorValueOperator", _LANGUAGE),
     "QValueHook": "write recurl.modules.QValueActor",
     "RandomPolicy": _RANDOM,
@@ -300,7 +305,9 @@ ABSENT: dict[str, dict[str, str]] = {
             "DreamerV3ValueLoss DreamerValueLoss ExponentialQuadraticCost WorldModelLoss",
             _TORCHRL_LOSS,
         ),
-        **_each("IPPOLoss MAPPOLoss QMixerLoss", _AGENTS),
+        "IPPOLoss": "every agent is a row of recurl.envs.MultiAgentEnv: write ClipPPOLoss",
+        "MAPPOLoss": 'every agent is a row of recurl.envs.MultiAgentEnv: write ClipPPOLoss with a critic of "state"',
+        "QMixerLoss": _MIXER,
         "AUTO_LOSS_MASK_KEYS": 'leave it out, losses of recurl read ("collector", "mask")',
         "KLAdaptiveLR": 'write PPOConfig(learning_rate_schedule="adaptive") in recurl.trainers',
         **_each("hold_out_net hold_out_params", "write torch.no_grad(), or detach the module's output"),
@@ -319,7 +326,7 @@ ABSENT: dict[str, dict[str, str]] = {
             "TD0Estimate TD1Estimate TDLambdaEstimate ValueEstimatorBase",
             "write TD0Estimator, TD1Estimator, TDLambdaEstimator",
         ),
-        "MultiAgentGAE": _AGENTS,
+        "MultiAgentGAE": "every agent is a row of recurl.envs.MultiAgentEnv: write GAE",
     },
     "recurl.transforms": _TRANSFORMS,
 }

@@ -37,8 +37,8 @@ class PufferLib:
 
     gamma, lmbda = 0.99, 0.95
     documented: Mapping[str, str] = {
-        "every step once": "minibatches are drawn by priority: prio_alpha in config/default.ini",
-        "replay any ends": "minibatches are drawn by priority: some rows weren't drawn",
+        "every-step-once": "minibatches are drawn by priority: prio_alpha in config/default.ini",
+        "replay-any-ends": "minibatches are drawn by priority: some rows weren't drawn",
     }
 
     def __init__(self) -> None:

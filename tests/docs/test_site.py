@@ -31,7 +31,7 @@ PAGES = sorted(path for path in DOCS.rglob("*.md"))
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r"^--8<--\n(.+)\n--8<--$", re.MULTILINE)
 EXECUTED = DOCS / "runs.md"  # by test_runs.py
-LANGUAGES = {"python", "text", "sh"}
+LANGUAGES = {"python", "text", "sh", "py"}  # py: programs of other libraries, which are not run
 RAISING = DOCS / "mistakes.md"  # its code raises, which test_mistakes.py checks
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -341,7 +341,7 @@ def _(adapter: Adapter) -> None:
         _require_every_step(adapter, Script([[terminated(3)], [], [truncated(5)]]), 2)
     except (Failed, NotOffered):
         raise
-    except Exception as error:
+    except Exception as error:  # any, of the library under test
         raise NotOffered(f"refused: {error}") from error
 
 

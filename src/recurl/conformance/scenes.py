@@ -106,12 +106,10 @@ def require_different(what: str, one: Table, other: Table, places: Iterable[Mome
         raise Failed(what)
 
 
-def at(found: Table, *, row: int | None = None, episode: int | None = None, start: int = 0) -> Table:
-    """Select the places of an environment, an episode, and from a step on."""
+def at(found: Table, *, row: int | None = None, episode: int | None = None) -> Table:
+    """Select the places of an environment and an episode."""
     return {
-        place: value
-        for place, value in found.items()
-        if row in (None, place.row) and episode in (None, place.episode) and place.step >= start
+        place: value for place, value in found.items() if row in (None, place.row) and episode in (None, place.episode)
     }
 
 

@@ -14,6 +14,7 @@ FEATURES = 3
 """Numbers of an observation."""
 ACTIONS = 2
 """Number of actions, which change nothing."""
+_MOST_STEPS = 128
 End: TypeAlias = Literal["terminated", "truncated"]
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -110,17 +111,16 @@ class Script:
             if step == self.length(row, episode):
                 episode, step = episode + 1, 0
 
-    def find(self, observations: Any, steps: int = 128) -> list[Moment]:
+    def find(self, observations: Any) -> list[Moment]:
         """Return the places of observations ``[..., 3]``, in the order of the flattened batch.
 
         Args:
-            observations: observations, as float32 numbers that were only copied.
-            steps: number of steps of each environment to search.
+            observations: observations of the first 128 steps, as float32 numbers that were only copied.
 
         Raises:
             LookupError: an observation isn't of this script.
         """
-        known = {self.observation(place).tobytes(): place for place in self._places(steps)}
+        known = {self.observation(place).tobytes(): place for place in self._places(_MOST_STEPS)}
         rows = np.ascontiguousarray(observations, np.float32).reshape(-1, FEATURES)
         missing = [row for row in rows if row.tobytes() not in known]
         if missing:

@@ -4,7 +4,7 @@ Checks compare outputs, states after segments and gradients with a loop in float
 segment and a replayed CUDA graph whose segments change. Then milliseconds, forward and forward with backward, of
 replayed graphs and of eager calls, medians over calls, beside flash-linear-attention if it is installed (``simple_gla``
 or ``gated_delta_rule``, segments as ``cu_seqlens``; where it refuses gradients, for its times) and beside an
-associative scan over states at a size that fits. Nothing is timed if a check fails. Usage::
+associative scan over states. Nothing is timed if a check fails. Usage::
 
     python benchmarks/bench_matrix_recurrence.py
     python benchmarks/bench_matrix_recurrence.py --dtypes bf16 --forms delta --shapes 256x128
@@ -340,17 +340,17 @@ def table(args: argparse.Namespace) -> None:
 
 
 def scans(args: argparse.Namespace) -> None:
-    """Time an associative scan, at a size that fits."""
+    """Time an associative scan, at a small size and, where memory suffices, at 32,768 tokens."""
     kernels = TritonMatrix(precision=args.precision)
-    for form in args.forms:
-        shape = (16, 128)
+    for form, shape in product(args.forms, ((16, 128), SHAPES["256x128"])):
+        name = "x".join(map(str, shape))
         case = case_of(shape, torch.float32, FORMS[form])
         took, other = ours(case, kernels), peer("scan", lambda case=case, shape=shape: scanned(case, shape))
         if other is not None:
-            write("triton", "fp32", form, "16x128", "none", took)
-            write("associative scan", "fp32", form, "16x128", "none", other)
+            write("triton", "fp32", form, name, "none", took)
+            write("associative scan", "fp32", form, name, "none", other)
             times = min(other.forward, other.eager_forward), min(other.both, other.eager_both)
-            print(f"fp32 {form} 16x128: an associative scan over states takes {times[0]:.3f} and {times[1]:.3f} ms, "
+            print(f"fp32 {form} {name}: an associative scan over states takes {times[0]:.3f} and {times[1]:.3f} ms, "
                   f"{times[0] / took.forward:.0f} and {times[1] / took.both:.0f} x ours", flush=True)  # fmt: skip
 
 

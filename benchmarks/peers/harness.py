@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--task", choices=TASKS, default="cartpole")
     options.add_argument("--variant", default="default", help="variant of the setup, if the peer has several")
     options.add_argument("--accelerate", action="store_true", help="run its networks on recurl's backends")
-    options.add_argument("--device", default="cpu", help="device of its networks, of sb3, cleanrl and torchrl")
+    options.add_argument("--device", default="cpu", help="device of the networks; rsl_rl's and skrl's environments too")
     options.add_argument("--num-envs", type=int, default=8)
     options.add_argument("--rollout-steps", type=int, default=128, help="steps per environment in a batch")
     options.add_argument("--hidden-size", type=int, default=64)
@@ -196,7 +196,10 @@ class Stopwatch:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
 
     def read(self, steps: int) -> dict[str, float]:
-        """Return the elapsed times, labeled with the number of environment steps."""
+        """Return the elapsed times, once a GPU has finished, labeled with the number of environment steps."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         return {
             "steps": steps,
             "cpu_s": time.process_time() - self._cpu,

@@ -48,10 +48,12 @@ class RslRl:
         gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
         actor = RNNModel(self.observations, GROUPS, "actor", 1, distribution_cfg=gaussian, **shared)
         critic = RNNModel(self.observations, GROUPS, "critic", 1, **shared)
+        for network in (actor, critic):
+            network.to(options.device)
         if options.accelerate:
             importlib.import_module("recurl").accelerate(nn.ModuleList([actor, critic]))
         self.rows = options.num_envs
-        storage = RolloutStorage("rl", self.rows, self.steps, self.observations, [1], "cpu")
+        storage = RolloutStorage("rl", self.rows, self.steps, self.observations, [1], options.device)
         self.ppo = PPO(
             actor,
             critic,
@@ -66,7 +68,7 @@ class RslRl:
             value_loss_coef=0.5,
             entropy_coef=0.0,
             max_grad_norm=0.5,
-            device="cpu",
+            device=options.device,
         )
         self.parameters = sum(parameter.numel() for net in (actor, critic) for parameter in net.parameters())
         self.versions = {"torch": torch.__version__, "rsl-rl-lib": version("rsl-rl-lib")}

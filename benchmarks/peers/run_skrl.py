@@ -25,7 +25,7 @@ class Shared(CategoricalMixin, DeterministicMixin, Model):
     """Encoder, LSTM, and two heads, in one model for policy and value."""
 
     def __init__(self, observations: Any, actions: Any, options: argparse.Namespace) -> None:
-        Model.__init__(self, observation_space=observations, action_space=actions, device="cpu")
+        Model.__init__(self, observation_space=observations, action_space=actions, device=options.device)
         CategoricalMixin.__init__(self, unnormalized_log_prob=True, role="policy")
         DeterministicMixin.__init__(self, role="value")
         size, self.rows = options.hidden_size, options.num_envs
@@ -96,7 +96,7 @@ class Skrl:
             "observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (2,)),
             "action_space": gymnasium.spaces.Discrete(2),
         }
-        model = Shared(*spaces.values(), options)
+        model = Shared(*spaces.values(), options).to(options.device)
         if options.accelerate:
             importlib.import_module("recurl").accelerate(model)
         self.folder = tempfile.TemporaryDirectory()
@@ -113,9 +113,9 @@ class Skrl:
             "grad_norm_clip": 0.5,
             "experiment": {"directory": self.folder.name, "write_interval": 0, "checkpoint_interval": 0},
         }
-        memory = RandomMemory(memory_size=self.steps, num_envs=self.rows, device="cpu")
+        memory = RandomMemory(memory_size=self.steps, num_envs=self.rows, device=options.device)
         self.agent = PPO_RNN(
-            models={"policy": model, "value": model}, memory=memory, cfg=config, device="cpu", **spaces
+            models={"policy": model, "value": model}, memory=memory, cfg=config, device=options.device, **spaces
         )
         self.agent.init()
         self.agent.enable_training_mode(True)

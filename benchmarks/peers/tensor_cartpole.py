@@ -17,8 +17,9 @@ class TensorCartPole:
         if options.task != "cartpole":
             raise SystemExit(f"environments of tensors are of --task cartpole, not {options.task}")
         self.one, self.limit, self.scale = CartPoleEnv(), EPISODE_STEPS["cartpole"], 0.02 if options.solve else 1.0
-        self.state = torch.empty(options.num_envs, 4, dtype=torch.float64).uniform_(-0.05, 0.05)
-        self.age = torch.zeros(options.num_envs, dtype=torch.int64)
+        self.state = torch.empty(options.num_envs, 4, dtype=torch.float64, device=options.device).uniform_(-0.05, 0.05)
+        self.age = torch.zeros(options.num_envs, dtype=torch.int64, device=options.device)
+        self.bounds = torch.tensor([self.one.x_threshold, self.one.theta_threshold_radians], device=options.device)
         self._finished: list[float] = []
 
     def observe(self) -> Tensor:
@@ -37,15 +38,14 @@ class TensorCartPole:
         change = torch.stack([speed, pull, turn, bend], 1)
         self.state = self.state + one.tau * change
         self.age += 1
-        beyond = self.state[:, 0::2].abs() > torch.tensor([one.x_threshold, one.theta_threshold_radians])
-        terminated = beyond.any(1)
+        terminated = (self.state[:, 0::2].abs() > self.bounds).any(1)
         truncated = self.age >= self.limit
         done = terminated | truncated
         if done.any():
             self._finished += self.age[done].tolist()
-            self.state[done] = torch.empty(int(done.sum()), 4, dtype=torch.float64).uniform_(-0.05, 0.05)
+            self.state[done] = torch.empty_like(self.state[done]).uniform_(-0.05, 0.05)
             self.age[done] = 0
-        return torch.full((len(done),), self.scale), terminated, truncated
+        return torch.full((len(done),), self.scale, device=done.device), terminated, truncated
 
     def finished(self) -> list[float]:
         """Return the returns of the episodes that ended since the last call."""

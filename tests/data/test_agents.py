@@ -142,7 +142,7 @@ LSTM = {"hidden_size": 4, "input_size": 2}
                 out_keys=[("agents", "features"), ("next", "agents", "h"), ("next", "agents", "c")],
             )(nested()),
             ArgumentError,
-            "make every agent a row: recurl.data.agents_as_rows(tensordict), which gives the module 'observation'",
+            "wrap the module, recurl.modules.AgentsAsRows(module, n_agents=3)",
         ),
     ],
 )

@@ -11,7 +11,6 @@ from recurl.core.lazy import lazy_names
 if TYPE_CHECKING:
     from recurl.core.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
     from recurl.core.specs import Categorical as Categorical
-    from recurl.data.agents import agents_as_rows, rows_as_agents
     from recurl.data.minibatches import SequenceMinibatches
     from recurl.data.replay_buffers import (
         BurnIn,
@@ -30,18 +29,19 @@ if TYPE_CHECKING:
         refresh_states,
         slice_priorities,
     )
+    from recurl.sequences.agents import agents_as_rows, rows_as_agents
 
 lazy_names(
     __name__,
     {
         "recurl.core.specs": "Binary Bounded Composite MultiCategorical OneHot TensorSpec Unbounded Categorical",
-        ".agents": "agents_as_rows rows_as_agents",
         ".minibatches": "SequenceMinibatches",
         ".replay_buffers": (
             "BurnIn LazyMemmapStorage LazyTensorStorage ListStorage MidEpisodeBurnIn PrioritizedSampler "
             "PrioritizedSliceSampler RandomSampler ReplayBuffer SamplerWithoutReplacement SliceSampler "
             "TensorDictReplayBuffer ZeroStart refresh_states slice_priorities"
         ),
+        "recurl.sequences.agents": "agents_as_rows rows_as_agents",
     },
 )
 

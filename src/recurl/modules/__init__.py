@@ -7,6 +7,7 @@ from recurl.core.lazy import lazy_names
 if TYPE_CHECKING:
     from recurl.core.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
     from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
+    from recurl.modules.agents_as_rows import AgentsAsRows
     from recurl.modules.blocks import (
         CellOptions,
         FFMModule,
@@ -61,6 +62,7 @@ lazy_names(
     {
         "recurl.core.precision": "get_recurrent_matmul_precision set_recurrent_matmul_precision",
         ".actors": "ActorValueOperator ProbabilisticActor ValueOperator",
+        ".agents_as_rows": "AgentsAsRows",
         ".blocks": (
             "CellOptions FFMModule GTrXLModule GatedDeltaNetModule LRUModule MLSTMModule Mamba2Module MinGRUModule "
             "MinLSTMModule RGLRUModule S5Module SHMModule SLSTMModule"
@@ -94,6 +96,7 @@ __all__ = [
     "ActionPart",
     "ActorValueOperator",
     "AdditiveGaussianModule",
+    "AgentsAsRows",
     "Categorical",
     "CellModule",
     "CellOptions",

@@ -8,6 +8,7 @@ are interchangeable. Only primers differ: TorchRL's environments accept only Tor
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.core.keys import NestedKey
 from recurl.core.specs import TensorSpec
+from recurl.modules.agents_as_rows import AgentsAsRows
 from recurl.modules.utils import recurrent_modules
 
 __all__ = ["for_torchrl"]
@@ -50,12 +52,19 @@ def for_torchrl(module: _M) -> _M:
         )
     for recurrent in found:
         recurrent.primer_type = _primer
+    for agents in module.modules():
+        if isinstance(agents, AgentsAsRows):
+            for recurrent in recurrent_modules(agents):
+                recurrent.primer_type = partial(_primer, group=agents.group, n_agents=agents.n_agents)
     return module
 
 
-def _primer(states: dict[NestedKey, TensorSpec]) -> Any:
-    unbounded: Any = _torchrl("torchrl.data").Unbounded
-    primers = {key: unbounded(spec.shape, dtype=spec.dtype) for key, spec in states.items()}
+def _primer(states: dict[NestedKey, TensorSpec], group: str | None = None, n_agents: int = 1) -> Any:
+    data: Any = _torchrl("torchrl.data")
+    lead = () if group is None else (n_agents,)
+    primers: Any = {key: data.Unbounded((*lead, *spec.shape), dtype=spec.dtype) for key, spec in states.items()}
+    if group is not None:
+        primers = {group: data.Composite(primers, shape=lead)}
     return _torchrl("torchrl.envs").TensorDictPrimer(primers, expand_specs=True)
 
 

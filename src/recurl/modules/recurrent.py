@@ -331,9 +331,10 @@ def _check_no_agents(key: NestedKey, value: Tensor, batch: torch.Size, size: int
         called = "" if key[0] == "agents" else f", group={key[0]!r}"
         raise ArgumentError(
             f"The input {key!r} has shape {list(value.shape)}, with a dimension of {value.shape[lead]} after the batch "
-            f"size {list(batch)}. If these are agents, each with its own state, make every agent a row: "
-            f"recurl.data.agents_as_rows(tensordict{called}), which gives the module {key[-1]!r} "
-            f"[B * {value.shape[lead]}, ...], or an environment of recurl (MultiAgentEnv, VmasEnv, PettingZooEnv)."
+            f"size {list(batch)}. If these are agents, each with its own state, make every agent a row: name single "
+            f"agents' keys ({key[-1]!r}) and wrap the module, recurl.modules.AgentsAsRows(module, n_agents="
+            f"{value.shape[lead]}{called}); or convert the batch, recurl.data.agents_as_rows(tensordict{called}); or "
+            "use an environment of recurl (MultiAgentEnv, VmasEnv, PettingZooEnv)."
         )
 
 

@@ -9,10 +9,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingKeyError
-from recurl.core.keys import COLLECTOR, MASK, NEXT, TRAJ_IDS, normalize_key
+from recurl.core.keys import COLLECTOR, MASK, NEXT, TRAJ_IDS, NestedKey, normalize_key, path_of
 from recurl.sequences.entries import leaves
 
-__all__ = ["agents_as_rows", "rows_as_agents"]
+__all__ = ["agents_as_rows", "in_group", "rows_as_agents"]
 
 _MASK = "mask"  # name of TorchRL's entry in a group of agents
 
@@ -114,11 +114,25 @@ def rows_as_agents(
     for path, value in leaves(cast(Any, tensordict)):
         if path[0] != COLLECTOR:
             entry = value.unflatten(0, (-1, n_agents))
-            inside = path[1:] if path[0] == NEXT else path
-            _set(out, (*path[: len(path) - len(inside)], group, *inside), entry.movedim(1, 1 + time))
+            key = in_group(path, group)
+            inside = key[: 2 if key[0] == NEXT else 1]
+            if inside not in out.keys(include_nested=True):
+                out.set(inside, TensorDict({}, [*out.batch_size, n_agents]))
+            out.set(key, entry.movedim(1, 1 + time))
     if time:
         out.refine_names(..., "time")
     return out
+
+
+def in_group(key: NestedKey, group: str) -> tuple[str, ...]:
+    """Return ``key`` inside a group, ``("next", group, ...)`` if it is under ``"next"``.
+
+    Example:
+        >>> in_group("observation", "agents"), in_group(("next", "reward"), "agents")
+        (('agents', 'observation'), ('next', 'agents', 'reward'))
+    """
+    path = path_of(key)
+    return (NEXT, group, *path[1:]) if path[0] == NEXT else (group, *path)
 
 
 def _number_of_agents(own: dict[tuple[str, ...], Tensor], batch: torch.Size, group: str) -> int:

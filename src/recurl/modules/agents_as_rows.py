@@ -86,7 +86,8 @@ class AgentsAsRows(TensorDictModuleBase):
                 f"{rows.shape[0] // max(1, envs)} agents."
             )
         if self._adds_ids and AGENT_ID not in rows:
-            one_hot = torch.eye(agents, device=tensordict.get(self.in_keys[0]).device).repeat(envs, 1)
+            device = next(iter(rows.values(include_nested=True, leaves_only=True))).device
+            one_hot = torch.eye(agents, device=device).repeat(envs, 1)
             rows.set(AGENT_ID, one_hot.unsqueeze(1).expand(*rows.shape, agents) if time else one_hot)
         written = self.module(rows).select(*self.module.out_keys, strict=False)
         found = rows_as_agents(written, agents, self.group, time=time)

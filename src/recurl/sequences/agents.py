@@ -137,7 +137,10 @@ def in_group(key: NestedKey, group: str) -> tuple[str, ...]:
 
 def _number_of_agents(own: dict[tuple[str, ...], Tensor], batch: torch.Size, group: str) -> int:
     if not own:
-        raise MissingKeyError(f"There is no group of agents {group!r} with entries: name another one with group=.")
+        raise MissingKeyError(
+            f"There is no group of agents {group!r} with entries: name another one with group=. In recurl's own "
+            "environments agents are rows already."
+        )
     lead = len(batch)
     counts = {value.shape[lead] if value.ndim > lead else None for value in own.values()}
     count = counts.pop()

@@ -541,7 +541,7 @@ def _(adapter: Adapter) -> None:
 
 @_check("agents", "agents-advantages")
 def _(adapter: Adapter) -> None:
-    """Advantages are those of each agent alone: terminations don't bootstrap, truncations do, nothing crosses a wait."""
+    """Advantages are those of each agent alone: nothing crosses its termination, truncation or wait."""
     for rollouts in (1, 2, 3):
         _targets(adapter, _LIVES, rollouts)
     _targets(adapter, _SHORT_LIVES)

@@ -156,7 +156,8 @@ def watched(module: nn.Module) -> Generator[list[torch.Tensor]]:
 
 def learned(batch: TensorDictBase, logits: torch.Tensor, values: torch.Tensor) -> Outputs:
     """Return what a loss computed for a batch; steps count whose logits or values have a gradient."""
-    assert logits.grad is not None and values.grad is not None
+    assert logits.grad is not None
+    assert values.grad is not None
     counted = logits.grad.any(-1) | values.grad.any(-1)
     log_probs = Categorical(logits=logits.detach()).log_prob(batch["action"])
     return Outputs(batch["observation"], batch["action"], log_probs, values.detach(), counted=counted)

@@ -35,10 +35,11 @@ SIZE = 16
 class PufferLib:
     """PufferLib, with the settings of its ``config/default.ini`` except discounts, optimizer (Adam) and device."""
 
-    gamma, lmbda = 0.99, 0.95
+    gamma, lmbda, no_agents = 0.99, 0.95, ""
     documented: Mapping[str, str] = {
         "every-step-once": "minibatches are drawn by priority: prio_alpha in config/default.ini",
         "replay-any-ends": "minibatches are drawn by priority: some rows weren't drawn",
+        "agents-count": '"we are not yet handling masks in this version": PuffeRL.evaluate in pufferl.py',
     }
 
     def __init__(self) -> None:
@@ -170,7 +171,13 @@ class _Rendered(ScriptedEnv):
 
 
 def environment(script: Script) -> Any:
-    """Create the environments of a script."""
+    """Create the environments of a script, or that of its agents."""
+    if script.together:
+
+        def together(buf: Any = None, seed: int = 0) -> pufferlib.emulation.PettingZooPufferEnv:
+            return pufferlib.emulation.PettingZooPufferEnv(env=script.make_agents(), buf=buf, seed=seed)
+
+        return pufferlib.vector.make(together, backend=pufferlib.vector.Serial, num_envs=1)
     rows = iter([0, *range(script.num_envs)])  # the first one only tells the spaces
 
     def creator(buf: Any = None, seed: int = 0) -> pufferlib.emulation.GymnasiumPufferEnv:

@@ -41,6 +41,7 @@ FAULTS = {
     "next episode": "episodes-apart",
     "the dead are seen": "agents-death",
     "no reset at returns": "agents-return",
+    "agents transposed": "agents-return",
     "replay through returns": "agents-replay",
     "waiting counts": "agents-count",
     "returns left out": "agents-count",

@@ -47,27 +47,31 @@ class Envs:
 
 
 class Agents:
-    """The agents of one environment; absent ones see zeros."""
+    """The agents of environments; absent ones see zeros."""
+
+    missing = (np.zeros(3, np.float32), 0.0, False, False)
 
     def __init__(self, script: Script) -> None:
-        self.env = script.make_agents()
-        self.names = self.env.possible_agents
+        self.envs = [script.make_agents(env) for env in range(script.num_envs)]
 
     def reset(self) -> Any:
-        return self.stacked(self.env.reset()[0], np.zeros(3, np.float32))
-
-    def stacked(self, values: Mapping[str, Any], missing: Any) -> Any:
-        return np.stack([values.get(name, missing) for name in self.names])
+        return np.stack([seen for env in self.envs for seen in env.reset()[0].values()])
 
     def step(self, actions: Any) -> list[Any]:
-        seen, *others, _ = self.env.step(dict(zip(self.names, actions, strict=True)))
-        missing = (0.0, False, False)
-        return [self.stacked(seen, np.zeros(3, np.float32)), *map(self.stacked, others, missing)]
+        results = [env.step({}) for env in self.envs]
+        return [
+            np.stack([result[part].get(name, missing) for result in results for name in self.envs[0].possible_agents])
+            for part, missing in enumerate(self.missing)
+        ]
 
     def following(self, final: Any, ends: Any) -> tuple[Any, Any]:
         """Return the next observations, and which agents are present."""
-        seen = final * ~ends[:, None] if self.env.agents else self.reset()
-        return seen.astype(np.float32), np.array([name in self.env.agents for name in self.names])
+        seen = np.where(ends[:, None], np.float32(0), final).reshape(len(self.envs), -1, 3)
+        for env, own in zip(self.envs, seen, strict=True):
+            if not env.agents:
+                own[:] = np.stack(list(env.reset()[0].values()))
+        present = [name in env.agents for env in self.envs for name in env.possible_agents]
+        return seen.reshape(-1, 3), np.array(present)
 
 
 class ToyAgent:
@@ -80,8 +84,8 @@ class ToyAgent:
         seed = None if self.has("unseeded") else setup.seed
         self.weights = self.acting = np.random.default_rng(seed).normal(size=(UNITS + 5, UNITS)) * 0.5
         self.random = np.random.default_rng(setup.seed)
-        self.rows = (Agents if self.script.together else Envs)(self.script)
-        self.seen, rows = self.rows.reset(), self.script.num_envs
+        self.rows = (Agents if self.script.agents > 1 else Envs)(self.script)
+        self.seen, rows = self.rows.reset(), self.script.num_rows
         self.starts, self.state, self.present = np.ones(rows, bool), np.zeros((rows, UNITS)), np.ones(rows, bool)
         self.returned, self.steps, self.played = np.zeros(rows, bool), 0, np.zeros(UNITS)
 
@@ -112,7 +116,7 @@ class ToyAgent:
         self.first = self.state.copy()
         steps = [self.act(weights, step) for step in range(self.setup.steps)]
         self.batch = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
-        batch, carried, advantages = self.batch, np.zeros(self.script.num_envs), []
+        batch, carried, advantages = self.batch, np.zeros(self.script.num_rows), []
         for reward, value, after, ends in zip(
             *(batch[name][::-1] for name in ("rewards", "values", "after", "ends")), strict=True
         ):
@@ -154,6 +158,8 @@ class ToyAgent:
             self.state = self.state + 0.1 * self.step(weights, final[ends], self.state[ends], none[ends])[2].sum(0)
         returned = self.present & ~before
         self.starts = self.starts & self.present if self.has("no reset at returns") else self.starts | returned
+        if self.has("agents transposed"):
+            self.starts = self.starts.reshape(-1, self.script.agents).T.reshape(-1)
         self.returned = self.returned | returned
         self.steps += 1
         return {
@@ -173,9 +179,9 @@ class ToyAgent:
         found: list[Outputs] = []
         parts = self.setup.minibatches
         for epoch in range(self.setup.epochs):
-            for rows in np.array_split(np.random.default_rng(epoch).permutation(self.script.num_envs), parts):
+            for rows in np.array_split(np.random.default_rng(epoch).permutation(self.script.num_rows), parts):
                 lost = self.has("replay from zeros") or (self.has("second epoch from zeros") and epoch > 0)
-                rows = rows[: self.script.num_envs // parts] if self.has("rows left out") else rows
+                rows = rows[: self.script.num_rows // parts] if self.has("rows left out") else rows
                 found.append(self.replay(rows, lost=lost or (self.has("minibatches from zeros") and parts > 1)))
                 self.weights = self.weights * (1 + self.setup.learning_rate)
         if self.has("learning overwrites"):

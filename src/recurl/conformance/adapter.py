@@ -156,7 +156,7 @@ class Adapter(Protocol):
         lmbda: parameter of generalized advantage estimation.
         versions: versions of the packages under test.
         documented: failures that the library documents as its behavior: names of checks, and where it says so.
-        no_agents: optional: why the library can't train in scripts of agents (``Script.together``); ``""`` if it can.
+        no_agents: optional: why the library can't train in environments of several agents; ``""`` if it can.
     """
 
     gamma: float

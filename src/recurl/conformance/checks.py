@@ -316,7 +316,7 @@ def _require_every_step(adapter: Adapter, script: Script, minibatches: int) -> N
 
 
 def _first_steps(script: Script, steps: int) -> set[Moment]:
-    return {place for row in range(script.num_envs) for place in script.walk(row, steps)}
+    return {place for row in range(script.num_rows) for place in script.walk(row, steps)}
 
 
 def _require_once(script: Script, acted: Outputs, learned: list[Outputs]) -> None:
@@ -484,11 +484,15 @@ def _(adapter: Adapter) -> None:
 
 
 _LIVES = Script(
-    [[terminated(3), truncated(4)], [truncated(12), terminated(2)], [truncated(8), terminated(6)]], together=True
+    [
+        *([terminated(3), truncated(4)], [truncated(12), terminated(2)], [truncated(8), terminated(6)]),
+        *([truncated(5), terminated(3)], [terminated(2), truncated(1)], [terminated(4), truncated(5)]),
+    ],
+    agents=3,
 )
-"""Agents that are absent at the end and at the beginning of a rollout of 8 steps, or end with it."""
+"""Two environments, with agents that are absent at the end and at the beginning of a rollout, or end with it."""
 _SHORT_LIVES = Script(
-    [[terminated(1), truncated(2), terminated(1)], [truncated(2), terminated(2), truncated(3)]], together=True
+    [[terminated(1), truncated(2), terminated(1)], [truncated(2), terminated(2), truncated(3)], [], []], agents=2
 )
 
 
@@ -496,10 +500,10 @@ _SHORT_LIVES = Script(
 def _(adapter: Adapter) -> None:
     """The death of an agent doesn't change the outputs of others, and neither do its observations until then."""
     for kind in KINDS:
-        script = Script([[Episode(3, kind)], [], []], together=True)
+        script = Script([[Episode(3, kind)], [], [], []], agents=2)
         one, other = _differ(adapter, script, (0, 0, 1), (0, 0, 2), (0, 0, 3))
         alive = collected(adapter, Setup(_endless(script)))
-        for row in (1, 2):
+        for row in (1, 2, 3):
             _require_equal_shared(f"where agent 0 was {kind}", at(one, row=row), at(alive, row=row))
             require_equal(f"with other observations before agent 0 was {kind}", at(one, row=row), other)
 
@@ -509,11 +513,11 @@ def _(adapter: Adapter) -> None:
     """An agent that returns begins with the state of a first episode, however long it waited."""
     for script in (_LIVES, _SHORT_LIVES):
         found, alone = collected(adapter, Setup(script), 3), _alone(adapter, script, 32)
-        for row in range(script.num_envs):
+        for row in range(script.num_rows):
             for episode in {place.episode for place in script.walk(row, 16)} - {0}:
                 places = at(found, row=row, episode=episode)
                 returned = {place: value for place, value in places.items() if place in alone}
-                require_equal(f"after a return, compared with a first episode of agent {row}", returned, alone)
+                require_equal("after a return, compared with a first episode", returned, alone)
 
 
 @_check("agents", "agents-replay")
@@ -527,17 +531,18 @@ def _(adapter: Adapter) -> None:
 @_check("agents", "agents-count")
 def _(adapter: Adapter) -> None:
     """Every step of a present agent is collected and counts once in an epoch, and nothing else does."""
-    for script in (_LIVES, _SHORT_LIVES, Script([[terminated(3)], [], []], together=True)):
+    for script in (_LIVES, _SHORT_LIVES, Script([[terminated(3)], [], [], []], agents=2)):
         with agent(adapter, Setup(script)) as made:
             seen: set[Moment] = set()
             for _ in range(3):
                 acted = made.collect()
                 seen |= set(script.find(acted.seen))
                 _require_once(script, acted, made.learn())
-        lengths = (steps for steps in range(64) if len(_first_steps(script, steps)) >= len(seen))
-        gone = _first_steps(script, next(lengths)) - seen
-        if gone:
-            raise Failed(f"{named(min(gone))} wasn't collected, but later steps were")
+        for row in range(0, script.num_rows, script.agents):
+            for places in zip(*(script.timeline(each, 32) for each in script.envmates(row)), strict=True):
+                present = {place for place in places if place is not None}
+                if present & seen and present - seen:
+                    raise Failed(f"{named(min(present - seen))} wasn't collected, unlike those of the other agents")
 
 
 @_check("agents", "agents-advantages")
@@ -562,7 +567,7 @@ def _decisive(adapter: Adapter, script: Script, steps: int) -> tuple[int, _Scene
 
     The second script differs at every other step of an episode, so that the same observations need other actions.
     """
-    places = (place for row in range(script.num_envs) for place in script.walk(row, steps))
+    places = (place for row in range(script.num_rows) for place in script.walk(row, steps))
     other = replace(script, changed=frozenset(place for place in places if place.step % 2 == 0))
     for seed in range(_SEEDS):
         one, two = (_alone(adapter, each, steps, seed) for each in (script, other))
@@ -574,7 +579,7 @@ def _decisive(adapter: Adapter, script: Script, steps: int) -> tuple[int, _Scene
 
 def _alone(adapter: Adapter, script: Script, steps: int, seed: int = 0) -> Table:
     """Return the outputs of a script's episodes, each collected as a first one, without what others might leave."""
-    places = {place for row in range(script.num_envs) for place in script.walk(row, steps)}
+    places = {place for row in range(script.num_rows) for place in script.walk(row, steps)}
     found: Table = {}
     for episode in sorted({place.episode for place in places}):
         table_of_it = collected(adapter, Setup(_endless(script, episode), steps=steps, seed=seed))

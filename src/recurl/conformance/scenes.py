@@ -28,10 +28,10 @@ def agent(adapter: Adapter, setup: Setup) -> Generator[Agent]:
     """Create an agent and close it afterwards.
 
     Raises:
-        NotOffered: the script has several agents, which the adapter doesn't offer.
+        NotOffered: environments have several agents, which the adapter doesn't offer.
     """
     why: str = getattr(adapter, "no_agents", "its adapter has no environments of several agents")
-    if setup.script.together and why:
+    if setup.script.agents > 1 and why:
         raise NotOffered(why)
     with closing(adapter.make(setup)) as made:
         yield made

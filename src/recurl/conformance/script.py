@@ -46,19 +46,22 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """Episodes of several environments, or of the agents of one environment, which end at given steps.
+    """Episodes of several environments, or of their agents, which end at given steps.
 
     All observations are different random numbers, so that an observation tells its place (:meth:`find`).
 
     Attributes:
         ends: the episodes of each row, which is an environment or an agent; the one after the last of them doesn't end.
-        together: whether the rows are the agents of one environment. An agent whose episode has ended is absent until
-            the others' have ended too. The environment then begins anew with the next episode of all agents.
         seed: seed of observations and rewards.
         changed: places of observations that are drawn anew: outputs that depend on them change.
         broken: places of observations that are NaN.
         first: number that is added to the indices of episodes: with 1, the first episode has the observations and
             rewards of the second one of a script with 0.
+        agents: agents of an environment, which are consecutive rows. One whose episode has ended is absent until those
+            of the others have ended too; the environment then begins anew with the next episode of all.
+
+    Raises:
+        ValueError: the number of rows isn't a multiple of ``agents``.
 
     Example:
         >>> script = Script([[terminated(2)], []])
@@ -72,7 +75,7 @@ class Script:
 
         Agent 0 dies after 2 steps and waits; the environment begins anew after 3.
 
-        >>> agents = Script([[terminated(2)], [truncated(3)]], together=True)
+        >>> agents = Script([[terminated(2)], [truncated(3)]], agents=2)
         >>> [(place.episode, place.step) for place in agents.walk(0, steps=5)]
         [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
@@ -82,12 +85,21 @@ class Script:
     changed: frozenset[Moment] = frozenset()
     broken: frozenset[Moment] = frozenset()
     first: int = 0
-    together: bool = False
+    agents: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_rows % self.agents:
+            raise ValueError(f"{self.num_rows} rows can't be environments of {self.agents} agents.")
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows: all agents of all environments."""
+        return len(self.ends)
 
     @property
     def num_envs(self) -> int:
-        """Number of rows: environments, or agents."""
-        return len(self.ends)
+        """Number of environments."""
+        return self.num_rows // self.agents
 
     def observation(self, place: Moment) -> NDArray[np.float32]:
         """Return an observation ``[3]``; the last of an episode has the step at which it ends."""
@@ -111,21 +123,25 @@ class Script:
         """Return how an episode ends."""
         return self.ends[row][episode].end
 
-    def _begins_anew(self, row: int, episode: int, step: int) -> bool:
-        """Return whether the environment of a row begins anew after some steps of an episode."""
-        lengths = [self.length(each, episode) for each in (range(self.num_envs) if self.together else [row])]
-        return all(length is not None and length <= step for length in lengths)
+    def envmates(self, row: int) -> range:
+        """Return the rows of the environment of a row."""
+        first = row - row % self.agents
+        return range(first, first + self.agents)
 
-    def walk(self, row: int, steps: int) -> Iterator[Moment]:
-        """Yield the places from which a row acts in the first steps of its environment."""
+    def timeline(self, row: int, steps: int) -> Iterator[Moment | None]:
+        """Yield the place from which a row acts in each of its environment's first steps, None where it is absent."""
         episode = step = 0
         for _ in range(steps):
             length = self.length(row, episode)
-            if length is None or step < length:
-                yield Moment(row, episode, step)
+            yield Moment(row, episode, step) if length is None or step < length else None
             step += 1
-            if self._begins_anew(row, episode, step):
+            lengths = [self.length(each, episode) for each in self.envmates(row)]
+            if all(length is not None and length <= step for length in lengths):
                 episode, step = episode + 1, 0
+
+    def walk(self, row: int, steps: int) -> Iterator[Moment]:
+        """Yield the places from which a row acts in the first steps of its environment."""
+        yield from (place for place in self.timeline(row, steps) if place is not None)
 
     def find(self, observations: Any) -> list[Moment]:
         """Return the places of observations ``[..., 3]``, in the order of the flattened batch.
@@ -144,7 +160,7 @@ class Script:
         return [known[row.tobytes()] for row in rows]
 
     def _places(self, steps: int) -> Iterator[Moment]:
-        for row in range(self.num_envs):
+        for row in range(self.num_rows):
             for place in self.walk(row, steps):
                 yield place
                 if place.step + 1 == self.length(row, place.episode):
@@ -154,21 +170,15 @@ class Script:
         """Return one of the environments.
 
         Raises:
-            ValueError: the rows are agents.
+            ValueError: environments have several agents.
         """
-        if self.together:
-            raise ValueError("The rows of this script are the agents of one environment: call make_agents().")
+        if self.agents > 1:
+            raise ValueError(f"The environments of this script have {self.agents} agents: call make_agents.")
         return ScriptedEnv(self, row)
 
-    def make_agents(self) -> ScriptedAgents:
-        """Return the environment of the agents.
-
-        Raises:
-            ValueError: the rows are environments.
-        """
-        if not self.together:
-            raise ValueError("The rows of this script are environments: call make(row).")
-        return ScriptedAgents(self)
+    def make_agents(self, env: int) -> ScriptedAgents:
+        """Return one of the environments, with its agents."""
+        return ScriptedAgents(self, env)
 
 
 class ScriptedEnv(gymnasium.Env[NDArray[np.float32], Any]):
@@ -213,19 +223,20 @@ class ScriptedEnv(gymnasium.Env[NDArray[np.float32], Any]):
 
 
 class ScriptedAgents:
-    """The environment of a script of agents, by the protocol of PettingZoo's parallel environments.
+    """One environment of a script with its agents, by the protocol of PettingZoo's parallel environments.
 
     A reset begins the next episode of all agents, or the same one again if it has no steps yet. Actions change nothing.
 
     Args:
         script: the script.
+        env: index of the environment.
 
     Attributes:
         possible_agents: names of the agents, in the order of the script's rows.
         agents: names of those that are present.
 
     Example:
-        >>> env = Script([[terminated(1)], [truncated(2)]], together=True).make_agents()
+        >>> env = Script([[terminated(1)], [truncated(2)]], agents=2).make_agents(0)
         >>> observations, _ = env.reset()
         >>> _, _, terminations, truncations, _ = env.step({"agent_0": 0, "agent_1": 0})
         >>> terminations, truncations, env.agents
@@ -235,9 +246,11 @@ class ScriptedAgents:
     metadata: dict[str, Any] = {"name": "scripted_agents", "render_modes": []}  # noqa: RUF012 - as PettingZoo declares it
     render_mode: str | None = None
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, env: int) -> None:
         self._script, self._episode, self._step = script, 0, 0
-        self.possible_agents = [f"agent_{row}" for row in range(script.num_envs)]
+        rows = script.envmates(env * script.agents)
+        self._rows = {f"agent_{index}": row for index, row in enumerate(rows)}
+        self.possible_agents = list(self._rows)
         self.agents: list[str] = []
 
     @property
@@ -283,8 +296,7 @@ class ScriptedAgents:
         return results
 
     def _places(self) -> dict[str, Moment]:
-        rows = {agent: row for row, agent in enumerate(self.possible_agents)}
-        return {agent: Moment(rows[agent], self._episode, self._step) for agent in self.agents}
+        return {agent: Moment(self._rows[agent], self._episode, self._step) for agent in self.agents}
 
     def _observations(self) -> dict[str, NDArray[np.float32]]:
         return {agent: self._script.observation(place) for agent, place in self._places().items()}

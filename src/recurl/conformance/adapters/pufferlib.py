@@ -171,17 +171,13 @@ class _Rendered(ScriptedEnv):
 
 
 def environment(script: Script) -> Any:
-    """Create the environments of a script, or that of its agents."""
-    if script.together:
+    """Create the environments of a script."""
+    indices = iter([0, *range(script.num_envs)])  # the first one only tells the spaces
 
-        def together(buf: Any = None, seed: int = 0) -> pufferlib.emulation.PettingZooPufferEnv:
-            return pufferlib.emulation.PettingZooPufferEnv(env=script.make_agents(), buf=buf, seed=seed)
-
-        return pufferlib.vector.make(together, backend=pufferlib.vector.Serial, num_envs=1)
-    rows = iter([0, *range(script.num_envs)])  # the first one only tells the spaces
-
-    def creator(buf: Any = None, seed: int = 0) -> pufferlib.emulation.GymnasiumPufferEnv:
-        return pufferlib.emulation.GymnasiumPufferEnv(env=_Rendered(script, next(rows)), buf=buf, seed=seed)
+    def creator(buf: Any = None, seed: int = 0) -> Any:
+        if script.agents > 1:
+            return pufferlib.emulation.PettingZooPufferEnv(env=script.make_agents(next(indices)), buf=buf, seed=seed)
+        return pufferlib.emulation.GymnasiumPufferEnv(env=_Rendered(script, next(indices)), buf=buf, seed=seed)
 
     return pufferlib.vector.make(creator, backend=pufferlib.vector.Serial, num_envs=script.num_envs)
 
@@ -190,7 +186,7 @@ def settings(setup: Setup, gamma: float, lmbda: float, folder: str) -> dict[str,
     """Return the settings of the trainer."""
     with mock.patch.object(sys, "argv", ["puffer"]):
         config: dict[str, Any] = pufferl.load_config("default")["train"]
-    batch = setup.script.num_envs * setup.steps
+    batch = setup.script.num_rows * setup.steps
     config.update(
         env="scripted",
         use_rnn=True,

@@ -70,7 +70,7 @@ class RecurlAgent:
         actor_head = ProbabilisticActor(head, ["logits"], distribution_class=Categorical, return_log_prob=True)
         model = ActorValueOperator(trunk, actor_head, ValueOperator(self.heads[1], in_keys=["memory"]))
         self.actor, self.critic = model.get_policy_operator(), model.get_value_operator()
-        frames = setup.script.num_envs * setup.steps
+        frames = setup.script.num_rows * setup.steps
         self.collector = Collector(environment(setup.script), self.actor, frames_per_batch=frames, total_frames=-1)
         self.batches = iter(self.collector)
         self.gae = GAE(gamma=gamma, lmbda=lmbda, value_network=self.critic)
@@ -133,9 +133,10 @@ class RecurlAgent:
 
 
 def environment(script: Script) -> EnvBase:
-    """Create the environments of a script, or that of its agents."""
-    if script.together:
-        return PettingZooEnv(script.make_agents())
+    """Create the environments of a script."""
+    if script.agents > 1:
+        indices = iter(range(script.num_envs))
+        return PettingZooEnv(lambda: script.make_agents(next(indices)), script.num_envs)
     makers = [partial(script.make, row) for row in range(script.num_envs)]
     return GymWrapper(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), categorical_action_encoding=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from collections.abc import Callable, Generator, Mapping
@@ -29,7 +30,9 @@ from recurl.conformance.adapter import NotOffered, Outputs, Play, Setup
 from recurl.conformance.script import Script
 
 ENVIRONMENT, AGENTS = "recurl_conformance", "recurl_conformance_agents"
-"""Names under which the environments are registered, and that of several agents."""
+"""Names under which environments are registered, with one agent and with several."""
+CREATED = itertools.count()
+"""Number of environments of several agents created until now."""
 SHARED = "shared"
 """Name of the policy of all agents."""
 SIZE = 16
@@ -67,7 +70,7 @@ class RLlibAgent:
     def __init__(self, setup: Setup, gamma: float, lmbda: float) -> None:
         self.setup, self.gamma, self.lmbda = setup, gamma, lmbda
         self.algo: Any = self._config(setup.script).build_algo()
-        name = SHARED if setup.script.together else DEFAULT_MODULE_ID
+        name = SHARED if setup.script.agents > 1 else DEFAULT_MODULE_ID
         # The learner is in this process: its module is the one that the update uses.
         modules = self.algo.learner_group.foreach_learner(lambda learner: learner.module[name])
         self.module: Any = next(iter(modules)).get()
@@ -75,29 +78,29 @@ class RLlibAgent:
 
     def _config(self, script: Script) -> PPOConfig:
         setup = self.setup
-        environments = 1 if script.together else script.num_envs
-        batch = environments * setup.steps
+        several = script.agents > 1
+        batch = setup.script.num_envs * setup.steps
         config = PPOConfig()
-        if script.together:  # with one policy for all agents
+        if several:  # with one policy for all agents
             config.multi_agent(policies={SHARED}, policy_mapping_fn=lambda *_, **__: SHARED)
         return (
             config.environment(
-                AGENTS if script.together else ENVIRONMENT,
+                AGENTS if several else ENVIRONMENT,
                 env_config={"script": script},
                 disable_env_checking=True,  # which takes a step
             )
             .env_runners(
                 num_env_runners=0,
-                num_envs_per_env_runner=environments,
+                num_envs_per_env_runner=script.num_envs,
                 rollout_fragment_length=setup.steps,
-                gym_env_vectorize_mode="sync" if script.together else "vector_entry_point",
+                gym_env_vectorize_mode="sync" if several else "vector_entry_point",
             )
             .learners(num_learners=0)
             .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[SIZE], use_lstm=True, lstm_cell_size=SIZE))
             .training(
                 train_batch_size_per_learner=batch,
                 # The number of agents' steps isn't known in advance: None takes them all.
-                minibatch_size=None if script.together else batch // setup.minibatches,
+                minibatch_size=None if several else batch // setup.minibatches,
                 num_epochs=setup.epochs,
                 lr=setup.learning_rate,
                 gamma=self.gamma,
@@ -201,8 +204,9 @@ def environment(context: Any) -> SyncVectorEnv:
 
 
 def agents(context: Any) -> ParallelPettingZooEnv:
-    """Create the environment of the agents of ``context["script"]``."""
-    return ParallelPettingZooEnv(context["script"].make_agents())
+    """Create the next one of the environments of ``context["script"]``, whose index RLlib doesn't tell."""
+    script: Script = context["script"]
+    return ParallelPettingZooEnv(script.make_agents(next(CREATED) % script.num_envs))
 
 
 def numpy(tensor: Any) -> Any:

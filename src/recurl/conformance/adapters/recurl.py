@@ -98,7 +98,7 @@ class RecurlAgent:
 
     def play(self, script: Script, steps: int) -> Outputs:
         """Collect greedily with another collector."""
-        rows = script.num_envs
+        rows = script.num_rows
         collector = Collector(
             environment(script),
             self.actor,
@@ -151,8 +151,10 @@ def watched(module: nn.Module) -> Generator[list[torch.Tensor]]:
         found.append(output)
 
     hook = module.register_forward_hook(keep)
-    yield found
-    hook.remove()
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def learned(batch: TensorDictBase, logits: torch.Tensor, values: torch.Tensor) -> Outputs:

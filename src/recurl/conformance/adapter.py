@@ -65,7 +65,7 @@ class Outputs:
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """Whether each sample counts, ``[M]``, but for those of absent agents."""
+        """Whether each sample counts and isn't one of an absent agent, ``[M]``."""
         return self._counts & self._all_seen.any(-1)
 
     @property

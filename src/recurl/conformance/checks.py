@@ -542,7 +542,7 @@ def _(adapter: Adapter) -> None:
                 seen |= set(script.find(acted.seen))
                 _require_once(script, acted, made.learn())
         for row in range(0, script.num_rows, script.agents):
-            for places in zip(*(script.timeline(each, 32) for each in script.envmates(row)), strict=True):
+            for places in zip(*(script.timeline(each, 32) for each in script.environment_rows(row)), strict=True):
                 present = {place for place in places if place is not None}
                 if present & seen and present - seen:
                     raise Failed(f"{named(min(present - seen))} wasn't collected, unlike those of the other agents")

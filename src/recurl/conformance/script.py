@@ -123,7 +123,7 @@ class Script:
         """Return how an episode ends."""
         return self.ends[row][episode].end
 
-    def envmates(self, row: int) -> range:
+    def environment_rows(self, row: int) -> range:
         """Return the rows of the environment of a row."""
         first = row - row % self.agents
         return range(first, first + self.agents)
@@ -135,7 +135,7 @@ class Script:
             length = self.length(row, episode)
             yield Moment(row, episode, step) if length is None or step < length else None
             step += 1
-            lengths = [self.length(each, episode) for each in self.envmates(row)]
+            lengths = [self.length(each, episode) for each in self.environment_rows(row)]
             if all(length is not None and length <= step for length in lengths):
                 episode, step = episode + 1, 0
 
@@ -248,7 +248,7 @@ class ScriptedAgents:
 
     def __init__(self, script: Script, env: int) -> None:
         self._script, self._episode, self._step = script, 0, 0
-        rows = script.envmates(env * script.agents)
+        rows = script.environment_rows(env * script.agents)
         self._rows = {f"agent_{index}": row for index, row in enumerate(rows)}
         self.possible_agents = list(self._rows)
         self.agents: list[str] = []

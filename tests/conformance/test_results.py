@@ -30,6 +30,40 @@ def test_an_environment_follows_its_script() -> None:
     ]
 
 
+def test_agents_follow_their_script() -> None:
+    script = Script([[], [], [terminated(1), truncated(2)], [truncated(3), terminated(2)]], agents=2)
+    env = script.make_agents(1)
+    steps = []
+    for _ in range(6):
+        if not env.agents:
+            env.reset()
+        seen, _, *ends, _ = env.step({})
+        steps.append([(script.find(value)[0], *(end[name] for end in ends)) for name, value in seen.items()])
+    assert steps[:5] == [  # what each step returns, of those who are present
+        [(Moment(2, 0, 1), True, False), (Moment(3, 0, 1), False, False)],
+        [(Moment(3, 0, 2), False, False)],
+        [(Moment(3, 0, 3), False, True)],
+        [(Moment(2, 1, 1), False, False), (Moment(3, 1, 1), False, False)],
+        [(Moment(2, 1, 2), False, True), (Moment(3, 1, 2), True, False)],
+    ]
+    assert list(script.timeline(2, 6)) == [
+        *(Moment(2, 0, 0), None, None, Moment(2, 1, 0), Moment(2, 1, 1)),
+        Moment(2, 2, 0),
+    ]
+    with pytest.raises(ValueError, match="3 rows can't be environments of 2 agents"):
+        Script([[], [], []], agents=2)
+    with pytest.raises(ValueError, match="call make_agents"):
+        script.make(0)
+
+
+def test_adapters_without_agents() -> None:
+    class Alone(Toy):
+        no_agents = "the toy is alone"
+
+    (refused,) = run_checks(Alone(), ["agents-death"])
+    assert str(refused) == "not offered  agents-death: the toy is alone"
+
+
 def test_observations_tell_their_place() -> None:
     script = Script([[terminated(2)], []], changed=frozenset({Moment(1, 0, 3)}))
     places = [Moment(0, 0, 0), Moment(0, 0, 2), Moment(0, 1, 5), Moment(1, 0, 3)]

@@ -17,7 +17,7 @@ UNITS = 8
 class Toy:
     """Adapter of the toy; ``fault`` is what is wrong with it."""
 
-    gamma, lmbda = 0.9, 0.8
+    gamma, lmbda, no_agents = 0.9, 0.8, ""
     versions: Mapping[str, str] = {"toy": "1"}
 
     def __init__(self, fault: str = "", documented: Mapping[str, str] | None = None) -> None:
@@ -25,6 +25,53 @@ class Toy:
 
     def make(self, setup: Setup) -> ToyAgent:
         return ToyAgent(setup, self)
+
+
+class Envs:
+    """Separate environments."""
+
+    def __init__(self, script: Script) -> None:
+        self.envs = [script.make(row) for row in range(script.num_envs)]
+
+    def reset(self) -> Any:
+        return np.stack([env.reset()[0] for env in self.envs])
+
+    def step(self, actions: Any) -> list[Any]:
+        results = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        return [np.stack(part) for part in zip(*(result[:4] for result in results), strict=True)]
+
+    def following(self, final: Any, ends: Any) -> tuple[Any, Any]:
+        """Return the next observations, and which rows are present."""
+        seen = [env.reset()[0] if end else one for env, end, one in zip(self.envs, ends, final, strict=True)]
+        return np.stack(seen), np.ones(len(seen), bool)
+
+
+class Agents:
+    """The agents of environments; absent ones see zeros."""
+
+    missing = (np.zeros(3, np.float32), 0.0, False, False)
+
+    def __init__(self, script: Script) -> None:
+        self.envs = [script.make_agents(env) for env in range(script.num_envs)]
+
+    def reset(self) -> Any:
+        return np.stack([seen for env in self.envs for seen in env.reset()[0].values()])
+
+    def step(self, actions: Any) -> list[Any]:
+        results = [env.step({}) for env in self.envs]
+        return [
+            np.stack([result[part].get(name, missing) for result in results for name in self.envs[0].possible_agents])
+            for part, missing in enumerate(self.missing)
+        ]
+
+    def following(self, final: Any, ends: Any) -> tuple[Any, Any]:
+        """Return the next observations, and which agents are present."""
+        seen = np.where(ends[:, None], np.float32(0), final).reshape(len(self.envs), -1, 3)
+        for env, own in zip(self.envs, seen, strict=True):
+            if not env.agents:
+                own[:] = np.stack(list(env.reset()[0].values()))
+        present = [name in env.agents for env in self.envs for name in env.possible_agents]
+        return seen.reshape(-1, 3), np.array(present)
 
 
 class ToyAgent:
@@ -37,10 +84,10 @@ class ToyAgent:
         seed = None if self.has("unseeded") else setup.seed
         self.weights = self.acting = np.random.default_rng(seed).normal(size=(UNITS + 5, UNITS)) * 0.5
         self.random = np.random.default_rng(setup.seed)
-        self.envs = [self.script.make(row) for row in range(self.script.num_envs)]
-        self.seen = np.stack([env.reset()[0] for env in self.envs])
-        self.starts, self.state = np.ones(len(self.envs), bool), np.zeros((len(self.envs), UNITS))
-        self.steps, self.played = 0, np.zeros(UNITS)
+        self.rows = (Agents if self.script.agents > 1 else Envs)(self.script)
+        self.seen, rows = self.rows.reset(), self.script.num_rows
+        self.starts, self.state, self.present = np.ones(rows, bool), np.zeros((rows, UNITS)), np.ones(rows, bool)
+        self.returned, self.steps, self.played = np.zeros(rows, bool), 0, np.zeros(UNITS)
 
     def has(self, fault: str) -> bool:
         return self.toy.fault == fault
@@ -69,7 +116,7 @@ class ToyAgent:
         self.first = self.state.copy()
         steps = [self.act(weights, step) for step in range(self.setup.steps)]
         self.batch = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
-        batch, carried, advantages = self.batch, np.zeros(len(self.envs)), []
+        batch, carried, advantages = self.batch, np.zeros(self.script.num_rows), []
         for reward, value, after, ends in zip(
             *(batch[name][::-1] for name in ("rewards", "values", "after", "ends")), strict=True
         ):
@@ -84,13 +131,9 @@ class ToyAgent:
         starts = self.starts & ~(first and self.steps > 0 and self.has("late reset"))
         seen, (likely, values, self.state) = self.seen, self.step(weights, self.seen, self.state, starts)
         taken = (self.random.random(len(seen)) < likely).astype(int)
-        results = [env.step(action) for env, action in zip(self.envs, taken, strict=True)]
-        final = np.stack([result[0] for result in results])
-        terminated, truncated = (np.array([result[place] for result in results]) for place in (2, 3))
+        before, (final, rewards, terminated, truncated) = self.present, self.rows.step(taken)
         ends = terminated | truncated
-        self.seen = np.stack(
-            [env.reset()[0] if end else one for env, end, one in zip(self.envs, ends, final, strict=True)]
-        )
+        self.seen, self.present = self.rows.following(final, ends)
         state = np.zeros_like(self.state) if self.has("bootstrap without memory") else self.state
         none = np.zeros_like(ends)
         after, advanced = self.step(weights, self.seen if self.has("next episode") else final, state, none)[1:]
@@ -111,6 +154,13 @@ class ToyAgent:
             self.state = np.where(ends[:, None], self.step(weights, final, self.state, ~none)[2], self.state)
         if self.has("bootstrap advances") and last:
             self.state = advanced
+        if self.has("the dead are seen"):
+            self.state = self.state + 0.1 * self.step(weights, final[ends], self.state[ends], none[ends])[2].sum(0)
+        returned = self.present & ~before
+        self.starts = self.starts & self.present if self.has("no reset at returns") else self.starts | returned
+        if self.has("agents transposed"):
+            self.starts = self.starts.reshape(-1, self.script.agents).T.reshape(-1)
+        self.returned = self.returned | returned
         self.steps += 1
         return {
             "seen": seen,
@@ -118,18 +168,20 @@ class ToyAgent:
             "actions": taken,
             "log_probs": np.log(np.where(taken == 1, likely, 1 - likely)),
             "values": values,
-            "rewards": np.array([result[1] for result in results]),
+            "rewards": rewards,
             "after": np.where(worthless, 0.0, after),
-            "ends": ends,
+            "ends": ends & (ends.all() | (not self.has("advantages cross deaths"))),
+            "counted": (before | self.has("waiting counts")) & ~(self.returned & self.has("returns left out")),
+            "absent": ~before,
         }
 
     def learn(self) -> list[Outputs]:
         found: list[Outputs] = []
         parts = self.setup.minibatches
         for epoch in range(self.setup.epochs):
-            for rows in np.array_split(np.random.default_rng(epoch).permutation(len(self.envs)), parts):
+            for rows in np.array_split(np.random.default_rng(epoch).permutation(self.script.num_rows), parts):
                 lost = self.has("replay from zeros") or (self.has("second epoch from zeros") and epoch > 0)
-                rows = rows[: len(self.envs) // parts] if self.has("rows left out") else rows
+                rows = rows[: self.script.num_rows // parts] if self.has("rows left out") else rows
                 found.append(self.replay(rows, lost=lost or (self.has("minibatches from zeros") and parts > 1)))
                 self.weights = self.weights * (1 + self.setup.learning_rate)
         if self.has("learning overwrites"):
@@ -143,13 +195,15 @@ class ToyAgent:
         for step, (seen, starts) in enumerate(zip(batch["seen"], batch["starts"], strict=True)):
             if (step > 0 and self.has("replay through ends")) or (step == 0 and self.has("replay through first ends")):
                 starts = np.zeros_like(starts)
+            if step > 0 and self.has("replay through returns"):
+                starts = starts & ~batch["absent"][step - 1] & ~batch["absent"][step]
             if step == 32 and self.has("short replay"):
                 starts = np.ones_like(starts)
             probability, value, state = self.step(self.weights * (1 + 0.1 * self.has("noise")), seen, state, starts)
             likely.append(probability)
             values.append(value)
-        likely, counted = np.stack(likely), np.ones(batch["actions"].shape, bool)
-        counted[-1] = not self.has("last step lost")
+        likely, counted = np.stack(likely), batch["counted"].copy()
+        counted[-1] &= not self.has("last step lost")
         log_probs = np.log(np.where(batch["actions"] == 1, likely, 1 - likely))
         parts = (batch["seen"], batch["actions"], log_probs, np.stack(values), counted)
         if self.has("padding"):

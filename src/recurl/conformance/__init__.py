@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from recurl.conformance.checks import CHECKS, Check
     from recurl.conformance.playing import play_steps
     from recurl.conformance.runner import Verdict, run_checks
-    from recurl.conformance.script import Episode, Moment, Script, ScriptedEnv, terminated, truncated
+    from recurl.conformance.script import Episode, Moment, Script, ScriptedAgents, ScriptedEnv, terminated, truncated
 
 lazy_names(
     __name__,
@@ -21,7 +21,7 @@ lazy_names(
         ".checks": "CHECKS Check",
         ".playing": "play_steps",
         ".runner": "Verdict run_checks",
-        ".script": "Episode Moment Script ScriptedEnv terminated truncated",
+        ".script": "Episode Moment Script ScriptedAgents ScriptedEnv terminated truncated",
     },
 )
 
@@ -36,6 +36,7 @@ __all__ = [
     "Outputs",
     "Play",
     "Script",
+    "ScriptedAgents",
     "ScriptedEnv",
     "Setup",
     "Verdict",

@@ -43,7 +43,7 @@ class Outputs:
     """What a policy returned for a batch of observations, in arrays of one shape ``[...]``.
 
     Attributes:
-        observations: the observations ``[..., 3]``, unaltered.
+        observations: the observations ``[..., 3]``, unaltered; zeros where an agent is absent, if it has samples.
         actions: the actions, 0 or 1.
         log_probs: log-probabilities of the actions; None if unknown, as for greedy actions.
         values: state values; None if unknown.
@@ -59,21 +59,34 @@ class Outputs:
     counted: Any = None
 
     def flat(self, name: str) -> NDArray[np.float64]:
-        """Return an entry as float64 numbers ``[N]``, without the samples that don't count."""
+        """Return an entry as float64 numbers ``[N]``, without samples that don't count and those of absent agents."""
         values = np.asarray(getattr(self, name), np.float64).reshape(-1)
         return values[self.mask]
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """Whether each sample counts, ``[N]``."""
-        size = np.asarray(self.actions).size
-        return np.ones(size, bool) if self.counted is None else np.asarray(self.counted).astype(bool).reshape(-1)
+        """Whether each sample counts and isn't one of an absent agent, ``[M]``."""
+        return self._counts & self._all_seen.any(-1)
+
+    @property
+    def absent(self) -> int:
+        """Number of samples of absent agents that count."""
+        return int((self._counts & ~self._all_seen.any(-1)).sum())
 
     @property
     def seen(self) -> NDArray[np.float32]:
-        """Observations of the samples that count, ``[N, 3]``."""
+        """Observations of the samples in :attr:`mask`, ``[N, 3]``."""
+        return self._all_seen[self.mask]
+
+    @property
+    def _all_seen(self) -> NDArray[np.float32]:
         observations = np.asarray(self.observations, np.float32)
-        return observations.reshape(-1, observations.shape[-1])[self.mask]
+        return observations.reshape(-1, observations.shape[-1])
+
+    @property
+    def _counts(self) -> NDArray[np.bool_]:
+        size = np.asarray(self.actions).size
+        return np.ones(size, bool) if self.counted is None else np.asarray(self.counted).astype(bool).reshape(-1)
 
 
 class Play(Protocol):
@@ -143,6 +156,7 @@ class Adapter(Protocol):
         lmbda: parameter of generalized advantage estimation.
         versions: versions of the packages under test.
         documented: failures that the library documents as its behavior: names of checks, and where it says so.
+        no_agents: optional: why the library can't train in environments of several agents; ``""`` if it can.
     """
 
     gamma: float

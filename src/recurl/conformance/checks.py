@@ -312,10 +312,20 @@ def _(adapter: Adapter) -> None:
 
 def _require_every_step(adapter: Adapter, script: Script, minibatches: int) -> None:
     with agent(adapter, Setup(script, minibatches=minibatches)) as made:
-        acted = made.collect()
-        places = [place for part in made.learn() for place in script.find(part.seen)]
-    steps = {place for row in range(script.num_envs) for place in script.walk(row, 16)}
-    wanted = steps & set(script.find(acted.seen))
+        _require_once(script, made.collect(), made.learn())
+
+
+def _first_steps(script: Script, steps: int) -> set[Moment]:
+    return {place for row in range(script.num_rows) for place in script.walk(row, steps)}
+
+
+def _require_once(script: Script, acted: Outputs, learned: list[Outputs]) -> None:
+    """Require that the steps of a rollout, and they alone, count once in an epoch."""
+    absent = sum(part.absent for part in learned)
+    if absent:
+        raise Failed(f"{absent} steps of absent agents count")
+    places = [place for part in learned for place in script.find(part.seen)]
+    wanted = _first_steps(script, 32) & set(script.find(acted.seen))
     for place in places:
         if place not in wanted:
             raise Failed(f"{named(place)} counts, where an episode had ended or before the rollout")
@@ -407,11 +417,17 @@ def _targets(adapter: Adapter, script: Script, rollouts: int = 1) -> None:
     require_equal("advantage", found, wanted)
 
 
+def _endless(script: Script, episode: int = 0) -> Script:
+    """Return a script whose first episode is one of another script, and doesn't end."""
+    changed = frozenset(place._replace(episode=0) for place in script.changed if place.episode == episode)
+    return replace(script, ends=[[] for _ in script.ends], changed=changed, first=script.first + episode)
+
+
 def _following(adapter: Adapter, script: Script, after: Moment, *, ends: bool) -> float:
     """Return the value of an observation after a rollout or an episode, 0 after a termination."""
     if ends and script.end(after.row, after.episode) == "terminated":
         return 0.0
-    alone = replace(script, ends=[[] for _ in script.ends], first=script.first + after.episode)
+    alone = _endless(script, after.episode)
     values = collected(adapter, Setup(alone, steps=after.step + 1))
     return float(values[after._replace(episode=0)][1])
 
@@ -464,6 +480,82 @@ def _(adapter: Adapter) -> None:
         require_equal(f"advantage before an end ({kind}), with another next episode", one, found[1])
 
 
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+_LIVES = Script(
+    [
+        *([terminated(3), truncated(4)], [truncated(20), terminated(2)], [truncated(8), terminated(6)]),
+        *([truncated(5), terminated(3)], [terminated(2), truncated(1)], [terminated(4), truncated(5)]),
+    ],
+    agents=3,
+)
+"""Two environments, with agents that are absent during a rollout, at its end or beginning, or end with it."""
+_SHORT_LIVES = Script(
+    [
+        *([terminated(1), truncated(2), terminated(1)], [truncated(2), terminated(2), truncated(3)]),
+        *([terminated(2), truncated(1)], [truncated(1), terminated(3)]),
+    ],
+    agents=2,
+)
+
+
+@_check("agents", "agents-death")
+def _(adapter: Adapter) -> None:
+    """The death of an agent doesn't change the outputs of others, and neither do its observations until then."""
+    for kind in KINDS:
+        script = Script([[Episode(3, kind)], [], [], []], agents=2)
+        one, other = _differ(adapter, script, (0, 0, 1), (0, 0, 2), (0, 0, 3))
+        alive = collected(adapter, Setup(_endless(script)))
+        for row in (1, 2, 3):
+            _require_equal_shared(f"where agent 0 was {kind}", at(one, row=row), at(alive, row=row))
+            require_equal(f"with other observations before agent 0 was {kind}", at(one, row=row), other)
+
+
+@_check("agents", "agents-return")
+def _(adapter: Adapter) -> None:
+    """An agent that returns begins with the state of a first episode, however long it waited."""
+    for script in (_LIVES, _SHORT_LIVES):
+        found, alone = collected(adapter, Setup(script), 3), _alone(adapter, script, 32)
+        for row in range(script.num_rows):
+            places = at(found, row=row).items()
+            returned = {place: value for place, value in places if place.episode > 0 and place in alone}
+            require_equal("after a return, compared with a first episode", returned, alone)
+
+
+@_check("agents", "agents-replay")
+def _(adapter: Adapter) -> None:
+    """An update computes the log-probabilities and values of collection where agents die, wait and return."""
+    for script in (_LIVES, _SHORT_LIVES):
+        for rollouts in (1, 2, 3):
+            _replayed(adapter, Setup(script), rollouts)
+
+
+@_check("agents", "agents-count")
+def _(adapter: Adapter) -> None:
+    """Every step of a present agent is collected and counts once in an epoch, and nothing else does."""
+    for script in (_LIVES, _SHORT_LIVES, Script([[terminated(3)], [], [], []], agents=2)):
+        with agent(adapter, Setup(script)) as made:
+            seen: set[Moment] = set()
+            for _ in range(3):
+                acted = made.collect()
+                seen |= set(script.find(acted.seen))
+                _require_once(script, acted, made.learn())
+        for row in range(0, script.num_rows, script.agents):
+            for places in zip(*(script.timeline(each, 32) for each in script.environment_rows(row)), strict=True):
+                present = {place for place in places if place is not None}
+                if present & seen and present - seen:
+                    raise Failed(f"{named(min(present - seen))} wasn't collected, unlike those of the other agents")
+
+
+@_check("agents", "agents-advantages")
+def _(adapter: Adapter) -> None:
+    """Advantages are those of each agent alone: nothing crosses its termination, truncation or wait."""
+    for rollouts in (1, 2, 3):
+        _targets(adapter, _LIVES, rollouts)
+    _targets(adapter, _SHORT_LIVES)
+
+
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
@@ -478,7 +570,7 @@ def _decisive(adapter: Adapter, script: Script, steps: int) -> tuple[int, _Scene
 
     The second script differs at every other step of an episode, so that the same observations need other actions.
     """
-    places = (place for row in range(script.num_envs) for place in script.walk(row, steps))
+    places = (place for row in range(script.num_rows) for place in script.walk(row, steps))
     other = replace(script, changed=frozenset(place for place in places if place.step % 2 == 0))
     for seed in range(_SEEDS):
         one, two = (_alone(adapter, each, steps, seed) for each in (script, other))
@@ -488,14 +580,12 @@ def _decisive(adapter: Adapter, script: Script, steps: int) -> tuple[int, _Scene
     raise NotOffered(f"the greedy actions of {_SEEDS} untrained agents don't depend on earlier observations")
 
 
-def _alone(adapter: Adapter, script: Script, steps: int, seed: int) -> Table:
+def _alone(adapter: Adapter, script: Script, steps: int, seed: int = 0) -> Table:
     """Return the outputs of a script's episodes, each collected as a first one, without what others might leave."""
-    places = {place for row in range(script.num_envs) for place in script.walk(row, steps)}
+    places = {place for row in range(script.num_rows) for place in script.walk(row, steps)}
     found: Table = {}
     for episode in sorted({place.episode for place in places}):
-        changed = frozenset(place._replace(episode=0) for place in script.changed if place.episode == episode)
-        alone = Script([[] for _ in script.ends], script.seed, changed, first=script.first + episode)
-        table_of_it = collected(adapter, Setup(alone, steps=steps, seed=seed))
+        table_of_it = collected(adapter, Setup(_endless(script, episode), steps=steps, seed=seed))
         found |= {place._replace(episode=episode): value for place, value in table_of_it.items()}
     return {place: value for place, value in found.items() if place in places}
 

@@ -25,7 +25,14 @@ class Failed(AssertionError):
 
 @contextmanager
 def agent(adapter: Adapter, setup: Setup) -> Generator[Agent]:
-    """Create an agent and close it afterwards."""
+    """Create an agent and close it afterwards.
+
+    Raises:
+        NotOffered: environments have several agents, which the adapter doesn't offer.
+    """
+    why: str = getattr(adapter, "no_agents", "its adapter has no environments of several agents")
+    if setup.script.agents > 1 and why:
+        raise NotOffered(why)
     with closing(adapter.make(setup)) as made:
         yield made
 
@@ -115,7 +122,7 @@ def at(found: Table, *, row: int | None = None, episode: int | None = None) -> T
 
 def named(place: Moment) -> str:
     """Name a place for messages."""
-    return f"environment {place.row}, episode {place.episode}, step {place.step}"
+    return f"row {place.row}, episode {place.episode}, step {place.step}"
 
 
 def shown(values: Floats) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -37,7 +37,7 @@ def truncated(steps: int) -> Episode:
 
 
 class Moment(NamedTuple):
-    """The place of an observation: the environment, its episode, and the step within the episode, from 0."""
+    """The place of an observation: the environment or agent, its episode, and the step within the episode, from 0."""
 
     row: int
     episode: int
@@ -46,27 +46,38 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """Episodes of several environments, which end at given steps.
+    """Episodes of several environments, or of their agents, which end at given steps.
 
     All observations are different random numbers, so that an observation tells its place (:meth:`find`).
 
     Attributes:
-        ends: the episodes of each environment; the one after the last of them doesn't end.
+        ends: the episodes of each row, which is an environment or an agent; the one after the last of them doesn't end.
         seed: seed of observations and rewards.
         changed: places of observations that are drawn anew: outputs that depend on them change.
         broken: places of observations that are NaN.
         first: number that is added to the indices of episodes: with 1, the first episode has the observations and
             rewards of the second one of a script with 0.
+        agents: agents of an environment, which are consecutive rows. One whose episode has ended is absent until those
+            of the others have ended too; the environment then begins anew with the next episode of all.
+
+    Raises:
+        ValueError: the number of rows isn't a multiple of ``agents``.
 
     Example:
         >>> script = Script([[terminated(2)], []])
         >>> env = script.make(0)
         >>> first, _ = env.reset()
-        >>> second, reward, terminated, truncated, _ = env.step(0)
+        >>> second, reward, *ends, _ = env.step(0)
         >>> script.find([first, second])
         [Moment(row=0, episode=0, step=0), Moment(row=0, episode=0, step=1)]
         >>> env.step(1)[2]
         True
+
+        Agent 0 dies after 2 steps and waits; the environment begins anew after 3.
+
+        >>> agents = Script([[terminated(2)], [truncated(3)]], agents=2)
+        >>> [(place.episode, place.step) for place in agents.walk(0, steps=5)]
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
 
     ends: Sequence[Sequence[Episode]]
@@ -74,11 +85,21 @@ class Script:
     changed: frozenset[Moment] = frozenset()
     broken: frozenset[Moment] = frozenset()
     first: int = 0
+    agents: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_rows % self.agents:
+            raise ValueError(f"{self.num_rows} rows can't be environments of {self.agents} agents.")
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows: all agents of all environments."""
+        return len(self.ends)
 
     @property
     def num_envs(self) -> int:
         """Number of environments."""
-        return len(self.ends)
+        return self.num_rows // self.agents
 
     def observation(self, place: Moment) -> NDArray[np.float32]:
         """Return an observation ``[3]``; the last of an episode has the step at which it ends."""
@@ -102,14 +123,25 @@ class Script:
         """Return how an episode ends."""
         return self.ends[row][episode].end
 
-    def walk(self, row: int, steps: int) -> Iterator[Moment]:
-        """Yield the places from which an environment takes its first steps."""
+    def environment_rows(self, row: int) -> range:
+        """Return the rows of the environment of a row."""
+        first = row - row % self.agents
+        return range(first, first + self.agents)
+
+    def timeline(self, row: int, steps: int) -> Iterator[Moment | None]:
+        """Yield the place from which a row acts in each of its environment's first steps, None where it is absent."""
         episode = step = 0
         for _ in range(steps):
-            yield Moment(row, episode, step)
+            length = self.length(row, episode)
+            yield Moment(row, episode, step) if length is None or step < length else None
             step += 1
-            if step == self.length(row, episode):
+            lengths = [self.length(each, episode) for each in self.environment_rows(row)]
+            if all(length is not None and length <= step for length in lengths):
                 episode, step = episode + 1, 0
+
+    def walk(self, row: int, steps: int) -> Iterator[Moment]:
+        """Yield the places from which a row acts in the first steps of its environment."""
+        yield from (place for place in self.timeline(row, steps) if place is not None)
 
     def find(self, observations: Any) -> list[Moment]:
         """Return the places of observations ``[..., 3]``, in the order of the flattened batch.
@@ -128,15 +160,25 @@ class Script:
         return [known[row.tobytes()] for row in rows]
 
     def _places(self, steps: int) -> Iterator[Moment]:
-        for row in range(self.num_envs):
+        for row in range(self.num_rows):
             for place in self.walk(row, steps):
                 yield place
                 if place.step + 1 == self.length(row, place.episode):
                     yield place._replace(step=place.step + 1)  # what the last step returns
 
     def make(self, row: int) -> ScriptedEnv:
-        """Return one of the environments."""
+        """Return one of the environments.
+
+        Raises:
+            ValueError: environments have several agents.
+        """
+        if self.agents > 1:
+            raise ValueError(f"The environments of this script have {self.agents} agents: call make_agents.")
         return ScriptedEnv(self, row)
+
+    def make_agents(self, env: int) -> ScriptedAgents:
+        """Return one of the environments, with its agents."""
+        return ScriptedAgents(self, env)
 
 
 class ScriptedEnv(gymnasium.Env[NDArray[np.float32], Any]):
@@ -178,3 +220,89 @@ class ScriptedEnv(gymnasium.Env[NDArray[np.float32], Any]):
         kind = script.end(place.row, place.episode) if ended else None
         observation = script.observation(self._place)
         return observation, script.reward(place), kind == "terminated", kind == "truncated", {}
+
+
+class ScriptedAgents:
+    """One environment of a script with its agents, by the protocol of PettingZoo's parallel environments.
+
+    A reset begins the next episode of all agents, or the same one again if it has no steps yet. Actions change nothing.
+
+    Args:
+        script: the script.
+        env: index of the environment.
+
+    Attributes:
+        possible_agents: names of the agents, in the order of the script's rows.
+        agents: names of those that are present.
+
+    Example:
+        >>> env = Script([[terminated(1)], [truncated(2)]], agents=2).make_agents(0)
+        >>> observations, _ = env.reset()
+        >>> _, _, terminations, truncations, _ = env.step({"agent_0": 0, "agent_1": 0})
+        >>> terminations, truncations, env.agents
+        ({'agent_0': True, 'agent_1': False}, {'agent_0': False, 'agent_1': False}, ['agent_1'])
+    """
+
+    metadata: dict[str, Any] = {"name": "scripted_agents", "render_modes": []}  # noqa: RUF012 - as PettingZoo declares it
+    render_mode: str | None = None
+
+    def __init__(self, script: Script, env: int) -> None:
+        self._script, self._episode, self._step = script, 0, 0
+        rows = script.environment_rows(env * script.agents)
+        self._rows = {f"agent_{index}": row for index, row in enumerate(rows)}
+        self.possible_agents = list(self._rows)
+        self.agents: list[str] = []
+
+    @property
+    def unwrapped(self) -> ScriptedAgents:
+        """This environment."""
+        return self
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        """Return the space of an agent's observations."""
+        return ScriptedEnv.observation_space
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        """Return the space of an agent's actions."""
+        return ScriptedEnv.action_space
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, dict[str, Any]]]:
+        """Begin an episode of all agents."""
+        if self._step:
+            self._episode, self._step = self._episode + 1, 0
+        self.agents = list(self.possible_agents)
+        return self._observations(), {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[
+        dict[str, NDArray[np.float32]], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
+    ]:
+        """Take one step of the agents that are present."""
+        script, before = self._script, self._places()
+        self._step += 1
+        ended = {agent: script.length(*place[:2]) == self._step for agent, place in before.items()}
+        kinds = {agent: script.end(*place[:2]) if ended[agent] else None for agent, place in before.items()}
+        results = (
+            self._observations(),
+            {agent: script.reward(place) for agent, place in before.items()},
+            {agent: kind == "terminated" for agent, kind in kinds.items()},
+            {agent: kind == "truncated" for agent, kind in kinds.items()},
+            {agent: dict[str, Any]() for agent in before},
+        )
+        self.agents = [agent for agent in self.agents if not ended[agent]]
+        return results
+
+    def _places(self) -> dict[str, Moment]:
+        return {agent: Moment(self._rows[agent], self._episode, self._step) for agent in self.agents}
+
+    def _observations(self) -> dict[str, NDArray[np.float32]]:
+        return {agent: self._script.observation(place) for agent, place in self._places().items()}
+
+    def render(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -35,10 +35,11 @@ SIZE = 16
 class PufferLib:
     """PufferLib, with the settings of its ``config/default.ini`` except discounts, optimizer (Adam) and device."""
 
-    gamma, lmbda = 0.99, 0.95
+    gamma, lmbda, no_agents = 0.99, 0.95, ""
     documented: Mapping[str, str] = {
         "every-step-once": "minibatches are drawn by priority: prio_alpha in config/default.ini",
         "replay-any-ends": "minibatches are drawn by priority: some rows weren't drawn",
+        "agents-count": '"we are not yet handling masks in this version": PuffeRL.evaluate in pufferl.py',
     }
 
     def __init__(self) -> None:
@@ -171,10 +172,12 @@ class _Rendered(ScriptedEnv):
 
 def environment(script: Script) -> Any:
     """Create the environments of a script."""
-    rows = iter([0, *range(script.num_envs)])  # the first one only tells the spaces
+    indices = iter([0, *range(script.num_envs)])  # the first one only tells the spaces
 
-    def creator(buf: Any = None, seed: int = 0) -> pufferlib.emulation.GymnasiumPufferEnv:
-        return pufferlib.emulation.GymnasiumPufferEnv(env=_Rendered(script, next(rows)), buf=buf, seed=seed)
+    def creator(buf: Any = None, seed: int = 0) -> Any:
+        if script.agents > 1:
+            return pufferlib.emulation.PettingZooPufferEnv(env=script.make_agents(next(indices)), buf=buf, seed=seed)
+        return pufferlib.emulation.GymnasiumPufferEnv(env=_Rendered(script, next(indices)), buf=buf, seed=seed)
 
     return pufferlib.vector.make(creator, backend=pufferlib.vector.Serial, num_envs=script.num_envs)
 
@@ -183,7 +186,7 @@ def settings(setup: Setup, gamma: float, lmbda: float, folder: str) -> dict[str,
     """Return the settings of the trainer."""
     with mock.patch.object(sys, "argv", ["puffer"]):
         config: dict[str, Any] = pufferl.load_config("default")["train"]
-    batch = setup.script.num_envs * setup.steps
+    batch = setup.script.num_rows * setup.steps
     config.update(
         env="scripted",
         use_rnn=True,

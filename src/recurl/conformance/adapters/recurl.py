@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,13 @@ from recurl.conformance.adapter import Outputs, Play, Setup
 from recurl.conformance.playing import play_steps
 from recurl.conformance.script import ACTIONS, FEATURES, Script
 from recurl.data import SequenceMinibatches
-from recurl.envs import ExplorationType, GymWrapper
+from recurl.envs import EnvBase, ExplorationType, GymWrapper, PettingZooEnv
 from recurl.modules import (
     ActorValueOperator,
     Categorical,
     LSTMModule,
     ProbabilisticActor,
     ValueOperator,
-    set_recurrent_mode,
 )
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
@@ -37,7 +37,7 @@ from recurl.trainers import export_policy
 class Recurl:
     """recurl itself."""
 
-    gamma, lmbda = 0.99, 0.95
+    gamma, lmbda, no_agents = 0.99, 0.95, ""
     documented: Mapping[str, str] = {}
 
     def __init__(self) -> None:
@@ -65,11 +65,12 @@ class RecurlAgent:
         torch.manual_seed(setup.seed)
         self.setup = setup
         trunk = LSTMModule(FEATURES, 16, in_key="observation", out_key="memory", recurrent_backend="fastest")
-        head = TensorDictModule(nn.Linear(16, ACTIONS), in_keys=["memory"], out_keys=["logits"])
+        self.heads = (nn.Linear(16, ACTIONS), nn.Linear(16, 1))
+        head = TensorDictModule(self.heads[0], in_keys=["memory"], out_keys=["logits"])
         actor_head = ProbabilisticActor(head, ["logits"], distribution_class=Categorical, return_log_prob=True)
-        model = ActorValueOperator(trunk, actor_head, ValueOperator(nn.Linear(16, 1), in_keys=["memory"]))
+        model = ActorValueOperator(trunk, actor_head, ValueOperator(self.heads[1], in_keys=["memory"]))
         self.actor, self.critic = model.get_policy_operator(), model.get_value_operator()
-        frames = setup.script.num_envs * setup.steps
+        frames = setup.script.num_rows * setup.steps
         self.collector = Collector(environment(setup.script), self.actor, frames_per_batch=frames, total_frames=-1)
         self.batches = iter(self.collector)
         self.gae = GAE(gamma=gamma, lmbda=lmbda, value_network=self.critic)
@@ -87,23 +88,17 @@ class RecurlAgent:
         found: list[Outputs] = []
         for _ in range(self.setup.epochs):
             for minibatch in SequenceMinibatches(self.batch, num_minibatches=self.setup.minibatches):
-                found.append(self._replayed(minibatch))
-                losses = self.loss(minibatch)
+                with watched(self.heads[0]) as logits, watched(self.heads[1]) as values:
+                    losses = self.loss(minibatch)
                 self.optimizer.zero_grad()
                 (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
+                found.append(learned(minibatch, logits[0], values[0]))
                 self.optimizer.step()
         return found
 
-    @torch.no_grad()
-    def _replayed(self, minibatch: TensorDictBase) -> Outputs:
-        with set_recurrent_mode(True):
-            log_probs = self.actor.get_dist(minibatch.copy()).log_prob(minibatch["action"])
-            values = self.critic(minibatch.copy())["state_value"]
-        return outputs(minibatch, log_probs, values)
-
     def play(self, script: Script, steps: int) -> Outputs:
         """Collect greedily with another collector."""
-        rows = script.num_envs
+        rows = script.num_rows
         collector = Collector(
             environment(script),
             self.actor,
@@ -137,12 +132,41 @@ class RecurlAgent:
         self.collector.shutdown()
 
 
-def environment(script: Script) -> GymWrapper:
+def environment(script: Script) -> EnvBase:
     """Create the environments of a script."""
+    if script.agents > 1:
+        indices = iter(range(script.num_envs))
+        return PettingZooEnv(lambda: script.make_agents(next(indices)), script.num_envs)
     makers = [partial(script.make, row) for row in range(script.num_envs)]
     return GymWrapper(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), categorical_action_encoding=True)
 
 
+@contextmanager
+def watched(module: nn.Module) -> Generator[list[torch.Tensor]]:
+    """Collect what a module returns, which then keeps its gradients."""
+    found: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        output.retain_grad()
+        found.append(output)
+
+    hook = module.register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def learned(batch: TensorDictBase, logits: torch.Tensor, values: torch.Tensor) -> Outputs:
+    """Return what a loss computed for a batch; steps count whose logits or values have a gradient."""
+    assert logits.grad is not None
+    assert values.grad is not None
+    counted = logits.grad.any(-1) | values.grad.any(-1)
+    log_probs = Categorical(logits=logits.detach()).log_prob(batch["action"])
+    return Outputs(batch["observation"], batch["action"], log_probs, values.detach(), counted=counted)
+
+
 def outputs(batch: TensorDictBase, log_probs: Any = None, values: Any = None, advantages: Any = None) -> Outputs:
-    """Return the outputs of a batch."""
-    return Outputs(batch["observation"], batch["action"], log_probs, values, advantages)
+    """Return the outputs of a batch; those of absent agents don't count."""
+    counted = batch.get(("collector", "mask"), None)
+    return Outputs(batch["observation"], batch["action"], log_probs, values, advantages, counted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from collections.abc import Callable, Generator, Mapping
@@ -21,14 +22,19 @@ from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.tune import register_env
 
 from recurl.conformance.adapter import NotOffered, Outputs, Play, Setup
 from recurl.conformance.script import Script
 
-ENVIRONMENT = "recurl_conformance"
-"""Name under which the environments are registered."""
+ENVIRONMENT, AGENTS = "recurl_conformance", "recurl_conformance_agents"
+"""Names under which environments are registered, with one agent and with several."""
+CREATED = itertools.count()
+"""Number of environments of several agents created until now."""
+SHARED = "shared"
+"""Name of the policy of all agents."""
 SIZE = 16
 """Units of the LSTM, and of the encoder before it."""
 
@@ -36,7 +42,7 @@ SIZE = 16
 class RLlib:
     """Ray RLlib, with PPO's default options."""
 
-    gamma, lmbda = 0.99, 0.95
+    gamma, lmbda, no_agents = 0.99, 0.95, ""
     documented: Mapping[str, str] = {}
 
     def __init__(self) -> None:
@@ -44,6 +50,7 @@ class RLlib:
         if not ray.is_initialized():
             ray.init("local", num_cpus=1, include_dashboard=False, logging_level=logging.ERROR)
         register_env(ENVIRONMENT, environment)
+        register_env(AGENTS, agents)
         self.versions = {"ray": ray.__version__, "torch": torch.__version__, "gymnasium": gym.__version__}
 
     def make(self, setup: Setup) -> RLlibAgent:
@@ -63,28 +70,37 @@ class RLlibAgent:
     def __init__(self, setup: Setup, gamma: float, lmbda: float) -> None:
         self.setup, self.gamma, self.lmbda = setup, gamma, lmbda
         self.algo: Any = self._config(setup.script).build_algo()
+        name = SHARED if setup.script.agents > 1 else DEFAULT_MODULE_ID
         # The learner is in this process: its module is the one that the update uses.
-        modules = self.algo.learner_group.foreach_learner(lambda learner: learner.module[DEFAULT_MODULE_ID])
+        modules = self.algo.learner_group.foreach_learner(lambda learner: learner.module[name])
         self.module: Any = next(iter(modules)).get()
         self.learned: list[Outputs] = []
 
     def _config(self, script: Script) -> PPOConfig:
         setup = self.setup
+        several = script.agents > 1
         batch = setup.script.num_envs * setup.steps
+        config = PPOConfig()
+        if several:  # with one policy for all agents
+            config.multi_agent(policies={SHARED}, policy_mapping_fn=lambda *_, **__: SHARED)
         return (
-            PPOConfig()
-            .environment(ENVIRONMENT, env_config={"script": script})
+            config.environment(
+                AGENTS if several else ENVIRONMENT,
+                env_config={"script": script},
+                disable_env_checking=True,  # which takes a step
+            )
             .env_runners(
                 num_env_runners=0,
                 num_envs_per_env_runner=script.num_envs,
                 rollout_fragment_length=setup.steps,
-                gym_env_vectorize_mode="vector_entry_point",
+                gym_env_vectorize_mode="sync" if several else "vector_entry_point",
             )
             .learners(num_learners=0)
             .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[SIZE], use_lstm=True, lstm_cell_size=SIZE))
             .training(
                 train_batch_size_per_learner=batch,
-                minibatch_size=batch // setup.minibatches,
+                # The number of agents' steps isn't known in advance: None takes them all.
+                minibatch_size=None if several else batch // setup.minibatches,
                 num_epochs=setup.epochs,
                 lr=setup.learning_rate,
                 gamma=self.gamma,
@@ -185,6 +201,12 @@ def environment(context: Any) -> SyncVectorEnv:
     script = context["script"]
     makers = [partial(script.make, row) for row in range(script.num_envs)]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def agents(context: Any) -> ParallelPettingZooEnv:
+    """Create the next one of the environments of ``context["script"]``, whose index RLlib doesn't tell."""
+    script: Script = context["script"]
+    return ParallelPettingZooEnv(script.make_agents(next(CREATED) % script.num_envs))
 
 
 def numpy(tensor: Any) -> Any:

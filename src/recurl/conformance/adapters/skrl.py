@@ -39,6 +39,7 @@ class Skrl:
 
     gamma, lmbda = 0.99, 0.95
     documented: Mapping[str, str] = {}
+    no_agents = "its IPPO and MAPPO aren't recurrent"
     autoreset = AutoresetMode.NEXT_STEP
     ends: tuple[str, ...] = ("terminated",)
     time_limit_bootstrap = True

@@ -43,6 +43,7 @@ class Tianshou:
         ignore_obs_next: whether the buffer takes next observations from the next step, as that of the example does.
     """
 
+    no_agents = "agents of its environments act in turn (PettingZoo's AEC)"
     gamma, lmbda = 0.99, 0.95
     documented: Mapping[str, str] = dict.fromkeys(
         (

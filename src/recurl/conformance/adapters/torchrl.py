@@ -42,6 +42,7 @@ class TorchRL:
 
     gamma, lmbda = 0.99, 0.95
     documented: Mapping[str, str] = {}
+    no_agents = "its LSTMModule refuses observations with a dimension of agents"
 
     def __init__(self) -> None:
         self.versions = {

@@ -64,6 +64,20 @@ def test_compiled_estimates_are_those_of_the_estimator(monkeypatch):
         torch.testing.assert_close(found[key], expected[key].squeeze(-1))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["gtrxl(window=4)", "slstm(conv_width=3)"])
+def test_a_compiled_update_of_cells_that_torch_differentiates(cell):
+    sizes = {"env": "recurl/MaskedCartPole-v1", "num_envs": 2, "rollout_steps": 16, "hidden_size": 8, "cell": cell}
+    updated = []
+    for compiled in (False, True):
+        learner = PPO(PPOConfig(**sizes, total_steps=4096, minibatches=1, seed=1, compile=compiled))
+        learner.learn(learner.collect())
+        updated.append([parameter.detach().clone() for parameter in learner.agent.parameters()])
+        learner.close()
+    for one, other in zip(*updated, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 class Weighted(LossModule):
     """A loss with options of several kinds."""
 

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recurl.core.errors import ArgumentError, UnsupportedError
 from recurl.recurrence import BACKENDS, LSTM, Boundaries, Options, Support, run_stack
@@ -120,6 +121,40 @@ def test_recomputing_gates_changes_nothing(backend: str, cell: str, options: dic
     expected = case.outputs_and_gradients(backend)
     case.options = Options(recompute=True)
     assert_agree(case.outputs_and_gradients(backend), expected, 1e-13)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("cell", [name for name, cell in KNOWN.items() if not (cell.takes_time or cell.derivatives)])
+def test_a_loop_in_a_graph_reads_no_lengths(monkeypatch: pytest.MonkeyPatch, cell: str, recompute: bool) -> None:
+    problems = [{"pattern": pattern} for pattern in PATTERNS]
+    problems += [{"layers": 2, "directions": 2}, {"shape": (2, 3, 6)}, {"shape": (17,)}, {"shape": (4, 1)}]
+    expected = [exact(cell, **problem) for problem in problems]
+
+    def refuse(boundaries: Boundaries) -> None:
+        raise AssertionError("a captured loop reads lengths")
+
+    monkeypatch.setattr("recurl.recurrence.loop.is_captured", lambda value: True)
+    monkeypatch.setattr(Boundaries, "host", refuse)
+    for problem, wanted in zip(problems, expected, strict=True):
+        case = Case(cell, options=Options(recompute=recompute), **problem)
+        assert_agree(case.outputs_and_gradients("loop"), wanted, 1e-12)
+
+
+class Passing(TorchDispatchMode):
+    """Runs every operation as it is, like those of profilers and tracers."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("backend", ["loop", "scan"])
+@pytest.mark.parametrize("cell", KNOWN)
+def test_a_dispatch_mode_changes_nothing(cell: str, backend: str) -> None:
+    expected = exact(cell, layers=2)
+    for recompute in (False, True):
+        case = Case(cell, layers=2, options=Options(recompute=recompute))
+        with Passing():
+            assert_agree(case.outputs_and_gradients(backend), expected, 1e-12)
 
 
 @pytest.mark.parametrize("cell", KNOWN)

@@ -250,6 +250,7 @@ def test_a_graph_that_is_asked_for_asks_for_a_gpu(env):
     ("options", "reason"),
     [
         ({"cell": MINE}, "which needs a built-in cell, unless it is asked for (--device cuda)"),
+        ({"cell": "slstm"}, "a cell other than slstm, which loops over single steps, unless it is asked for (--dev"),
         ({"overlap": True}, "which needs a single process, unless"),
         ({"collectors": "ray:2"}, "which needs a single process, unless"),
         ({"env": "tests.trainers.test_machine:Strict-v0"}, "which needs an environment that takes random actions, un"),
@@ -262,6 +263,14 @@ def test_what_is_known_too_little_is_on_a_gpu_only_if_asked_for(options, reason)
     assert fitted(config) == {**ON_CPU, "num_envs": 8, "shared_trunk": True}
     assert describe(config).startswith("On the CPU: 8 environments, not on a GPU, ")
     assert reason in describe(config)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_loop_over_steps_is_captured_if_asked_for():
+    config = PPOConfig(env=TASK, device="cuda", cell="slstm", **LARGE)
+    assert (config.cuda_graph, config.compile) == (False, False)
+    assert "not captured or compiled, which needs a cell other than slstm" in describe(config)
+    assert PPOConfig(env=TASK, device="cuda", cell="slstm", cuda_graph=True, **LARGE).cuda_graph
 
 
 @pytest.mark.usefixtures("gpu")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from recurl.core.autograd import custom_backward_allowed
+from recurl.core.autograd import custom_backward_allowed, pull_back
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
 from recurl.recurrence.kernels import Gradients, Inputs, Kernels, features_and_states
@@ -55,10 +55,7 @@ class AutogradBackend(KernelBackend):
 
 
 def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs: Inputs[bool]) -> Gradients:
-    """Return the gradients of a call by rerunning and differentiating ``kernels.differentiable``.
-
-    This uses ``torch.func``, since autograd is disabled inside an operator.
-    """
+    """Return the gradients of a call by rerunning and differentiating ``kernels.differentiable``."""
     inputs = call.inputs
     chosen = [tensor is not None and need for tensor, need in zip(inputs, needs.flat, strict=True)]
 
@@ -71,6 +68,5 @@ def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs
         return outputs
 
     wanted = [tensor for tensor, need in zip(inputs, chosen, strict=True) if need]
-    pull_back = torch.func.vjp(run, *wanted)[1]
-    found = iter(pull_back(tuple(grads)))
+    found = iter(pull_back(run, wanted, tuple(grads)))
     return Inputs.from_flat(call.cell, [next(found) if need else None for need in chosen])

@@ -3,6 +3,9 @@
 Tokens are packed (first tokens of all segments, longest segment first, then second tokens, ...), so that step t works
 on the first ``batch_sizes[t]`` rows of a contiguous block. The input product is one GEMM before the loop, each weight
 gradient is one GEMM after it, and gates are computed in place.
+
+A CUDA graph can't read the lengths of segments: there, cells without hand-written derivatives step through the rows of
+the batch, and load the stored states where segments start.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from recurl.recurrence.backend import LayerCall
 from recurl.recurrence.cells import LayerWeights, LoopKernel, States
 from recurl.recurrence.kernel_backend import backward_by_autograd
 from recurl.recurrence.kernels import Gradients, Inputs, Kernels
-from recurl.sequences.index import HostPlan
+from recurl.sequences.index import HostPlan, is_captured
 
 
 class LoopKernels(Kernels):
@@ -27,9 +30,10 @@ class LoopKernels(Kernels):
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
         """Run the forward pass. Saves gates and hidden product, packed."""
-        kernel, plan, w = call.cell.loop, call.boundaries.host(), call.weights
+        kernel, w = call.cell.loop, call.weights
         if kernel is None:
             return self.differentiable(call), ()
+        plan = call.boundaries.host()
         gates, initial = _input_gates(kernel, call), _initial(call)
         tokens = call.x.shape[0]
         h_gates = gates.new_empty(tokens if kernel.keeps_h_gates else 0, gates.shape[1])
@@ -53,9 +57,11 @@ class LoopKernels(Kernels):
     ) -> Gradients:
         """Return the gradients of the call's inputs."""
         kernel, derivatives = call.cell.loop, call.cell.derivatives
-        plan, w = call.boundaries.host(), call.weights
         if kernel is None or derivatives is None:
+            if not is_captured(call.boundaries.starts):
+                call.boundaries.host()  # kept, as it isn't where functions are transformed
             return backward_by_autograd(self, call, grads, needs)
+        plan, w = call.boundaries.host(), call.weights
         initial = _initial(call)
         after, grads = (tuple(value.index_select(0, plan.order) for value in values) for values in (after, grads))
         before = _before(initial, after, plan.steps)
@@ -96,6 +102,8 @@ class LoopKernels(Kernels):
 
     def differentiable(self, call: LayerCall) -> States:
         """Return the outputs through differentiable operations of torch."""
+        if is_captured(call.boundaries.starts):
+            return _by_rows(call)
         plan = call.boundaries.host()
         cell = call.cell
         outputs: list[States] = []
@@ -105,6 +113,24 @@ class LoopKernels(Kernels):
             outputs.append(states if cell.features_are_first_state else (features, *states))
         packed = (torch.cat(state) for state in zip(*outputs, strict=True))
         return tuple(torch.empty_like(state).index_copy(0, plan.order, state) for state in packed)
+
+
+def _by_rows(call: LayerCall) -> States:
+    """Return the outputs without reading where segments start: every row of the batch takes every step."""
+    length, cell = call.boundaries.batch_shape[-1], call.cell
+    starts, x, *stored = (
+        value.unflatten(0, (-1, length)).unbind(1) for value in (call.boundaries.starts, call.x, *call.states)
+    )
+    outputs: list[States] = []
+    states = tuple(state[0] for state in stored)
+    for t, (first, tokens) in enumerate(zip(starts, x, strict=True)):
+        states = tuple(
+            torch.where(first.view(-1, *(1,) * (state.ndim - 1)), given[t], state)
+            for given, state in zip(stored, states, strict=True)
+        )
+        features, states = cell.step(tokens, states, *call.weights)
+        outputs.append(states if cell.features_are_first_state else (features, *states))
+    return tuple(torch.stack(values, 1).flatten(0, 1) for values in zip(*outputs, strict=True))
 
 
 def _input_gates(kernel: LoopKernel, call: LayerCall) -> Tensor:

@@ -41,7 +41,7 @@ class _Cached(cached_property[_T]):
         if instance is None:
             return self
         value = self.func(instance)
-        if not is_compiling():
+        if not (is_compiling() or is_functorch_active()):  # whose tensors are those of a trace, or of a transform
             vars(instance)[self.attrname] = value
         return value
 
@@ -446,6 +446,9 @@ def _is_eager() -> bool:
 
 def readable(value: Tensor) -> bool:
     """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
-    if is_compiling() or is_functorch_active():
-        return False
-    return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not (is_compiling() or is_functorch_active() or is_captured(value))
+
+
+def is_captured(value: Tensor) -> bool:
+    """Return whether operations on ``value`` are captured as a CUDA graph."""
+    return value.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -136,7 +136,12 @@ def foreign_part(config: RunConfig) -> str | None:
     """Return what a run lacks to be captured and compiled without being asked for: parts known to allow it."""
     if not type(config).__module__.startswith("recurl."):
         return ALGORITHM_OBSTACLE
-    return None if has_built_in_cell(config) else "a built-in cell, unless it is asked for"
+    if not has_built_in_cell(config):
+        return "a built-in cell, unless it is asked for"
+    cell = None if config.cell == NO_CELL else load_cell(config.cell)
+    if cell is not None and not (cell.takes_time or cell.derivatives):
+        return f"a cell other than {config.cell}, which loops over single steps, unless it is asked for"
+    return None
 
 
 def has_built_in_cell(config: RunConfig) -> bool:

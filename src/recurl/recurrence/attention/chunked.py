@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recurl.core.autograd import pull_back
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels, Gradients, Needs
 from recurl.recurrence.cells import States
 from recurl.recurrence.cells.attention import present_inputs
@@ -36,8 +37,7 @@ class ChunkedAttention(AttentionKernels):
             tensors = [next(left) if need else tensor for tensor, need in zip(inputs.tensors, needs, strict=True)]
             return attend(inputs.with_tensors(tensors), readers)
 
-        pull_back = torch.func.vjp(run, *chosen)[1]
-        found = iter(pull_back(torch.where(sick.unsqueeze(-1), 0, grad)))
+        found = iter(pull_back(run, chosen, torch.where(sick.unsqueeze(-1), 0, grad)))
         return _marked([next(found) if need else None for need in needs], inputs, sick)
 
 

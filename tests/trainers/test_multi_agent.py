@@ -124,13 +124,17 @@ def test_names_and_rows():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"env": "vmas/balance", "num_envs": 7}, "set --num-envs to 9"),
+        (
+            {"env": "vmas/balance", "num_envs": 7},
+            "set --num-envs to 9, a multiple of the number of agents, each of which is a row",
+        ),
         (
             {"env": "vmas/balanc"},
             "--env vmas/balanc can't be used: VMAS has no scenario 'balanc'. Did you mean balance",
         ),
-        ({"env": "pettingzoo/sisl/none"}, "PettingZoo has no module 'sisl/none'"),
-        ({"env": "vmas/"}, "is named vmas/SCENARIO or pettingzoo/MODULE, got 'vmas/'"),
+        ({"env": "pettingzoo/sisl/none"}, "PettingZoo has no parallel environment 'sisl/none'"),
+        ({"env": "vmas/"}, "named vmas/SCENARIO, pettingzoo/ID or pettingzoo/module:function, got 'vmas/'"),
+        ({"env": "vmas/balance", "env_kwargs": ("continuous_actions=false",)}, "continuous_actions must be True or F"),
         ({"env": "vmas/balance", "wrapper": ("a:B",)}, "doesn't support --wrapper: leave it out"),
     ],
 )

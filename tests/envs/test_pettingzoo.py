@@ -123,6 +123,26 @@ def test_dict_and_discrete_observations():
 ONE = Game()
 
 
+def test_agents_with_numbers_for_names():
+    class Numbered(Game):
+        def __init__(self):
+            super().__init__(listed={2: [7]})
+            self.possible_agents = [7, 8]
+
+        def reset(self, seed=None, options=None):
+            self.time, self.agents = 0, [8, 7]
+            return self.seen(), {}
+
+        def seen(self):
+            return {a: np.array([self.time, a], np.float64) for a in self.agents}
+
+    env = PettingZooEnv(Numbered)
+    batch = env.rollout(4, break_when_any_done=False)
+    assert env.agents == ["7", "8"]
+    assert batch["observation"][..., 1].tolist() == [[7, 7, 7, 7], [8, 8, 0, 0]]
+    assert batch["collector", "mask"].tolist() == [[True] * 4, [True, True, False, False]]
+
+
 class Unequal(Game):
     def observation_space(self, agent):
         return spaces.Box(-1, 1, (3 if agent == "a" else 2,))

@@ -56,6 +56,9 @@ def test_a_run_resumes_bit_for_bit_up_to_its_environments(tmp_path):
     train(options, tmp_path / "a")
     train(options, tmp_path / "b")
     assert not differing(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
+    policy, size = recurl.load(RunFolder(tmp_path / "a"), env=walkers), walkers().observation_spec["observation"].shape
+    action, _ = policy.predict(np.zeros(size[1:], np.float32))  # what one agent sees, without a name
+    assert action.shape == walkers().action_spec.shape[1:]
 
 
 def test_absent_agents_change_no_statistics():

@@ -196,7 +196,7 @@ class MultiAgentEnv(EnvBase):
             if key in own:
                 raise ArgumentError(f"The observation {key!r} of {name} has the name of an optional entry: rename it.")
         self.readers = (
-            ObservationReader(spaces.Dict({**own, **added}), [rows], name),
+            ObservationReader(spaces.Dict({**own, **added}) if added else observation_space, [rows], name),
             ActionReader(action_space, [rows], True),
         )
         spec = self.readers[0].spec.clone()

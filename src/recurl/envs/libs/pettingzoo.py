@@ -111,9 +111,10 @@ class PettingZooEnv(MultiAgentEnv):
             raise ArgumentError("A function that creates an environment must create a new one at every call.")
         first = self.envs[0]
         _check_protocol(first)
-        agents = [str(agent) for agent in first.possible_agents]
-        observed = {name: first.observation_space(name) for name in agents}
-        acting = {name: first.action_space(name) for name in agents}
+        self._keys: list[Any] = list(first.possible_agents)
+        agents = list(map(str, self._keys))
+        observed = {name: first.observation_space(agent) for name, agent in zip(agents, self._keys, strict=True)}
+        acting = {name: first.action_space(agent) for name, agent in zip(agents, self._keys, strict=True)}
         check_equal_spaces("observation", observed, _PAD)
         check_equal_spaces("action", acting, _PAD)
         super().__init__(
@@ -142,7 +143,7 @@ class PettingZooEnv(MultiAgentEnv):
         host, before = actions.cpu(), self.active.tolist()
         outcomes: list[Any] = []
         for env, chosen, active in zip(self.envs, host, before, strict=True):
-            acting = [(agent, a) for a, agent in enumerate(self.agents) if active[a]]
+            acting = [(agent, a) for a, agent in enumerate(self._keys) if active[a]]
             outcome = env.step({agent: self._action_reader.read(chosen[a]) for agent, a in acting})
             for what, values in zip(("observation", "reward", "termination", "truncation"), outcome, strict=False):
                 missing = [agent for agent, _ in acting if agent not in values]
@@ -155,22 +156,24 @@ class PettingZooEnv(MultiAgentEnv):
         seen, rewards, terminated, truncated = list(zip(*outcomes, strict=True))[:4]
         return AgentsStep(
             self._stacked(seen),
-            torch.tensor([[float(each.get(agent, 0.0)) for agent in self.agents] for each in rewards]),
-            torch.tensor([[bool(each.get(agent, False)) for agent in self.agents] for each in terminated]),
-            torch.tensor([[bool(each.get(agent, False)) for agent in self.agents] for each in truncated]),
+            torch.tensor([[float(each.get(agent, 0.0)) for agent in self._keys] for each in rewards]),
+            torch.tensor([[bool(each.get(agent, False)) for agent in self._keys] for each in terminated]),
+            torch.tensor([[bool(each.get(agent, False)) for agent in self._keys] for each in truncated]),
             active=self._listed([env.agents for env in self.envs]),
         )
 
     def _listed(self, agents: list[list[Any]]) -> Tensor:
         """Return which agents are listed by each environment, bool ``[n, A]``."""
-        unknown = {str(agent) for names in agents for agent in names} - {*self.agents}
+        unknown = {agent for names in agents for agent in names} - {*self._keys}
         if unknown:
-            raise ArgumentError(f"Agents must be among possible_agents, {self.agents}, but {sorted(unknown)} aren't.")
-        return torch.tensor([[agent in names for agent in self.agents] for names in agents])
+            raise ArgumentError(
+                f"Agents must be among possible_agents, {self._keys}, but {sorted(unknown, key=str)} aren't."
+            )
+        return torch.tensor([[agent in names for agent in self._keys] for names in agents])
 
     def _stacked(self, seen: list[Mapping[str, Any]] | tuple[Mapping[str, Any], ...]) -> dict[NestedKey, Tensor]:
         """Return observations as tensors ``[n, A, ...]``, with zeros for those that are missing."""
-        rows = [self._tensors(each[agent]) if agent in each else self._zeros for each in seen for agent in self.agents]
+        rows = [self._tensors(each[agent]) if agent in each else self._zeros for each in seen for agent in self._keys]
         shape = (self.num_envs, self.n_agents)
         return {key: torch.stack([row[key] for row in rows]).unflatten(0, shape) for key in self._zeros}
 

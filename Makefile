@@ -57,7 +57,7 @@ instructions: setup  ## numerical tests as on older processors, with SSE4, AVX a
 		OMP_NUM_THREADS=2 $(BIN)/pytest $(NUMBERS)
 
 practice: setup  ## tests with environments of other packages, after installing these
-	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d mpe2 -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps xminigrid brax mujoco-mjx ml-collections jaxopt trimesh chex toolz -c constraints.txt
 	$(BIN)/pytest -n 2 -m "not jax" tests/practice
 	$(BIN)/pytest -m jax tests/practice

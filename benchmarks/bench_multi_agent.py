@@ -7,6 +7,7 @@ its ``command`` column, with one thread. Runs that are already in the table are 
 
     python benchmarks/bench_multi_agent.py              # two tasks, both critics, three seeds: ten minutes of a CPU
     python benchmarks/bench_multi_agent.py --show       # the table
+    python benchmarks/plots.py                          # the figure
 """
 
 from __future__ import annotations

@@ -37,12 +37,7 @@ def learning_curve() -> Figure:
         curves[row["cell"]][int(row["env_steps"])].append(float(row["return_mean_20"]))
     figure, axes = new_figure()
     for cell, curve in curves.items():
-        steps = sorted(curve)
-        thousands = [step / 1000 for step in steps]
-        means = [sum(curve[step]) / len(curve[step]) for step in steps]
-        axes.plot(thousands, means, color=COLORS[cell], label=NAMES[cell])
-        low, high = ([choose(curve[step]) for step in steps] for choose in (min, max))
-        axes.fill_between(thousands, low, high, color=COLORS[cell], alpha=0.2, linewidth=0)
+        mean_and_range(axes, curve, 1000, COLORS[cell], NAMES[cell])
     seeds = len(next(iter(curves["lstm"].values())))
     axes.set(
         xlabel="environment steps, thousands",
@@ -139,13 +134,26 @@ def precision() -> Figure:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axes, (task, of_task) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
         for name, color in (("highest", "#3f51b5"), ("high", "#ef6c00")):
-            steps = sorted(of_task[name])
-            values = [of_task[name][step] for step in steps]
-            axes.plot([step / 1e6 for step in steps], [sum(of) / len(of) for of in values], color=color, label=name)
-            low, high = ([choose(of) for of in values] for choose in (min, max))
-            axes.fill_between([step / 1e6 for step in steps], low, high, color=color, alpha=0.2, linewidth=0)
+            mean_and_range(axes, of_task[name], 1e6, color, name)
         axes.set(title=task, xlabel="million steps")
         axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("return, mean of 20 episodes")
+    figure.axes[0].legend(frameon=False)
+    return figure
+
+
+def multi_agent() -> Figure:
+    """Draw two tasks of VMAS with critics that see what an agent sees, or the state: mean and range over seeds."""
+    curves: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in read("multi_agent.csv"):
+        curves[row["task"]][row["critic"]][int(row["env_steps"])].append(float(row["return_mean_20"]))
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    for axes, (task, of_task) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
+        for critic, color in (("IPPO", "#3f51b5"), ("MAPPO", "#ef6c00")):
+            mean_and_range(axes, of_task[critic], 1000, color, critic)
+        axes.set(title=task, xlabel="steps of single agents, thousands")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, axis="y", alpha=0.3)
     figure.axes[0].set_ylabel("return, mean of 20 episodes")
     figure.axes[0].legend(frameon=False)
     return figure
@@ -189,6 +197,15 @@ def chosen_environments() -> Figure:
     return figure
 
 
+def mean_and_range(axes: Any, curve: dict[int, list[float]], unit: float, color: str, label: str) -> None:
+    """Draw the returns of several seeds by step: their mean as a line, and a band from the lowest to the highest."""
+    steps = sorted(curve)
+    shown = [step / unit for step in steps]
+    axes.plot(shown, [sum(curve[step]) / len(curve[step]) for step in steps], color=color, label=label)
+    low, high = ([choose(curve[step]) for step in steps] for choose in (min, max))
+    axes.fill_between(shown, low, high, color=color, alpha=0.2, linewidth=0)
+
+
 def new_figure() -> tuple[Figure, Any]:
     """Return a figure and its axes, in the shared style."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
@@ -208,6 +225,7 @@ def main() -> None:
         recurrence_on_cpu,
         training_on_a_gpu,
         precision,
+        multi_agent,
         learning_at_scale,
         chosen_environments,
         *([weak_scaling] if (RESULTS / "scale_ray.csv").exists() else []),

@@ -123,6 +123,13 @@ def test_feed_forward(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.splitlines()[-1] == "all 7 checks passed"
 
 
+def test_agents_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pettingzoo")
+    for env in ("classic/rps_v2", "pettingzoo.classic.rps.rps:parallel_env"):
+        assert main(["doctor", "--env", f"pettingzoo/{env}", "--num-envs", "4", "--policy", "wires:policy_for"]) == 0
+        assert "all 19 checks passed" in capsys.readouterr().out
+
+
 PPO = "ppo --rollout-steps 16 --sequence-length 8 --total-steps 32 --minibatches 2"
 
 

@@ -102,6 +102,14 @@ def test_default_folder(tmp_path, monkeypatch):
     assert RunFolder(tmp_path / "runs" / "CartPole-v1-ppo-none-seed0").metrics.exists()
 
 
+def test_default_folder_of_a_game(tmp_path, monkeypatch):
+    pytest.importorskip("pettingzoo")
+    monkeypatch.chdir(tmp_path)
+    env = ["--env", "pettingzoo/pettingzoo.classic.rps.rps:parallel_env", "--num-envs", "4", "--cell", "none"]
+    assert main(["train", "ppo", *env, "--rollout-steps", "8", "--total-steps", "32", "--eval-episodes", "2"]) == 0
+    assert RunFolder(tmp_path / "runs" / "pettingzoo.classic.rps.rps-ppo-none-seed0").metrics.exists()
+
+
 def test_a_run_is_not_overwritten_by_accident(run, capsys):
     words = ["train", "ppo", *SMALL, "--run-dir", run]
     fails(capsys, words, "already holds a run", "--resume", "--overwrite")

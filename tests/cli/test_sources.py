@@ -37,7 +37,7 @@ def test_the_help_shows_the_defaults_of_the_preset(capsys):
     with pytest.raises(SystemExit):
         read("ppo --preset maze --help")
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "or of several agents: vmas/balance. (default: recurl/TMaze-v0)" in said
+    assert "or of several agents (vmas/balance, pettingzoo/ID). (default: recurl/TMaze-v0)" in said
     assert 'norm=False)". (default: gru)' in said
 
 

@@ -120,6 +120,29 @@ def test_dict_and_discrete_observations():
     assert root["place"].shape == (3, 2)
 
 
+ONE = Game()
+
+
+def test_agents_with_numbers_for_names():
+    class Numbered(Game):
+        def __init__(self):
+            super().__init__(listed={2: [7]})
+            self.possible_agents = [7, 8]
+
+        def reset(self, seed=None, options=None):
+            self.time, self.agents = 0, [8, 7]
+            return self.seen(), {}
+
+        def seen(self):
+            return {a: np.array([self.time, a], np.float64) for a in self.agents}
+
+    env = PettingZooEnv(Numbered)
+    batch = env.rollout(4, break_when_any_done=False)
+    assert env.agents == ["7", "8"]
+    assert batch["observation"][..., 1].tolist() == [[7, 7, 7, 7], [8, 8, 0, 0]]
+    assert batch["collector", "mask"].tolist() == [[True] * 4, [True, True, False, False]]
+
+
 class Unequal(Game):
     def observation_space(self, agent):
         return spaces.Box(-1, 1, (3 if agent == "a" else 2,))
@@ -132,7 +155,7 @@ class Forgets(Game):
 
 
 class InTurn(pettingzoo.AECEnv):
-    possible_agents, agent_selection = ("a",), "a"
+    possible_agents = ("a",)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +174,20 @@ class InTurn(pettingzoo.AECEnv):
         ),
         (lambda: PettingZooEnv(InTurn), ArgumentTypeError, "InTurn is an AECEnv, whose agents act in turn"),
         (lambda: PettingZooEnv(dict), ArgumentTypeError, "dict lacks possible_agents"),
+        (
+            lambda: PettingZooEnv(pettingzoo),
+            ArgumentTypeError,
+            "must be a function that creates an environment, or a na",
+        ),
+        (lambda: PettingZooEnv(lambda: ONE, num_envs=2), ArgumentError, "must create a new one at every call"),
+        (
+            lambda: PettingZooEnv(Game, space=spaces.Dict(action_mask=spaces.MultiBinary(3))),
+            ArgumentError,
+            "of PettingZooEnv can't be named 'action_mask', as environments of several agents have no action masks",
+        ),
+        (lambda: PettingZooEnv(Game, agents_leave="false"), ArgumentError, "agents_leave must be True or False; got"),
         (lambda: PettingZooEnv(Game(), num_envs=2), ArgumentError, "need a function that creates an environment"),
-        (lambda: PettingZooEnv("sisl/nothing"), ArgumentError, "PettingZoo has no module 'sisl/nothing'"),
+        (lambda: PettingZooEnv("sisl/nothing"), ArgumentError, "PettingZoo has no parallel environment 'sisl/nothing'"),
     ],
 )
 def test_refusals(make, error, said):
@@ -164,5 +199,7 @@ def test_missing_package(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "pettingzoo"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(MissingDependencyError, match=r"needs the module 'pettingzoo': pip install pettingzoo"):
+    with pytest.raises(
+        MissingDependencyError, match=r"needs PettingZoo 1.27 or newer: pip install -U 'pettingzoo>=1.27'"
+    ):
         PettingZooEnv("sisl/multiwalker_v9")

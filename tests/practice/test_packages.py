@@ -13,6 +13,7 @@ import pytest
 
 import recurl
 from recurl.cli import main
+from recurl.envs import PettingZooEnv
 from recurl.envs.gym_wrappers import SelectEntries
 from tests.trainers.resumes import assert_resumes_bit_for_bit, small, train
 
@@ -77,6 +78,29 @@ def test_trains_and_acts(options: list[str], tmp_path: Path) -> None:
             observation, _ = env.reset()
             state = None
     env.close()
+
+
+GAMES = {"box2d": ["sisl/multiwalker_v9"], "mpe2": ["mpe2.simple_spread_v3:parallel_env"]}
+
+
+@pytest.mark.filterwarnings("ignore")  # of these packages
+@pytest.mark.parametrize("name", [name for package, found in GAMES.items() if is_installed(package) for name in found])
+def test_games_of_pettingzoo_train_and_act(name: str, tmp_path: Path) -> None:
+    small = "--num-envs 6 --rollout-steps 16 --total-steps 192 --hidden-size 8 --eval-episodes 3 --eval-max-steps 10"
+    words = [*small.split(), "--logger", "none", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "ppo", "--env", f"pettingzoo/{name}", *words]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--episodes", "3", "--max-steps", "5"]) == 0
+    policy = recurl.load(tmp_path / "run")
+    game = PettingZooEnv(name).envs[0]
+    seen, _ = game.reset(seed=0)
+    states = dict.fromkeys(game.agents)
+    for _ in range(5):
+        actions = {}
+        for agent in game.agents:
+            actions[agent], states[agent] = policy.predict(seen[agent], states[agent])
+            assert game.action_space(agent).contains(actions[agent])
+        seen, *_ = game.step(actions)
+    game.close()
 
 
 RESUMED = {

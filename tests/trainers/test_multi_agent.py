@@ -56,6 +56,9 @@ def test_a_run_resumes_bit_for_bit_up_to_its_environments(tmp_path):
     train(options, tmp_path / "a")
     train(options, tmp_path / "b")
     assert not differing(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
+    policy, size = recurl.load(RunFolder(tmp_path / "a"), env=walkers), walkers().observation_spec["observation"].shape
+    action, _ = policy.predict(np.zeros(size[1:], np.float32))  # what one agent sees, without a name
+    assert action.shape == walkers().action_spec.shape[1:]
 
 
 def test_absent_agents_change_no_statistics():
@@ -124,13 +127,17 @@ def test_names_and_rows():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"env": "vmas/balance", "num_envs": 7}, "set --num-envs to 9"),
+        (
+            {"env": "vmas/balance", "num_envs": 7},
+            "set --num-envs to 9, a multiple of the number of agents, each of which is a row",
+        ),
         (
             {"env": "vmas/balanc"},
             "--env vmas/balanc can't be used: VMAS has no scenario 'balanc'. Did you mean balance",
         ),
-        ({"env": "pettingzoo/sisl/none"}, "PettingZoo has no module 'sisl/none'"),
-        ({"env": "vmas/"}, "is named vmas/SCENARIO or pettingzoo/MODULE, got 'vmas/'"),
+        ({"env": "pettingzoo/sisl/none"}, "PettingZoo has no parallel environment 'sisl/none'"),
+        ({"env": "vmas/"}, "named vmas/SCENARIO, pettingzoo/ID or pettingzoo/module:function, got 'vmas/'"),
+        ({"env": "vmas/balance", "env_kwargs": ("continuous_actions=false",)}, "continuous_actions must be True or F"),
         ({"env": "vmas/balance", "wrapper": ("a:B",)}, "doesn't support --wrapper: leave it out"),
     ],
 )

@@ -23,6 +23,7 @@ NAMED = {
     "cell with options": {"cell": "evil_module:Cell(size=3)"},
     "algorithm": {"algorithm": "evil_module:ppo"},
     "environment": {"env": "evil_module:Evil-v0"},
+    "game": {"env": "pettingzoo/evil_module:parallel_env"},
     "environment of evaluations": {"eval_env": "evil_module:Evil-v0"},
     "wrapper": {"wrapper": ["recurl.envs.gym_wrappers:SelectEntries(start=0, stop=1)", "evil_module:Wrapper(a=1)"]},
     "callback": {"callback": ["evil_module:Callback"]},
@@ -143,6 +144,7 @@ def test_an_environment_that_is_given_needs_no_other(run):
         ("cell", f"{__name__}:Cell"),
         ("env", "CartPole-v1"),
         ("env", "recurl/TMaze-v0"),
+        ("env", "pettingzoo/sisl/pursuit_v5"),
         ("env", "minigrid:MiniGrid-MemoryS7-v0"),
         ("env", "popgym:popgym-RepeatFirstEasy-v0"),
         ("env", "my_file.make()"),
@@ -171,6 +173,9 @@ def test_harmless_names(option, text):
         ("env", "..:Env"),
         ("env", "GymV21Environment-v0"),
         ("env", "gymnasium:GymV26Environment-v0"),
+        ("env", "pettingzoo/os:system"),
+        ("env", f"pettingzoo/{__name__}:called"),
+        ("env", "pettingzoo/recurl.core.importing:load_object"),
         ("wrapper", ["gymnasium.wrappers:RecordVideo(video_folder='/tmp')"]),
         ("callback", ["os:abort"]),
         ("callback", [f"{__name__}:main"]),
@@ -196,6 +201,17 @@ def test_known_packages_count_only_where_they_are_installed(tmp_path, monkeypatc
     (tmp_path / "minigrid").mkdir()
     (tmp_path / "minigrid" / "__init__.py").write_text("")
     assert names_of_code({"env": "minigrid:MiniGrid-MemoryS7-v0"})
+
+
+def test_games_of_a_known_package(tmp_path, monkeypatch):
+    (tmp_path / "site" / "mpe2").mkdir(parents=True)
+    (tmp_path / "site" / "mpe2" / "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    assert not names_of_code({"env": "pettingzoo/mpe2.simple_spread_v3:parallel_env"})
+    assert names_of_code({"env": "pettingzoo/mpe2.simple_spread_v3:raw_env"})
+    assert names_of_code({"wrapper": ["pettingzoo/mpe2.simple_spread_v3:parallel_env"]})
+    monkeypatch.chdir(tmp_path / "site")
+    assert names_of_code({"env": "pettingzoo/mpe2.simple_spread_v3:parallel_env"})
 
 
 def test_imported_code_needs_no_permission(tmp_path):

@@ -36,7 +36,8 @@ class Doctor(ReadsRun):
     run: Annotated[Path | None, tyro.conf.Positional] = None
     """Run folder whose policy and environment are checked."""
     env: str | None = None
-    """Gymnasium id, or module:function that returns a recurl environment."""
+    """Gymnasium id, jax:..., vmas/... or pettingzoo/... as in recurl train, or module:function that returns a recurl
+    environment."""
     num_envs: Count | None = None
     """Rows of the environment; by default a single one without batch dimension."""
     env_kwargs: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ class Doctor(ReadsRun):
     steps: Count = 64
     """Number of steps to collect per row."""
     auto_register_policy_transforms: _Flag = False
-    """Append missing trackers and primers, as a collector does (the default for a Gymnasium id)."""
+    """Append missing trackers and primers, as a collector does (the default unless --env is module:function)."""
     no_auto_register_policy_transforms: _Flag = False
     """Check the wiring of the environment as it is (the default for module:function)."""
 
@@ -59,7 +60,7 @@ class Doctor(ReadsRun):
             raise ArgumentError(
                 "Use --auto-register-policy-transforms or --no-auto-register-policy-transforms, not both."
             )
-        named = ":" in (self.env or "")
+        named = ":" in (self.env or "") and not (is_jax(self.env) or is_multi_agent(self.env))
         return self.auto_register_policy_transforms or not (named or self.no_auto_register_policy_transforms)
 
 

@@ -121,7 +121,8 @@ def _train_new(config: RunConfig, extra: NewRunOptions) -> int:
             steps = Collector(env, collecting(agent.policy), frames_per_batch=1).explain()  # of one environment
             _print(Console(), f"{describe_agent(agent)}\n{steps}")
         return 0
-    env, cell = (re.split("[/:]", text)[-1] for text in (config.env_name, config.cell))
+    named = config.env_name.removesuffix(":parallel_env"), config.cell  # a name that all games of PettingZoo share
+    env, cell = (re.split("[/:]", text)[-1] for text in named)
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(extra.run_dir or Path("runs") / name, notify, trust=True)  # it has, or gets, these options
     with ExitStack() as held:

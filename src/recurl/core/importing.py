@@ -24,6 +24,7 @@ _PACKAGES = {
     "jumanji": "jumanji",
     "memory_maze": "memory-maze",
     "minigrid": "minigrid",
+    "mpe2": "mpe2",
     "mujoco": "'gymnasium[mujoco]'",
     "mujoco_playground": "playground",
     "navix": "navix",

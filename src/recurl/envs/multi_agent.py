@@ -32,6 +32,7 @@ from recurl.core.devices import checked_device
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.core.keys import (
     ACTION,
+    ACTION_MASK,
     AGENT_ID,
     AGENT_MASK,
     DONE,
@@ -48,7 +49,7 @@ from recurl.core.specs import Binary
 from recurl.envs.base import EnvBase
 from recurl.envs.device_actions import read_on_device
 from recurl.envs.gym_spaces import ActionReader, ObservationReader
-from recurl.envs.tasks.dynamics import check_count
+from recurl.envs.tasks.dynamics import check_count, check_flag
 from recurl.sequences.entries import Step, like, takes_entries
 
 __all__ = ["AgentsReset", "AgentsStep", "MultiAgentEnv"]
@@ -130,9 +131,9 @@ class MultiAgentEnv(EnvBase):
         mask_path: always None: there is no action mask.
 
     Raises:
-        ArgumentError: there is no agent, or a name is given twice; ``num_envs`` is below 1; an observation has the name
-            of an optional entry, or isn't of numbers and ``return_state`` is set; or, at a step, actions or results
-            have wrong shapes, or an agent leaves whose episode hasn't ended.
+        ArgumentError: there is no agent, or a name is given twice; ``num_envs`` is below 1, or a flag isn't a bool; an
+            observation has the name of an optional entry or of an action mask, or isn't of numbers and ``return_state``
+            is set; or, at a step, actions or results have wrong shapes, or an agent leaves whose episode hasn't ended.
         UsageError: some rows of a running environment are reset, but not all of its agents.
 
     Example:
@@ -174,21 +175,28 @@ class MultiAgentEnv(EnvBase):
         if not self.agents or len({*self.agents}) < len(self.agents):
             raise ArgumentError(f"An environment needs at least one agent, and different names, got {self.agents}.")
         self.num_envs, self.n_agents = check_count("num_envs", num_envs, minimum=1), len(self.agents)
-        self._agents_leave, self._seed = agents_leave, cast("int | None", None)
+        self._agents_leave, self._seed = check_flag("agents_leave", agents_leave), cast("int | None", None)
         rows, name = num_envs * self.n_agents, type(self).__name__
         own = (
             observation_space.spaces if isinstance(observation_space, spaces.Dict) else {OBSERVATION: observation_space}
         )
         self._own = ObservationReader(spaces.Dict(own), [rows], name)
-        added: dict[str, gym.Space[Any]] = {AGENT_ID: spaces.Discrete(self.n_agents)} if agent_ids else {}
-        if return_state:
+        added: dict[str, gym.Space[Any]] = (
+            {AGENT_ID: spaces.Discrete(self.n_agents)} if check_flag("agent_ids", agent_ids) else {}
+        )
+        if ACTION_MASK in own:
+            raise ArgumentError(
+                f"An observation of {name} can't be named {ACTION_MASK!r}, as environments of several agents have no "
+                "action masks: leave it out, or give it another name to let networks see it."
+            )
+        if check_flag("return_state", return_state):
             numbers = self.n_agents * sum(self._size(key) for key in self._own.spec.keys(True, True))
             added[STATE] = spaces.Box(-np.inf, np.inf, (numbers,), np.float32)
         for key in (*added, AGENT_MASK):
             if key in own:
                 raise ArgumentError(f"The observation {key!r} of {name} has the name of an optional entry: rename it.")
         self.readers = (
-            ObservationReader(spaces.Dict({**own, **added}), [rows], name),
+            ObservationReader(spaces.Dict({**own, **added}) if added else observation_space, [rows], name),
             ActionReader(action_space, [rows], True),
         )
         spec = self.readers[0].spec.clone()

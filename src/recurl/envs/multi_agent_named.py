@@ -1,4 +1,4 @@
-"""Environments of several agents by name: scenarios of VMAS, and modules of PettingZoo."""
+"""Environments of several agents by name: those of VMAS, and those with the parallel API of PettingZoo."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def named_multi_agent_env(name: str, num_rows: int, *, device: Any = None, **arg
     """Return environments of several agents by name, as few as have ``num_rows`` agents: every agent is a row.
 
     Args:
-        name: ``vmas/SCENARIO``, such as ``vmas/balance``, or ``pettingzoo/MODULE``, such as
-            ``pettingzoo/sisl/multiwalker_v9``.
+        name: ``vmas/SCENARIO``, such as ``vmas/balance``; ``pettingzoo/ID``, such as
+            ``pettingzoo/sisl/multiwalker_v9``; or ``pettingzoo/module:function``, such as
+            ``pettingzoo/mpe2.simple_spread_v3:parallel_env``.
         num_rows: number of rows; rounded up to whole environments.
         device: device of all tensors.
         **arguments: arguments of :class:`~recurl.envs.VmasEnv` or :class:`~recurl.envs.PettingZooEnv`.
@@ -40,7 +41,8 @@ def named_multi_agent_env(name: str, num_rows: int, *, device: Any = None, **arg
         create = partial(PettingZooEnv, given, device=device, **arguments)
     else:
         raise ArgumentError(
-            f"An environment of several agents is named vmas/SCENARIO or pettingzoo/MODULE, got {name!r}."
+            "An environment of several agents is named vmas/SCENARIO, pettingzoo/ID or pettingzoo/module:function, "
+            f"got {name!r}."
         )
     first: MultiAgentEnv = create(num_envs=1)
     if num_rows <= first.n_agents:

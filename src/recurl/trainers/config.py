@@ -105,8 +105,8 @@ class RunConfig:
     """What was chosen for this machine where the options left it open: a :class:`Choice`, once they are complete."""
     env: EnvSource
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id to import the module that
-    registers it, such as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too), or one written in
-    JAX, such as jax:gymnax/CartPole-v1 or jax:my_file:function, or of several agents: vmas/balance."""
+    registers it, such as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too), or one in JAX
+    (jax:gymnax/CartPole-v1 or jax:my_file:function) or of several agents (vmas/balance, pettingzoo/ID)."""
     env_kwargs: tuple[str, ...] = ()
     """Keyword arguments of the environment as name=value, such as k=8. Values are Python literals, or else strings."""
     wrapper: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ __all__ = ["check_names", "names_of_code"]
 
 _PACKAGES = frozenset({"ale_py", "memory_maze", "minigrid", "popgym"})
 _JAX_PACKAGES = {"brax": "brax", "craftax": "craftax", "gymnax": "gymnax", "playground": "mujoco_playground"}
+_GAMES, _GAME_PACKAGES, _GAME_FUNCTION = "pettingzoo/", frozenset({"mpe2"}), "parallel_env"
 _ENVS = ("env", "eval_env")
 _OF_PACKAGES = (*_ENVS, "wrapper")
 _CHECKED = (
@@ -101,6 +102,8 @@ def _is_harmless(option: str, text: str, imported: Container[str]) -> bool:
         return False
     if not colon:
         return True
+    if option in _ENVS and module.startswith(_GAMES):
+        return rest == _GAME_FUNCTION and _is_of_games(module.removeprefix(_GAMES))
     if option not in _CHECKED or ":" in rest or not _MODULE.fullmatch(module):
         return False
     if option in _ENVS and module == "jax":
@@ -112,6 +115,12 @@ def _is_harmless(option: str, text: str, imported: Container[str]) -> bool:
         or module in imported
         or (option in _OF_PACKAGES and package in _PACKAGES and _is_installed(package))
     )
+
+
+def _is_of_games(module: str) -> bool:
+    """Return whether a module belongs to an installed package of games; an imported one may have any function."""
+    package = module.partition(".")[0]
+    return bool(_MODULE.fullmatch(module)) and package in _GAME_PACKAGES and _is_installed(package)
 
 
 def _is_installed(package: str) -> bool:
@@ -130,7 +139,7 @@ def _effect(option: str, text: str) -> str:
     """Describe what using a name would do."""
     if option == _CLUSTER:
         return "would join the Ray cluster there, whose processes send code"
-    module = text.partition("(")[0].rpartition(":")[0]
+    module = text.partition("(")[0].rpartition(":")[0].removeprefix(_GAMES)
     return f"would use the module {_short(module)}, {_place(module)}" if module else "imports what its arguments name"
 
 

@@ -74,6 +74,9 @@ def test_without_steps_to_compare_there_is_no_number():
     batch = TensorDict({"action": torch.ones(2, 1, 3)}, [2, 1])
     batch[TRAJ_STEPS] = torch.zeros(2, 1, dtype=torch.int64)
     assert all(map(math.isnan, motion_of(batch).tolist()))
+    env = TransformedEnv(GymEnv("recurl/MaskedArm-v0", 2, max_episode_steps=1), InitTracker())
+    found = evaluate_policy(lambda step: step.set("action", torch.zeros(2, 2)), env, episodes=4)
+    assert found.motion is None
 
 
 def test_evaluations_have_the_differences_within_their_episodes():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +13,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
-from recurl.core.importing import how_to_install
+from recurl.core.importing import how_to_install, load_object
 from recurl.core.keys import OBSERVATION, NestedKey
+from recurl.core.messages import nearest
 from recurl.envs.gym_spaces import ActionReader
 from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces
 from recurl.envs.tasks.dynamics import check_count
@@ -20,7 +23,11 @@ from recurl.envs.tasks.dynamics import check_count
 __all__ = ["PettingZooEnv"]
 
 _PROTOCOL = ("possible_agents", "observation_space", "action_space", "reset", "step")
-_ADVICE = "wrap the environment, for instance with SuperSuit's pad_observations_v0 and pad_action_space_v0"
+_PAD = "wrap the environment, for instance with SuperSuit's pad_observations_v0 and pad_action_space_v0"
+_CONVERT = (
+    "name one with the parallel API, pass a function parallel_env, or convert the environment with "
+    "pettingzoo.utils.conversions.aec_to_parallel, or turn_based_aec_to_parallel if agents take turns"
+)
 
 
 class PettingZooEnv(MultiAgentEnv):
@@ -33,8 +40,9 @@ class PettingZooEnv(MultiAgentEnv):
     :class:`~recurl.envs.GymEnv`. Environment ``e`` is seeded with ``seed + e``.
 
     Args:
-        task: function that creates a parallel environment, such as ``multiwalker_v9.parallel_env``; or the name of a
-            module in PettingZoo, such as ``"sisl/multiwalker_v9"``; or, for one environment, the environment itself.
+        task: function that creates a parallel environment, such as ``multiwalker_v9.parallel_env``; or the id of one of
+            PettingZoo's, such as ``"sisl/multiwalker_v9"``, or the function as ``"module:function"``, such as
+            ``"mpe2.simple_spread_v3:parallel_env"``; or, for one environment, the environment itself.
         num_envs: number of environments, stepped one after the other.
         agents_leave: whether agents may leave an environment that goes on, or appear in it. If not, there is no
             ``"agent_mask"``.
@@ -47,10 +55,10 @@ class PettingZooEnv(MultiAgentEnv):
         envs: the environments.
 
     Raises:
-        MissingDependencyError: PettingZoo, or what the environment needs, is not installed.
+        MissingDependencyError: PettingZoo 1.27, for an id, or what the environment needs, is not installed.
         ArgumentTypeError: an environment doesn't have the parallel API.
-        ArgumentError: there is no such module, or the agents have different spaces; or, at a step, an agent that took
-            part has no observation, reward or flags.
+        ArgumentError: there is no such environment, the agents have different spaces, or the function returns the same
+            environment twice; or, at a step, an agent that took part has no observation, reward or flags.
 
     Example:
         >>> import numpy as np
@@ -87,21 +95,28 @@ class PettingZooEnv(MultiAgentEnv):
         **kwargs: Any,
     ) -> None:
         check_count("num_envs", num_envs, minimum=1)
-        create = _module(task).parallel_env if isinstance(task, str) else task
+        create = _named(task) if isinstance(task, str) else task
         is_env = not isinstance(create, type) and hasattr(create, "possible_agents")
+        if not is_env and not callable(create):
+            raise ArgumentTypeError(
+                f"A task must be a function that creates an environment, or a name, got {_name(create)}: {_CONVERT}."
+            )
         if is_env and (num_envs > 1 or kwargs):
             raise ArgumentError(
                 f"Several environments, or arguments, need a function that creates an environment, got "
                 f"{_name(create)} itself: pass the function, PettingZooEnv(lambda: ..., num_envs={num_envs})."
             )
         self.envs: list[Any] = [create] if is_env else [create(**kwargs) for _ in range(num_envs)]
+        if len({*map(id, self.envs)}) < num_envs:
+            raise ArgumentError("A function that creates an environment must create a new one at every call.")
         first = self.envs[0]
         _check_protocol(first)
-        agents = [str(agent) for agent in first.possible_agents]
-        observed = {name: first.observation_space(name) for name in agents}
-        acting = {name: first.action_space(name) for name in agents}
-        check_equal_spaces("observation", observed, _ADVICE)
-        check_equal_spaces("action", acting, _ADVICE)
+        self._keys: list[Any] = list(first.possible_agents)
+        agents = list(map(str, self._keys))
+        observed = {name: first.observation_space(agent) for name, agent in zip(agents, self._keys, strict=True)}
+        acting = {name: first.action_space(agent) for name, agent in zip(agents, self._keys, strict=True)}
+        check_equal_spaces("observation", observed, _PAD)
+        check_equal_spaces("action", acting, _PAD)
         super().__init__(
             agents,
             num_envs,
@@ -128,7 +143,7 @@ class PettingZooEnv(MultiAgentEnv):
         host, before = actions.cpu(), self.active.tolist()
         outcomes: list[Any] = []
         for env, chosen, active in zip(self.envs, host, before, strict=True):
-            acting = [(agent, a) for a, agent in enumerate(self.agents) if active[a]]
+            acting = [(agent, a) for a, agent in enumerate(self._keys) if active[a]]
             outcome = env.step({agent: self._action_reader.read(chosen[a]) for agent, a in acting})
             for what, values in zip(("observation", "reward", "termination", "truncation"), outcome, strict=False):
                 missing = [agent for agent, _ in acting if agent not in values]
@@ -141,22 +156,24 @@ class PettingZooEnv(MultiAgentEnv):
         seen, rewards, terminated, truncated = list(zip(*outcomes, strict=True))[:4]
         return AgentsStep(
             self._stacked(seen),
-            torch.tensor([[float(each.get(agent, 0.0)) for agent in self.agents] for each in rewards]),
-            torch.tensor([[bool(each.get(agent, False)) for agent in self.agents] for each in terminated]),
-            torch.tensor([[bool(each.get(agent, False)) for agent in self.agents] for each in truncated]),
+            torch.tensor([[float(each.get(agent, 0.0)) for agent in self._keys] for each in rewards]),
+            torch.tensor([[bool(each.get(agent, False)) for agent in self._keys] for each in terminated]),
+            torch.tensor([[bool(each.get(agent, False)) for agent in self._keys] for each in truncated]),
             active=self._listed([env.agents for env in self.envs]),
         )
 
     def _listed(self, agents: list[list[Any]]) -> Tensor:
         """Return which agents are listed by each environment, bool ``[n, A]``."""
-        unknown = {str(agent) for names in agents for agent in names} - {*self.agents}
+        unknown = {agent for names in agents for agent in names} - {*self._keys}
         if unknown:
-            raise ArgumentError(f"Agents must be among possible_agents, {self.agents}, but {sorted(unknown)} aren't.")
-        return torch.tensor([[agent in names for agent in self.agents] for names in agents])
+            raise ArgumentError(
+                f"Agents must be among possible_agents, {self._keys}, but {sorted(unknown, key=str)} aren't."
+            )
+        return torch.tensor([[agent in names for agent in self._keys] for names in agents])
 
     def _stacked(self, seen: list[Mapping[str, Any]] | tuple[Mapping[str, Any], ...]) -> dict[NestedKey, Tensor]:
         """Return observations as tensors ``[n, A, ...]``, with zeros for those that are missing."""
-        rows = [self._tensors(each[agent]) if agent in each else self._zeros for each in seen for agent in self.agents]
+        rows = [self._tensors(each[agent]) if agent in each else self._zeros for each in seen for agent in self._keys]
         shape = (self.num_envs, self.n_agents)
         return {key: torch.stack([row[key] for row in rows]).unflatten(0, shape) for key in self._zeros}
 
@@ -170,30 +187,56 @@ class PettingZooEnv(MultiAgentEnv):
                 close()
 
 
-def _module(name: str) -> Any:
-    path = f"pettingzoo.{name.replace('/', '.')}"
+def _named(name: str) -> Callable[..., Any]:
+    """Return the function that creates an environment: one of PettingZoo's by id, or ``module:function``."""
+    if ":" in name:
+        return load_object("PettingZooEnv", name, "function")
     try:
-        importlib.import_module("pettingzoo")
-        return importlib.import_module(path)
+        pettingzoo: Any = importlib.import_module("pettingzoo")
+        failure: Any = importlib.import_module("pettingzoo.env_registry.exceptions").PettingZooRegistryError
     except ModuleNotFoundError as error:
-        missing = error.name or path
-        if missing != "pettingzoo" and (missing == path or path.startswith(f"{missing}.")):
-            raise ArgumentError(
-                f"PettingZoo has no module {name!r}: name one with a function parallel_env, such as "
-                "'sisl/multiwalker_v9'."
-            ) from error
         raise MissingDependencyError(
-            f"PettingZooEnv needs the module {missing!r}: {how_to_install(missing)}."
+            f"{name!r} needs PettingZoo 1.27 or newer: pip install -U 'pettingzoo>=1.27'."
         ) from error
+    try:
+        pettingzoo.spec("parallel", name)
+    except failure as error:
+        raise ArgumentError(_why_unknown(pettingzoo, failure, name)) from error
+    return partial(_make, pettingzoo, failure, name)
+
+
+def _make(pettingzoo: Any, failure: Any, name: str, **kwargs: Any) -> Any:
+    try:
+        return pettingzoo.make("parallel", name, **kwargs)
+    except failure as error:
+        missing = getattr(error.__cause__, "name", None)
+        if not isinstance(error.__cause__, ModuleNotFoundError) or not missing:
+            raise
+        group = name.partition("/")[0]
+        ours = str(pettingzoo.spec("parallel", name).entry_point).startswith(f"pettingzoo.{group}.")
+        how = f"pip install 'pettingzoo[{group}]'" if ours else how_to_install(missing)
+        raise MissingDependencyError(f"PettingZoo's {name!r} needs the module {missing!r}: {how}.") from error
+
+
+def _why_unknown(pettingzoo: Any, failure: Any, name: str) -> str:
+    with suppress(failure):
+        pettingzoo.spec("aec", name)
+        return f"The agents of PettingZoo's {name!r} act in turn: {_CONVERT}."
+    ids = [known.replace("-v", "_v") for known in pettingzoo.parallel_registry]
+    hint = nearest(name, ids) or f" There are {', '.join(ids)}."
+    return (
+        f"PettingZoo has no parallel environment {name!r}; others are named module:function, such as "
+        f"mpe2.simple_spread_v3:parallel_env.{hint}"
+    )
 
 
 def _check_protocol(env: Any) -> None:
     lacking = [name for name in _PROTOCOL if not hasattr(env, name)]
-    if lacking or hasattr(env, "agent_selection"):
-        why = f"lacks {', '.join(lacking)}" if lacking else "is an AECEnv, whose agents act in turn"
+    in_turn = hasattr(env, "agent_iter")  # agent_selection only exists after a reset
+    if lacking or in_turn:
+        why = "is an AECEnv, whose agents act in turn" if in_turn else f"lacks {', '.join(lacking)}"
         raise ArgumentTypeError(
-            f"An environment must have the parallel API of PettingZoo, but {_name(env)} {why}: pass a function "
-            "parallel_env, or convert it with pettingzoo.utils.conversions.aec_to_parallel."
+            f"An environment must have the parallel API of PettingZoo, but {_name(env)} {why}: {_CONVERT}."
         )
 
 

@@ -21,7 +21,7 @@ from recurl.core.keys import OBSERVATION, NestedKey
 from recurl.core.messages import nearest
 from recurl.core.seeding import derive_seed
 from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces
-from recurl.envs.tasks.dynamics import check_count
+from recurl.envs.tasks.dynamics import check_count, check_flag
 
 __all__ = ["VmasEnv"]
 
@@ -88,7 +88,7 @@ class VmasEnv(MultiAgentEnv):
             num_envs=check_count("num_envs", num_envs, minimum=1),
             device=device or torch.get_default_device(),
             max_steps=max_steps,
-            continuous_actions=continuous_actions,
+            continuous_actions=check_flag("continuous_actions", continuous_actions),
             clamp_actions=True,
             terminated_truncated=True,
             seed=None,
@@ -96,7 +96,7 @@ class VmasEnv(MultiAgentEnv):
         )
         names = [agent.name for agent in self.simulator.agents]
         observed = dict(zip(names, map(_gymnasium, self.simulator.observation_space), strict=True))
-        self._widest = _widest(observed) if pad_observations else None
+        self._widest = _widest(observed) if check_flag("pad_observations", pad_observations) else None
         observation_space = next(iter(observed.values())) if self._widest is None else _box(self._widest)
         if self._widest is None:
             check_equal_spaces("observation", observed, "pad them with pad_observations=True")

@@ -70,10 +70,14 @@ def training_env(
     env = _with_options(config, (create or _create_training_env)(config, count))
     if tuple(env.batch_size) != (count,):
         env.close()
+        advice = (
+            "a multiple of the number of agents, each of which is a row"
+            if is_multi_agent(config.env)
+            else "or pass a function that creates one environment, or takes num_envs"
+        )
         raise ArgumentError(
             f"The environment of a run must have batch size [num_envs], [{count}], got "
-            f"{list(env.batch_size)}: set --num-envs to {max(math.prod(env.batch_size), 1)}, or pass a function that "
-            "creates one environment, or takes num_envs."
+            f"{list(env.batch_size)}: set --num-envs to {max(math.prod(env.batch_size), 1)}, {advice}."
         )
     return env
 

@@ -55,7 +55,8 @@ class Evaluation:
     deterministic: bool = True
     """Whether the policy took greedy actions rather than acting as in training."""
     motion: tuple[float, ...] | None = None
-    """Mean absolute first and second differences of real-valued actions within these episodes; None for others."""
+    """Mean absolute first and second differences of real-valued actions within these episodes; None for others,
+    or if no episode has two steps."""
 
     @property
     def mean_return(self) -> float:
@@ -178,7 +179,8 @@ class _EpisodeRecorder:
 
     @property
     def motion(self) -> tuple[float, ...] | None:
-        return None if self._motion is None else self._motion.means
+        means = (math.nan,) if self._motion is None else self._motion.means
+        return None if math.isnan(means[0]) else means
 
     def write(self, step: int, tensordict: TensorDictBase) -> None:
         after = tensordict[NEXT]

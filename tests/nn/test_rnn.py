@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import from_module
 from torch import Tensor, nn
 
 import recurl.nn
@@ -82,6 +83,19 @@ def test_cells_equal_torch_nn(bias: bool) -> None:
         for states in (None, hx):
             torch.testing.assert_close(as_tuple(ours(x, states)), as_tuple(torchs(x, states)))
         torch.testing.assert_close(as_tuple(ours(x[0])), as_tuple(torchs(x[0])))
+
+
+@pytest.mark.parametrize("cell", PAIRS)
+def test_no_parameters_of_its_own_in_the_first_call(cell: str) -> None:
+    ours, torchs = (kind(4, 4, bias=False, batch_first=True, dtype=torch.float64) for kind in PAIRS[cell])
+    torchs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    fresh, weights = PAIRS[cell][0](4, 4, bias=False, dtype=torch.float64), from_module(ours)
+    with weights.data.to_module(fresh, preserve_module_state=False):  # as TorchRL's losses and advantages do
+        torch.testing.assert_close(fresh(x), torchs(x))
+    for name in dict(ours.named_parameters()):
+        nn.utils.parametrizations.weight_norm(ours, name)
+    torch.testing.assert_close(ours(x), torchs(x))
 
 
 @pytest.mark.parametrize("kind", [LSTMModule, GRUModule])

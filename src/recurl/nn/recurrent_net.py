@@ -89,7 +89,7 @@ class RecurrentNet(nn.Module):
         self._names = tuple(f"{name}_{suffix}" for shapes, suffix in self._places() for name in shapes)
         first = self._shapes(0)
         self._weight_name = f"{next(name for name in self.cell.parameter_names if name in first)}_l0"
-        self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] = ((), (), [])
+        self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] | None = None
         remember(self.cell)
 
     @property
@@ -155,9 +155,9 @@ class RecurrentNet(nn.Module):
             return self._collect_weights()
         parameters = parameters_of(self)
         names, tensors = tuple(parameters), tuple(parameters.values())
-        known_names, known, weights = self._cache
-        if names == known_names and all(map(operator.is_, tensors, known)):
-            return weights
+        cached = self._cache  # read once: another thread may replace it
+        if cached is not None and names == cached[0] and all(map(operator.is_, tensors, cached[1])):
+            return cached[2]
         weights = self._collect_weights()
         # Not cached if torch.func, parametrizations or pruning have replaced the Parameters.
         if names == self._names and all(type(tensor) is nn.Parameter for tensor in tensors):

@@ -234,6 +234,37 @@ def test_other_loops_stay(name: str, tmp_path: Path) -> None:
     assert why is not None or name == "decorated"
 
 
+@pytest.mark.parametrize("layer", ["self.lstm", "self.parts['lstm']", "self.layers[0]"])
+def test_loops_over_a_layer_in_any_form_are_reported(layer: str, tmp_path: Path) -> None:
+    source = f"""def run(self, xs, state, dones):
+    ys = []
+    for t in range(len(xs)):
+        h, c = (one.masked_fill(dones[t].bool()[None, :, None], 0) for one in state)
+        y, state = {layer}(xs[t][None], (h, c))
+        ys.append(y)
+    return torch.cat(ys), state
+"""
+    made, why = rewritten(written(source, tmp_path), ["self.lstm", "self.parts.lstm", "self.layers.0"])
+    assert made is None
+    assert "it steps a layer in a loop in another form: call the layer on whole sequences" in (why or "")
+    once = source.replace("for t in range(len(xs))", "if (t := 0) == 0")
+    assert rewritten(written(once, tmp_path), ["self.lstm", "self.parts.lstm", "self.layers.0"])[1] is None
+
+
+def test_a_model_with_another_loop_says_so() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(3, 8)
+
+        def forward(self, xs: Tensor, state: States) -> Tensor:
+            for t in range(len(xs)):
+                _, state = self.lstm(xs[t][None], state)
+            return state[0]
+
+    assert recurl.accelerate(Steps()).kept["forward"].startswith("it steps a layer in a loop in another form")
+
+
 def test_loops_inside_of_branches(tmp_path: Path) -> None:
     source = LOOP.replace("\n    ", "\n        ").replace("flag=True):\n", "flag=True):\n    y = 0\n    if flag:\n")
     for text in (

@@ -15,6 +15,8 @@ from recurl.nn.swapped import SwappedGRU, SwappedLSTM, swap_layer
 
 __all__ = ["Accelerated", "accelerate"]
 
+_SWAPPED = (SwappedLSTM, SwappedGRU)
+
 
 @dataclass(frozen=True)
 class Accelerated:
@@ -77,7 +79,7 @@ def accelerate(model: nn.Module) -> Accelerated:
     for place, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             name = f"torch.nn.{type(module).__name__}"
-            if isinstance(module, SwappedLSTM | SwappedGRU):
+            if isinstance(module, _SWAPPED):
                 result.swapped[place or "the model"] = "swapped before"
                 continue
             why = swap_layer(module)
@@ -85,13 +87,16 @@ def accelerate(model: nn.Module) -> Accelerated:
     if not result.swapped:
         raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
     for place, module in model.named_modules():
-        _swap_passes(place, type(module), result)
+        _swap_passes(place, module, result)
     return result
 
 
-def _swap_passes(place: str, kind: type[nn.Module], result: Accelerated) -> None:
-    """Replace passes over sequences in the methods of a class; objects without swapped layers run them as before."""
-    for owner in kind.__mro__:
+def _swap_passes(place: str, module: nn.Module, result: Accelerated) -> None:
+    """Replace passes over sequences in the methods of a module's class; objects of it without swapped layers run them
+    as before.
+    """
+    layers = [f"self.{name}" for name, one in module.named_modules() if name and isinstance(one, _SWAPPED)]
+    for owner in type(module).__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "recurl", "builtins"):
             continue
         for name, attribute in list(vars(owner).items()):
@@ -102,7 +107,7 @@ def _swap_passes(place: str, kind: type[nn.Module], result: Accelerated) -> None
             if is_rewritten(function):
                 result.swapped[spot] = "swapped before"
                 continue
-            made, what = rewritten(function)
+            made, what = rewritten(function, layers)
             if made is not None:
                 bound = type(attribute) if isinstance(attribute, staticmethod | classmethod) else None
                 setattr(owner, name, made if bound is None else bound(made))

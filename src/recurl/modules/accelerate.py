@@ -92,9 +92,7 @@ def accelerate(model: nn.Module) -> Accelerated:
 
 
 def _swap_passes(place: str, module: nn.Module, result: Accelerated) -> None:
-    """Replace passes over sequences in the methods of a module's class; objects of it without swapped layers run them
-    as before.
-    """
+    """Replace passes over sequences in the methods of a module's class; others of the class run them as before."""
     layers = [f"self.{name}" for name, one in module.named_modules() if name and isinstance(one, _SWAPPED)]
     for owner in type(module).__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "recurl", "builtins"):

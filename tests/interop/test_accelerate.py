@@ -448,3 +448,33 @@ def test_torchrl(name: str) -> None:
     alone = recurl.accelerate(getattr(peer, name)(**sizes))
     assert alone.swapped == {name[:-6].lower(): f"torch.nn.{name[:-6]}"}
     assert "put it into a container" in alone.kept["the model"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_next_values_of_torchrls_losses_begin_with_the_state_after_the_first_step() -> None:
+    peer, objectives = pytest.importorskip("torchrl.modules"), pytest.importorskip("torchrl.objectives")
+    from tensordict import TensorDict
+    from tensordict.nn import TensorDictModule, TensorDictSequential
+
+    memory = peer.GRUModule(input_size=3, hidden_size=8, in_keys=["x", "h"], out_keys=["y", ("next", "h")])
+    net = TensorDictSequential(
+        memory, TensorDictModule(nn.Linear(8, 2), ["y"], ["action_value"]), peer.QValueModule("one-hot")
+    )
+    gru, head = memory.gru, net[1].module
+    time, flags = 5, {"is_init": torch.zeros(1, 5, 1, dtype=torch.bool)}
+    after = {"x": torch.randn(1, time, 3), "h": torch.randn(1, time, 1, 8), "reward": torch.zeros(1, time, 1), **flags}
+    after |= {"done": flags["is_init"], "terminated": flags["is_init"]}
+    batch = TensorDict({"x": torch.randn(1, time, 3), "h": torch.randn(1, time, 1, 8), "next": after, **flags}, [1, 5])
+    batch["action"] = nn.functional.one_hot(torch.randint(2, (1, time)), 2)
+    after_first = gru(batch["x"][:, :1], batch["h"][:, 0])[1]
+    chosen = (head(gru(batch["x"], batch["h"][:, 0])[0]) * batch["action"]).sum(-1)
+
+    def loss_from(state: Tensor) -> Tensor:
+        later = head(gru(batch["next", "x"], state)[0]).max(-1).values
+        return (chosen - 0.9 * later).square().mean()
+
+    for first in (torch.zeros(1, 1, 8), after_first):  # TorchRL's modules, recurl's
+        loss = objectives.DQNLoss(net, action_space="one-hot", delay_value=False)
+        loss.make_value_estimator(objectives.ValueEstimators.TD0, gamma=0.9)
+        torch.testing.assert_close(loss(batch.clone())["loss"], loss_from(first))
+        recurl.accelerate(net)

@@ -52,7 +52,9 @@ def accelerate(model: nn.Module) -> Accelerated:
       recurrent models, which aren't padded then.
     * TorchRL's ``LSTMModule`` and ``GRUModule`` inside a container are replaced by recurl's, with the same Parameters
       and keys. In recurrent mode these write the next states of every step, where TorchRL writes those at the ends of
-      sequences and zeros elsewhere, and also start a sequence where ``("collector", "traj_ids")`` changes.
+      sequences and zeros elsewhere, and also start a sequence where ``("collector", "traj_ids")`` changes. Losses that
+      run the network on the batch and then on its ``"next"``, as ``DQNLoss``, so begin the latter with the state after
+      the first step instead of zeros: their values differ.
 
     Args:
         model: an agent, a policy (``model.policy`` of SB3-Contrib), an actor and critic in a ``ModuleList``.

@@ -426,6 +426,7 @@ def test_torchrl(name: str) -> None:
     model = copy.deepcopy(plain)
     before = [*model.parameters()]
     assert recurl.accelerate(model).swapped == {"module.0": f"TorchRL's {name}"}
+    assert recurl.accelerate(model).swapped == {"module.0": "swapped before"}
     assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
     assert model.state_dict().keys() == plain.state_dict().keys()
     is_init = torch.rand(4, 6, 1) < 0.3

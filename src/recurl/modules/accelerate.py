@@ -117,13 +117,15 @@ def _swap_passes(place: str, module: nn.Module, result: Accelerated) -> None:
 
 def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:
     """Replace TorchRL's recurrent modules in containers by recurl's, with the same Parameters."""
-    if _is_torchrls(model):
+    if _is_module_of("torchrl", model):
         result.kept["the model"] = "TorchRL's module itself can't be replaced in place: put it into a container"
     made: dict[int, nn.Module | str] = {}
     for place, parent in list(model.named_modules()):
         for name, child in list(children_of(parent).items()):
-            if child is not None and _is_torchrls(child):
-                spot = f"{place}.{name}" if place else name
+            spot = f"{place}.{name}" if place else name
+            if child is not None and _is_module_of("recurl", child):
+                result.swapped[spot] = "swapped before"
+            elif child is not None and _is_module_of("torchrl", child):
                 if id(child) not in made:
                     made[id(child)] = _of_torchrls(child)
                 ours = made[id(child)]
@@ -134,9 +136,9 @@ def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:
                     result.swapped[spot] = f"TorchRL's {type(child).__name__}"
 
 
-def _is_torchrls(module: nn.Module) -> bool:
+def _is_module_of(library: str, module: nn.Module) -> bool:
     kind = type(module)
-    return kind.__module__.startswith("torchrl.") and kind.__name__ in ("LSTMModule", "GRUModule")
+    return kind.__module__.startswith(f"{library}.") and kind.__name__ in ("LSTMModule", "GRUModule")
 
 
 def _of_torchrls(module: Any) -> nn.Module | str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tensordict import from_module
@@ -182,6 +184,22 @@ def test_torchscript_gets_the_layers_of_torch() -> None:
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(UnsupportedError, match=r"this one has hooks"):
         torch.jit.script(Model(hooked))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+def test_onnx_gets_its_own_operators(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    for net in (recurl.nn.LSTM(4, 6, 2).eval(), recurl.nn.GRU(4, 6, batch_first=True).eval()):
+        x = torch.randn(5, 3, 4)
+        torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=True, verbose=False)
+        session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+        found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        features, final = net(x)
+        for one, other in zip(found, (features, *as_tuple(final)), strict=True):
+            torch.testing.assert_close(torch.from_numpy(one), other.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_text_of_a_network() -> None:

@@ -321,6 +321,27 @@ def test_what_a_loop_accepts_is_stepped() -> None:
     assert torch.equal(other(x, state, done)[0], plain(x, state, done)[0])
 
 
+def test_wrapped_calls_of_a_layer_are_as_written() -> None:
+    for wrap_first in (True, False):
+        model = CleanRL().to(FLOAT)
+        plain = BEFORE[CleanRL]().to(FLOAT)
+        plain.load_state_dict(model.state_dict())
+        given, done, found = (torch.randn(12, 6, dtype=FLOAT), states(3)), (torch.rand(12) < 0.3).to(FLOAT), []
+        for net in (model, plain):
+            if net is model and not wrap_first:
+                recurl.accelerate(net)
+
+            def twice(x: Tensor, state: States, run: Any = net.lstm.forward) -> tuple[Tensor, States]:
+                return run(x, run(x, state)[1])  # steps each input two times
+
+            net.lstm.forward = twice
+            if net is model and wrap_first:
+                with pytest.raises(ArgumentError, match="its forward has been replaced by an attribute of the object"):
+                    recurl.accelerate(net)
+            found.append(net(*given, done))
+        torch.testing.assert_close(*found, rtol=1e-11, atol=1e-12)
+
+
 def test_what_cant_be_swapped_says_why() -> None:
     class Own(nn.LSTM):
         pass

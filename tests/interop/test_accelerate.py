@@ -234,6 +234,37 @@ def test_other_loops_stay(name: str, tmp_path: Path) -> None:
     assert why is not None or name == "decorated"
 
 
+@pytest.mark.parametrize("layer", ["self.lstm", "self.parts['lstm']", "self.layers[0]"])
+def test_loops_over_a_layer_in_any_form_are_reported(layer: str, tmp_path: Path) -> None:
+    source = f"""def run(self, xs, state, dones):
+    ys = []
+    for t in range(len(xs)):
+        h, c = (one.masked_fill(dones[t].bool()[None, :, None], 0) for one in state)
+        y, state = {layer}(xs[t][None], (h, c))
+        ys.append(y)
+    return torch.cat(ys), state
+"""
+    made, why = rewritten(written(source, tmp_path), ["self.lstm", "self.parts.lstm", "self.layers.0"])
+    assert made is None
+    assert "it steps a layer in a loop in another form: call the layer on whole sequences" in (why or "")
+    once = source.replace("for t in range(len(xs))", "if (t := 0) == 0")
+    assert rewritten(written(once, tmp_path), ["self.lstm", "self.parts.lstm", "self.layers.0"])[1] is None
+
+
+def test_a_model_with_another_loop_says_so() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(3, 8)
+
+        def forward(self, xs: Tensor, state: States) -> Tensor:
+            for t in range(len(xs)):
+                _, state = self.lstm(xs[t][None], state)
+            return state[0]
+
+    assert recurl.accelerate(Steps()).kept["forward"].startswith("it steps a layer in a loop in another form")
+
+
 def test_loops_inside_of_branches(tmp_path: Path) -> None:
     source = LOOP.replace("\n    ", "\n        ").replace("flag=True):\n", "flag=True):\n    y = 0\n    if flag:\n")
     for text in (
@@ -288,6 +319,27 @@ def test_what_a_loop_accepts_is_stepped() -> None:
     plain.load_state_dict(other.state_dict())
     done = (torch.rand(12) < 0.3).to(FLOAT)
     assert torch.equal(other(x, state, done)[0], plain(x, state, done)[0])
+
+
+def test_wrapped_calls_of_a_layer_are_as_written() -> None:
+    for wrap_first in (True, False):
+        model = CleanRL().to(FLOAT)
+        plain = BEFORE[CleanRL]().to(FLOAT)
+        plain.load_state_dict(model.state_dict())
+        given, done, found = (torch.randn(12, 6, dtype=FLOAT), states(3)), (torch.rand(12) < 0.3).to(FLOAT), []
+        for net in (model, plain):
+            if net is model and not wrap_first:
+                recurl.accelerate(net)
+
+            def twice(x: Tensor, state: States, run: Any = net.lstm.forward) -> tuple[Tensor, States]:
+                return run(x, run(x, state)[1])  # steps each input two times
+
+            net.lstm.forward = twice
+            if net is model and wrap_first:
+                with pytest.raises(ArgumentError, match="its forward has been replaced by an attribute of the object"):
+                    recurl.accelerate(net)
+            found.append(net(*given, done))
+        torch.testing.assert_close(*found, rtol=1e-11, atol=1e-12)
 
 
 def test_what_cant_be_swapped_says_why() -> None:
@@ -395,6 +447,7 @@ def test_torchrl(name: str) -> None:
     model = copy.deepcopy(plain)
     before = [*model.parameters()]
     assert recurl.accelerate(model).swapped == {"module.0": f"TorchRL's {name}"}
+    assert recurl.accelerate(model).swapped == {"module.0": "swapped before"}
     assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
     assert model.state_dict().keys() == plain.state_dict().keys()
     is_init = torch.rand(4, 6, 1) < 0.3
@@ -417,3 +470,33 @@ def test_torchrl(name: str) -> None:
     alone = recurl.accelerate(getattr(peer, name)(**sizes))
     assert alone.swapped == {name[:-6].lower(): f"torch.nn.{name[:-6]}"}
     assert "put it into a container" in alone.kept["the model"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_next_values_of_torchrls_losses_begin_with_the_state_after_the_first_step() -> None:
+    peer, objectives = pytest.importorskip("torchrl.modules"), pytest.importorskip("torchrl.objectives")
+    from tensordict import TensorDict
+    from tensordict.nn import TensorDictModule, TensorDictSequential
+
+    memory = peer.GRUModule(input_size=3, hidden_size=8, in_keys=["x", "h"], out_keys=["y", ("next", "h")])
+    net = TensorDictSequential(
+        memory, TensorDictModule(nn.Linear(8, 2), ["y"], ["action_value"]), peer.QValueModule("one-hot")
+    )
+    gru, head = memory.gru, net[1].module
+    time, flags = 5, {"is_init": torch.zeros(1, 5, 1, dtype=torch.bool)}
+    after = {"x": torch.randn(1, time, 3), "h": torch.randn(1, time, 1, 8), "reward": torch.zeros(1, time, 1), **flags}
+    after |= {"done": flags["is_init"], "terminated": flags["is_init"]}
+    batch = TensorDict({"x": torch.randn(1, time, 3), "h": torch.randn(1, time, 1, 8), "next": after, **flags}, [1, 5])
+    batch["action"] = nn.functional.one_hot(torch.randint(2, (1, time)), 2)
+    after_first = gru(batch["x"][:, :1], batch["h"][:, 0])[1]
+    chosen = (head(gru(batch["x"], batch["h"][:, 0])[0]) * batch["action"]).sum(-1)
+
+    def loss_from(state: Tensor) -> Tensor:
+        later = head(gru(batch["next", "x"], state)[0]).max(-1).values
+        return (chosen - 0.9 * later).square().mean()
+
+    for first in (torch.zeros(1, 1, 8), after_first):  # TorchRL's modules, recurl's
+        loss = objectives.DQNLoss(net, action_space="one-hot", delay_value=False)
+        loss.make_value_estimator(objectives.ValueEstimators.TD0, gamma=0.9)
+        torch.testing.assert_close(loss(batch.clone())["loss"], loss_from(first))
+        recurl.accelerate(net)

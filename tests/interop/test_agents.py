@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchrl.modules
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -17,6 +18,7 @@ from torchrl.envs.libs.vmas import VmasEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import ClipPPOLoss
 
+import recurl
 import recurl.modules as rm
 import recurl.objectives as ro
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError
@@ -174,6 +176,20 @@ def test_flags_of_agents_and_entries_of_the_environment():
     assert torch.equal(same, given["agents", "is_init"].squeeze(-1))
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_critic_of_the_state_alone(recurrent):
+    critic = GRUModule(2, 8, in_key="state", out_key="features")
+    grouped = AgentsAsRows(critic, AGENTS, shared=["state", "is_init"])
+    given = TensorDict({"state": torch.randn(2, 5, 2), "is_init": torch.rand(2, 5, 1) < 0.3}, [2, 5])
+    with set_recurrent_mode(recurrent):
+        wanted = critic(given.copy())
+        found = grouped(given.copy())
+    for agent in range(AGENTS):
+        torch.testing.assert_close(found["agents", "features"][:, :, agent], wanted["features"])
+    first = found["next", "agents", "recurrent_state"]
+    assert first.shape == (2, 5, AGENTS, 1, 8)
+
+
 def test_copies_and_mistakes():
     policy = AgentsAsRows(network(4, ["loc", "scale"]), AGENTS)
     given = group(2)
@@ -186,3 +202,10 @@ def test_copies_and_mistakes():
         policy(group(2, name="robots"))
     with pytest.raises(ArgumentTypeError, match="wrap it"):
         AgentsAsRows(nn.Linear(2, 2), AGENTS)
+    theirs = TensorDictSequential(
+        torchrl.modules.GRUModule(input_size=16, hidden_size=8, in_key="observation", out_key="f")
+    )
+    with pytest.raises(ArgumentTypeError, match=r"recurrent modules of recurl, got torchrl\..*GRUModule: use recurl"):
+        AgentsAsRows(theirs, AGENTS)
+    recurl.accelerate(theirs)
+    assert AgentsAsRows(theirs, AGENTS)(given.copy())["agents", "f"].shape == (2, AGENTS, 8)

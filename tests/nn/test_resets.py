@@ -188,6 +188,8 @@ def test_arguments_of_other_kinds() -> None:
             net(x, states)
     with pytest.raises(ArgumentTypeError, match=r"a tensor \(h\), or None"):
         gru(x, (h,))
+    with pytest.raises(ArgumentTypeError, match=r"a tuple of tensors \(h,\), or None for zeros; got Tensor"):
+        CellNet("s5", 3, 4)(x, h)
     with pytest.raises(ArgumentError, match=r"must have the shapes \[\[1, 4\]\] \(layers x directions, \.\.\.\)"):
         gru(x[:, 0], h)
     assert [one.shape for one in gru.all_weights[0]] == [one.shape for one in nn.GRU(3, 4).all_weights[0]]

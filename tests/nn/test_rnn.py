@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from tensordict import from_module
 from torch import Tensor, nn
 
 import recurl.nn
@@ -82,6 +85,19 @@ def test_cells_equal_torch_nn(bias: bool) -> None:
         for states in (None, hx):
             torch.testing.assert_close(as_tuple(ours(x, states)), as_tuple(torchs(x, states)))
         torch.testing.assert_close(as_tuple(ours(x[0])), as_tuple(torchs(x[0])))
+
+
+@pytest.mark.parametrize("cell", PAIRS)
+def test_no_parameters_of_its_own_in_the_first_call(cell: str) -> None:
+    ours, torchs = (kind(4, 4, bias=False, batch_first=True, dtype=torch.float64) for kind in PAIRS[cell])
+    torchs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    fresh, weights = PAIRS[cell][0](4, 4, bias=False, dtype=torch.float64), from_module(ours)
+    with weights.data.to_module(fresh, preserve_module_state=False):  # as TorchRL's losses and advantages do
+        torch.testing.assert_close(fresh(x), torchs(x))
+    for name in dict(ours.named_parameters()):
+        nn.utils.parametrizations.weight_norm(ours, name)
+    torch.testing.assert_close(ours(x), torchs(x))
 
 
 @pytest.mark.parametrize("kind", [LSTMModule, GRUModule])
@@ -168,6 +184,22 @@ def test_torchscript_gets_the_layers_of_torch() -> None:
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(UnsupportedError, match=r"this one has hooks"):
         torch.jit.script(Model(hooked))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+def test_onnx_gets_its_own_operators(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    for net in (recurl.nn.LSTM(4, 6, 2).eval(), recurl.nn.GRU(4, 6, batch_first=True).eval()):
+        x = torch.randn(5, 3, 4)
+        torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=True, verbose=False)
+        session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+        found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        features, final = net(x)
+        for one, other in zip(found, (features, *as_tuple(final)), strict=True):
+            torch.testing.assert_close(torch.from_numpy(one), other.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_text_of_a_network() -> None:

@@ -15,6 +15,8 @@ from recurl.nn.swapped import SwappedGRU, SwappedLSTM, swap_layer
 
 __all__ = ["Accelerated", "accelerate"]
 
+_SWAPPED = (SwappedLSTM, SwappedGRU)
+
 
 @dataclass(frozen=True)
 class Accelerated:
@@ -50,7 +52,9 @@ def accelerate(model: nn.Module) -> Accelerated:
       recurrent models, which aren't padded then.
     * TorchRL's ``LSTMModule`` and ``GRUModule`` inside a container are replaced by recurl's, with the same Parameters
       and keys. In recurrent mode these write the next states of every step, where TorchRL writes those at the ends of
-      sequences and zeros elsewhere, and also start a sequence where ``("collector", "traj_ids")`` changes.
+      sequences and zeros elsewhere, and also start a sequence where ``("collector", "traj_ids")`` changes. Losses that
+      run the network on the batch and then on its ``"next"``, as ``DQNLoss``, so begin the latter with the state after
+      the first step instead of zeros: their values differ.
 
     Args:
         model: an agent, a policy (``model.policy`` of SB3-Contrib), an actor and critic in a ``ModuleList``.
@@ -77,7 +81,7 @@ def accelerate(model: nn.Module) -> Accelerated:
     for place, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             name = f"torch.nn.{type(module).__name__}"
-            if isinstance(module, SwappedLSTM | SwappedGRU):
+            if isinstance(module, _SWAPPED):
                 result.swapped[place or "the model"] = "swapped before"
                 continue
             why = swap_layer(module)
@@ -85,13 +89,14 @@ def accelerate(model: nn.Module) -> Accelerated:
     if not result.swapped:
         raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
     for place, module in model.named_modules():
-        _swap_passes(place, type(module), result)
+        _swap_passes(place, module, result)
     return result
 
 
-def _swap_passes(place: str, kind: type[nn.Module], result: Accelerated) -> None:
-    """Replace passes over sequences in the methods of a class; objects without swapped layers run them as before."""
-    for owner in kind.__mro__:
+def _swap_passes(place: str, module: nn.Module, result: Accelerated) -> None:
+    """Replace passes over sequences in the methods of a module's class; others of the class run them as before."""
+    layers = [f"self.{name}" for name, one in module.named_modules() if name and isinstance(one, _SWAPPED)]
+    for owner in type(module).__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "recurl", "builtins"):
             continue
         for name, attribute in list(vars(owner).items()):
@@ -102,7 +107,7 @@ def _swap_passes(place: str, kind: type[nn.Module], result: Accelerated) -> None
             if is_rewritten(function):
                 result.swapped[spot] = "swapped before"
                 continue
-            made, what = rewritten(function)
+            made, what = rewritten(function, layers)
             if made is not None:
                 bound = type(attribute) if isinstance(attribute, staticmethod | classmethod) else None
                 setattr(owner, name, made if bound is None else bound(made))
@@ -112,13 +117,15 @@ def _swap_passes(place: str, kind: type[nn.Module], result: Accelerated) -> None
 
 def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:
     """Replace TorchRL's recurrent modules in containers by recurl's, with the same Parameters."""
-    if _is_torchrls(model):
+    if _is_module_of("torchrl", model):
         result.kept["the model"] = "TorchRL's module itself can't be replaced in place: put it into a container"
     made: dict[int, nn.Module | str] = {}
     for place, parent in list(model.named_modules()):
         for name, child in list(children_of(parent).items()):
-            if child is not None and _is_torchrls(child):
-                spot = f"{place}.{name}" if place else name
+            spot = f"{place}.{name}" if place else name
+            if child is not None and _is_module_of("recurl", child):
+                result.swapped[spot] = "swapped before"
+            elif child is not None and _is_module_of("torchrl", child):
                 if id(child) not in made:
                     made[id(child)] = _of_torchrls(child)
                 ours = made[id(child)]
@@ -129,9 +136,9 @@ def _swap_torchrl(model: nn.Module, result: Accelerated) -> None:
                     result.swapped[spot] = f"TorchRL's {type(child).__name__}"
 
 
-def _is_torchrls(module: nn.Module) -> bool:
+def _is_module_of(library: str, module: nn.Module) -> bool:
     kind = type(module)
-    return kind.__module__.startswith("torchrl.") and kind.__name__ in ("LSTMModule", "GRUModule")
+    return kind.__module__.startswith(f"{library}.") and kind.__name__ in ("LSTMModule", "GRUModule")
 
 
 def _of_torchrls(module: Any) -> nn.Module | str:

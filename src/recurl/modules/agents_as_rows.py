@@ -11,6 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.core.keys import AGENT_ID, COLLECTOR, IS_INIT, NestedKey, normalize_key
+from recurl.modules.recurrent import RecurrentModule
 from recurl.modules.utils import recurrent_modules
 from recurl.sequences.agents import agents_as_rows, in_group, rows_as_agents
 from recurl.sequences.start_states import refuse
@@ -35,10 +36,11 @@ class AgentsAsRows(TensorDictModuleBase):
         n_agents: number of agents, A.
         group: name of the group.
         shared: keys that ``module`` reads from the environment, not from the group, such as ``"is_init"`` (without it,
-            ``("agents", "is_init")``) or a ``"state"`` for a central critic; all agents see their entries.
+            ``("agents", "is_init")``) or a ``"state"`` for a central critic; all agents see their entries. A ``module``
+            may read nothing else.
 
     Raises:
-        ArgumentTypeError: ``module`` isn't a TensorDict module.
+        ArgumentTypeError: ``module`` isn't a TensorDict module, or contains recurrent modules of another library.
         ArgumentError: when called, the entries of the group have another number of agents.
         MissingKeyError: when called, there is no such group.
 
@@ -65,9 +67,18 @@ class AgentsAsRows(TensorDictModuleBase):
                 f"AgentsAsRows takes a TensorDict module, got {type(module).__name__}: wrap it, "
                 "TensorDictModule(net, in_keys=['observation'], out_keys=['logits'])."
             )
+        for one in module.modules():
+            if hasattr(type(one), "recurrent_mode") and not isinstance(one, RecurrentModule):
+                raise ArgumentTypeError(
+                    f"AgentsAsRows runs recurrent modules of recurl, got {type(one).__module__}.{type(one).__name__}: "
+                    "use recurl.modules.LSTMModule or GRUModule, or replace TorchRL's by recurl.accelerate(module)."
+                )
         self.module, self.n_agents, self.group = module, n_agents, group
         self.shared = [normalize_key(key) for key in shared]
         reads, writes = ([normalize_key(key) for key in keys] for keys in (module.in_keys, module.out_keys))
+        states = {normalize_key(key) for recurrent in recurrent_modules(module) for key in recurrent.state_keys}
+        needed = set(reads) - set(self.shared) - states - {AGENT_ID}  # the others may be absent
+        self._absent = None if needed else n_agents
         self._adds_ids = AGENT_ID in reads and AGENT_ID not in self.shared
         self.in_keys: Any = [key if key in self.shared else in_group(key, group) for key in reads if key != AGENT_ID]
         self.out_keys: Any = [in_group(key, group) for key in writes]
@@ -78,7 +89,8 @@ class AgentsAsRows(TensorDictModuleBase):
         batch, agents = tensordict.batch_size, self.n_agents
         time = any(recurrent.recurrent_mode for recurrent in recurrent_modules(self.module))
         ids = in_group(AGENT_ID, self.group)
-        rows = agents_as_rows(tensordict.select(*self.in_keys, ids, COLLECTOR, strict=False), self.group, time=time)
+        read = tensordict.select(*self.in_keys, ids, COLLECTOR, strict=False)
+        rows = agents_as_rows(read, self.group, time=time, n_agents=self._absent)
         envs = batch[: len(batch) - time].numel()
         if rows.shape[0] != envs * agents:
             raise ArgumentError(

@@ -44,6 +44,7 @@ class RecurrentNet(nn.Module):
     cell: Cell
     recurrent_backend = "fastest"
     """Backend of calls without a TensorDict: see :class:`LSTM`."""
+    _cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] | None = None  # of the last parameters
     _selection: tuple[tuple[object, ...], str] = ((), "")  # last request, and the backend selected for it
 
     def __init__(  # noqa: PLR0913 - the signature is torch.nn's
@@ -89,7 +90,7 @@ class RecurrentNet(nn.Module):
         self._names = tuple(f"{name}_{suffix}" for shapes, suffix in self._places() for name in shapes)
         first = self._shapes(0)
         self._weight_name = f"{next(name for name in self.cell.parameter_names if name in first)}_l0"
-        self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[Weights]]] = ((), (), [])
+        self._cache = None
         remember(self.cell)
 
     @property
@@ -155,9 +156,9 @@ class RecurrentNet(nn.Module):
             return self._collect_weights()
         parameters = parameters_of(self)
         names, tensors = tuple(parameters), tuple(parameters.values())
-        known_names, known, weights = self._cache
-        if names == known_names and all(map(operator.is_, tensors, known)):
-            return weights
+        cached = self._cache  # read once: another thread may replace it
+        if cached is not None and names == cached[0] and all(map(operator.is_, tensors, cached[1])):
+            return cached[2]
         weights = self._collect_weights()
         # Not cached if torch.func, parametrizations or pruning have replaced the Parameters.
         if names == self._names and all(type(tensor) is nn.Parameter for tensor in tensors):
@@ -185,8 +186,8 @@ class RecurrentNet(nn.Module):
         return self.cell.pack(found)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Drop the selected backend: other backends may be available in this process.
-        super().__setstate__({name: value for name, value in state.items() if name != "_selection"})
+        # Without the selected backend, as others may be available in this process, and what is found again.
+        super().__setstate__({name: value for name, value in state.items() if name not in ("_selection", "_cache")})
         remember(self.cell)
 
     def draw_masks(self, tokens: int) -> list[Tensor] | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -34,8 +35,12 @@ class Rewritten(NamedTuple):
     what: str | None = None
 
 
-def rewritten(function: Callable[..., Any]) -> Rewritten:
+def rewritten(function: Callable[..., Any], layers: Collection[str] = ()) -> Rewritten:
     """Replace the pass over sequences in a function by one call, if it has one in a known form and does nothing else.
+
+    Args:
+        function: the function.
+        layers: swapped layers, such as ``"self.lstm"``, whose loops are also reported if they are in no known form.
 
     Example:
         >>> rewritten(len)
@@ -43,7 +48,8 @@ def rewritten(function: Callable[..., Any]) -> Rewritten:
     """
     code = getattr(function, "__code__", None)
     forms = () if code is None else [form for form in _FORMS if form.hint in code.co_names]
-    if code is None or not forms or hasattr(function, "__wrapped__"):
+    layers = [one for one in layers if code is not None and one.split(".")[1] in code.co_names]
+    if not (forms or layers) or hasattr(function, "__wrapped__"):
         return Rewritten()
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -55,7 +61,8 @@ def rewritten(function: Callable[..., Any]) -> Rewritten:
     statements = [node for node in ast.walk(definition) if isinstance(node, ast.stmt)]
     found = [(form, one) for form in forms for one in statements if form.found(one)]
     if not found:
-        return Rewritten()
+        other = any(_loops_over(one, layers) for one in statements)
+        return Rewritten(None, f"it {MASKED.does} {_OTHER}" if other else None)
     form, statement = found[0]
     why = _not_alone(definition, function)
     if why is not None:
@@ -68,6 +75,18 @@ def rewritten(function: Callable[..., Any]) -> Rewritten:
 def is_rewritten(function: Callable[..., Any]) -> bool:
     """Return whether :func:`rewritten` made this function."""
     return getattr(function, _MADE, False)
+
+
+def _loops_over(statement: ast.stmt, layers: Collection[str]) -> bool:
+    """Return whether a loop calls a layer with states."""
+    if not isinstance(statement, ast.For | ast.While):
+        return False
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            layer = re.sub(r"\['?(\w+)'?\]", r".\1", ast.unparse(node.value.func))  # of containers, too
+            if layer in layers and len(node.value.args) + len(node.value.keywords) > 1:
+                return True
+    return False
 
 
 def _replace(definition: ast.FunctionDef, statement: ast.stmt, form: Form, scope: dict[str, Any]) -> bool:

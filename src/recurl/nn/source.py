@@ -181,7 +181,7 @@ def collected(statement: ast.stmt, output: str) -> str | None:
 
 def is_observed(layer: Any) -> bool:
     """Return whether a layer must be called as it is written: it isn't swapped, has hooks, or is traced."""
-    swapped = isinstance(layer, SwappedLSTM | SwappedGRU)
+    swapped = isinstance(layer, SwappedLSTM | SwappedGRU) and "forward" not in vars(layer)  # a wrapper of one object
     return not swapped or layer.bidirectional or has_hooks(layer) or has_global_hooks() or is_traced()
 
 

@@ -57,6 +57,8 @@ def swap_layer(module: nn.Module) -> str | None:
         if isinstance(module, nn.RNN):
             return "torch.nn.RNN has no kernels in recurl: use a GRU or an LSTM"
         return f"{name} is a subclass or parametrization of torch.nn's layer, whose own operations a swap would lose"
+    if "forward" in vars(module):
+        return "its forward has been replaced by an attribute of the object, which would still run torch.nn's"
     dtypes = {parameter.dtype for parameter in module.parameters()}
     if not dtypes <= {torch.float32, torch.float64, torch.bfloat16, torch.float16}:
         return f"its parameters are {', '.join(map(str, dtypes))}: only real floating-point ones are supported"

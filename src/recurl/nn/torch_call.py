@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.core.precision import resolve_precision
-from recurl.nn.plain import is_tracing, plain_layer
+from recurl.nn.plain import is_of_onnx, is_tracing, plain_layer
 from recurl.nn.recurrent_net import RecurrentNet
 from recurl.recurrence import Options
 from recurl.sequences.index import Boundaries
@@ -40,7 +40,7 @@ def call(net: RecurrentNet, x: Any, initial: Any, resets: Any) -> tuple[Tensor, 
         ArgumentTypeError: x is packed; an argument isn't a tensor.
         UnsupportedError: traced by ``torch.jit`` with resets, or with a cell that torch.nn doesn't have.
     """
-    if is_tracing():
+    if is_tracing() or (resets is None and is_of_onnx(net)):
         return _traced(net, x, initial, resets)
     _check_input(net, x)
     if resets is not None:
@@ -189,7 +189,8 @@ def _check_resets(net: RecurrentNet, x: Tensor, resets: Any) -> None:
 
 def _checked_states(net: RecurrentNet, x: Tensor, initial: Any) -> States:
     names, several = ", ".join(net.cell.state_names), len(net.state_shapes) > 1
-    kind = f"a tuple of tensors ({names})" if several else f"a tensor ({names})"
+    tupled = several or isinstance(initial, Tensor)  # a GRU's state comes here in a tuple
+    kind = f"a tuple of tensors ({names}{'' if several else ','})" if tupled else f"a tensor ({names})"
     if not isinstance(initial, tuple | list) or not all(isinstance(state, Tensor) for state in initial):
         raise ArgumentTypeError(
             f"The second argument must be the states before the first step, {kind}, or None for zeros; got "

@@ -17,7 +17,9 @@ __all__ = ["agents_as_rows", "in_group", "rows_as_agents"]
 _MASK = "mask"  # name of TorchRL's entry in a group of agents
 
 
-def agents_as_rows(tensordict: TensorDictBase, group: str = "agents", *, time: bool | None = None) -> TensorDict:
+def agents_as_rows(
+    tensordict: TensorDictBase, group: str = "agents", *, time: bool | None = None, n_agents: int | None = None
+) -> TensorDict:
     """Convert a TensorDict of environments with a group of agents, as TorchRL's, to one with a row for each agent.
 
     Entries ``(group, "observation")``, ``[*B, T, A, ...]``, become ``"observation"``, ``[prod(B) * A, T, ...]``; those
@@ -29,12 +31,13 @@ def agents_as_rows(tensordict: TensorDictBase, group: str = "agents", *, time: b
         tensordict: ``[*B, T]``, or ``[*B]`` for a single step.
         group: name of the group.
         time: whether the last dimension is time; by default, if it is named so.
+        n_agents: number of agents, A, of a group without entries, whose rows have those of the environment alone.
 
     Returns:
         ``[prod(B) * A, T]`` or ``[prod(B) * A]``; the row of agent ``a`` of environment ``e`` is ``e * A + a``.
 
     Raises:
-        MissingKeyError: there is no such group.
+        MissingKeyError: there is no such group, and ``n_agents`` isn't given.
         ArgumentError: its entries don't have a dimension of agents after the batch size, or differ in it; or it isn't
             known whether the last dimension is time.
 
@@ -62,7 +65,7 @@ def agents_as_rows(tensordict: TensorDictBase, group: str = "agents", *, time: b
             own[(*prefix, *inside[1:])] = value
         else:
             shared[path] = value
-    agents = _number_of_agents(own, batch, group)
+    agents = _number_of_agents(own, batch, group) if own or n_agents is None else n_agents
     rows = TensorDict({}, [batch[: len(batch) - time].numel() * agents, *batch[len(batch) - time :]])
     for path, value in shared.items():
         if path not in own:

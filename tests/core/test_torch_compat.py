@@ -89,6 +89,22 @@ def test_are_modes_active():
         assert _torch.are_modes_active()
 
 
+class Asking(Modes):
+    """Asks inside operations whether function transforms have an effect."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.excluded = _torch.are_transforms_excluded()
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
+def test_are_transforms_excluded():
+    assert not _torch.are_transforms_excluded()
+    with Asking() as asking:
+        torch.ones(1)
+        assert asking.excluded
+        assert not _torch.are_transforms_excluded()
+
+
 def test_foreach_lerp_():
     to, source = [torch.zeros(2), torch.ones(3)], [torch.ones(2), torch.zeros(3)]
     expected = [one.lerp(other, 0.01) for one, other in zip(to, source, strict=True)]

@@ -67,6 +67,6 @@ def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs
         assert outputs is not None
         return outputs
 
-    wanted = [tensor for tensor, need in zip(inputs, chosen, strict=True) if need]
+    wanted = [tensor for tensor, need in zip(inputs, chosen, strict=True) if need and tensor is not None]
     found = iter(pull_back(run, wanted, tuple(grads)))
     return Inputs.from_flat(call.cell, [next(found) if need else None for need in chosen])

@@ -29,7 +29,7 @@ class ChunkedAttention(AttentionKernels):
         # Products are taken of all pairs in a block, so gradients that aren't finite are taken out, and marked after;
         # see recurl.recurrence.isolation.
         sick = ~(grad.isfinite() & after[0].isfinite()).all(-1)  # [N, heads]
-        chosen = [tensor for tensor, need in zip(inputs.tensors, needs, strict=True) if need]
+        chosen = [tensor for tensor, need in zip(inputs.tensors, needs, strict=True) if need and tensor is not None]
         readers = _readers(inputs)
 
         def run(*chosen: Tensor) -> Tensor:

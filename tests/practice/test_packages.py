@@ -80,13 +80,17 @@ def test_trains_and_acts(options: list[str], tmp_path: Path) -> None:
     env.close()
 
 
-GAMES = {"box2d": ["sisl/multiwalker_v9"], "mpe2": ["mpe2.simple_spread_v3:parallel_env"]}
+GAMES = {
+    "pygame-ce": ["butterfly/knights_archers_zombies_v11"],
+    "box2d": ["sisl/multiwalker_v9"],
+    "mpe2": ["mpe2.simple_spread_v3:parallel_env"],
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # of these packages
 @pytest.mark.parametrize("name", [name for package, found in GAMES.items() if is_installed(package) for name in found])
 def test_games_of_pettingzoo_train_and_act(name: str, tmp_path: Path) -> None:
-    small = "--num-envs 6 --rollout-steps 16 --total-steps 192 --hidden-size 8 --eval-episodes 3 --eval-max-steps 10"
+    small = "--num-envs 12 --rollout-steps 16 --total-steps 192 --hidden-size 8 --eval-episodes 3 --eval-max-steps 10"
     words = [*small.split(), "--logger", "none", "--run-dir", str(tmp_path / "run")]
     assert main(["train", "ppo", "--env", f"pettingzoo/{name}", *words]) == 0
     assert main(["evaluate", str(tmp_path / "run"), "--episodes", "3", "--max-steps", "5"]) == 0

@@ -11,11 +11,9 @@ from torch import nn
 from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.core.torch_compat import children_of, has_hooks
 from recurl.nn.rewriting import is_rewritten, rewritten
-from recurl.nn.swapped import SwappedGRU, SwappedLSTM, swap_layer
+from recurl.nn.swapped import is_swapped, swap_layer
 
 __all__ = ["Accelerated", "accelerate"]
-
-_SWAPPED = (SwappedLSTM, SwappedGRU)
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def accelerate(model: nn.Module) -> Accelerated:
     for place, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             name = f"torch.nn.{type(module).__name__}"
-            if isinstance(module, _SWAPPED):
+            if is_swapped(module):
                 result.swapped[place or "the model"] = "swapped before"
                 continue
             why = swap_layer(module)
@@ -95,7 +93,7 @@ def accelerate(model: nn.Module) -> Accelerated:
 
 def _swap_passes(place: str, module: nn.Module, result: Accelerated) -> None:
     """Replace passes over sequences in the methods of a module's class; others of the class run them as before."""
-    layers = [f"self.{name}" for name, one in module.named_modules() if name and isinstance(one, _SWAPPED)]
+    layers = [f"self.{name}" for name, one in module.named_modules() if name and is_swapped(one)]
     for owner in type(module).__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "recurl", "builtins"):
             continue

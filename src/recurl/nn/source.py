@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recurl.core.torch_compat import has_global_hooks, has_hooks
-from recurl.nn.swapped import SwappedGRU, SwappedLSTM, is_traced
+from recurl.nn.swapped import is_swapped, is_traced
 
 __all__ = [
     "Form",
@@ -181,7 +181,7 @@ def collected(statement: ast.stmt, output: str) -> str | None:
 
 def is_observed(layer: Any) -> bool:
     """Return whether a layer must be called as it is written: it isn't swapped, has hooks, or is traced."""
-    swapped = isinstance(layer, SwappedLSTM | SwappedGRU) and "forward" not in vars(layer)  # a wrapper of one object
+    swapped = is_swapped(layer) and "forward" not in vars(layer)  # a wrapper of one object
     return not swapped or layer.bidirectional or has_hooks(layer) or has_global_hooks() or is_traced()
 
 

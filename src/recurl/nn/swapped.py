@@ -12,7 +12,7 @@ from recurl.core.torch_compat import is_exporting
 from recurl.nn.plain import is_tracing
 from recurl.nn.rnn import GRU, LSTM
 
-__all__ = ["SwappedGRU", "SwappedLSTM", "is_traced", "swap_layer"]
+__all__ = ["SwappedGRU", "SwappedLSTM", "is_swapped", "is_traced", "swap_layer"]
 
 
 class SwappedLSTM(LSTM, nn.LSTM):
@@ -41,6 +41,11 @@ class SwappedGRU(GRU, nn.GRU):
 _SWAPPED: dict[type, type[SwappedLSTM] | type[SwappedGRU]] = {nn.LSTM: SwappedLSTM, nn.GRU: SwappedGRU}
 
 
+def is_swapped(module: object) -> bool:
+    """Return whether a module is a swapped layer."""
+    return isinstance(module, SwappedLSTM | SwappedGRU)
+
+
 def swap_layer(module: nn.Module) -> str | None:
     """Turn a ``torch.nn.LSTM`` or ``GRU`` into a swapped one, in place; return why it can't be, or None.
 
@@ -49,7 +54,7 @@ def swap_layer(module: nn.Module) -> str | None:
         >>> swap_layer(lstm), isinstance(lstm, nn.LSTM), lstm(torch.randn(5, 3, 4))[0].shape
         (None, True, torch.Size([5, 3, 8]))
     """
-    if isinstance(module, SwappedLSTM | SwappedGRU):
+    if is_swapped(module):
         return None
     kind = _SWAPPED.get(type(module))
     if kind is None:

@@ -1,1 +1,1 @@
-"""Sequences: their index, continuity, stored states, recurrent mode, and returns."""
+"""Sequences: their index, continuity, stored states, recurrent mode, returns, and groups of agents."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from recurl.recurrence.cuda import pointwise
 from recurl.recurrence.cuda.layout import GateLayout
 from recurl.recurrence.cuda.prepared import PreparedLaunch, prepared
-from recurl.sequences.index import Boundaries
+from recurl.sequences.index import Boundaries, is_captured
 
 _BLOCK = 1024
 _INTERPRETED_PROCESSORS = 4
@@ -51,8 +51,7 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
     During the capture of a CUDA graph it is always computed, since a replay brings other segments.
     """
     starts = boundaries.starts
-    capturing = starts.is_cuda and torch.cuda.is_current_stream_capturing()
-    plans = {} if capturing else boundaries.plans
+    plans = {} if is_captured(starts) else boundaries.plans
     bounds = plans.get(slots)
     if bounds is None:
         tokens = starts.shape[0]

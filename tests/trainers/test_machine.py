@@ -266,11 +266,11 @@ def test_what_is_known_too_little_is_on_a_gpu_only_if_asked_for(options, reason)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_loop_over_steps_is_captured_if_asked_for():
+def test_a_loop_over_steps_is_captured_but_compiled_only_if_asked_for():
     config = PPOConfig(env=TASK, device="cuda", cell="slstm", **LARGE)
-    assert (config.cuda_graph, config.compile) == (False, False)
-    assert "not captured or compiled, which needs a cell other than slstm" in describe(config)
-    assert PPOConfig(env=TASK, device="cuda", cell="slstm", cuda_graph=True, **LARGE).cuda_graph
+    assert (config.cuda_graph, config.compile) == (True, False)
+    assert "captured, not compiled, which needs a cell other than slstm" in describe(config)
+    assert PPOConfig(env=TASK, device="cuda", cell="slstm", compile=True, **LARGE).compile
 
 
 @pytest.mark.usefixtures("gpu")

@@ -121,7 +121,7 @@ def _obstacle(config: RunConfig, tasks: bool | None) -> str | None:
         return "a single rank or a task, unless it is asked for"
     if _ranks() > 1 and torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return "one for each rank"
-    return foreign_part(config)
+    return foreign_part(config) or _looping_cell(config)
 
 
 def _jax_has_gpu() -> bool:
@@ -133,11 +133,16 @@ def _jax_has_gpu() -> bool:
 
 
 def foreign_part(config: RunConfig) -> str | None:
-    """Return what a run lacks to be captured and compiled without being asked for: parts known to allow it."""
+    """Return what a run lacks to be captured without being asked for: parts known to allow it."""
     if not type(config).__module__.startswith("recurl."):
         return ALGORITHM_OBSTACLE
     if not has_built_in_cell(config):
         return "a built-in cell, unless it is asked for"
+    return None
+
+
+def _looping_cell(config: RunConfig) -> str | None:
+    """Return what a run lacks to be compiled without being asked for: a cell with passes over whole sequences."""
     cell = None if config.cell == NO_CELL else load_cell(config.cell)
     if cell is not None and not (cell.takes_time or cell.derivatives):
         return f"a cell other than {config.cell}, which loops over single steps, unless it is asked for"
@@ -361,7 +366,7 @@ def program_obstacles(config: RunConfig) -> dict[str, str | None]:
     Without minibatches of equal size, each of them would be compiled.
     """
     graph = config.graph_obstacle or foreign_part(config)
-    return {"cuda_graph": graph, "compile": config.compile_obstacle or graph}
+    return {"cuda_graph": graph, "compile": config.compile_obstacle or graph or _looping_cell(config)}
 
 
 def _reason(seconds: dict[str, float], device: str, *, compiled: bool) -> str:

@@ -72,6 +72,8 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
     types |= {**dict.fromkeys(INPUTS, pointer), **POINTERS, **dict.fromkeys(constants, "constexpr")}
     if blocks > 1:
         types |= {"grad_query": "*fp32", "grad_key": "*fp32"}
+    if pointer == "*bf16" and name in ("forward", "backward"):
+        types["carried"] = "*bf16"
     types = {name: types.get(name, "*fp32") for name in kernel.arg_names}
     aligned = [["tt.divisibility", 16]]
     strides = ("_token", "_head", "_row", "states_key", "after_key")

@@ -139,6 +139,9 @@ def backward_kernel(
         queries = rows(query + begin * query_token + head * query_head, t, query_token, k, inside, K)
         keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K)
         grads = rows(grad + first * V, t, heads * V, v, inside, V)
+        y = grads
+        if not MAPS:
+            y = rows(solved + begin * solved_token + head * solved_head, t, solved_token, v, inside, V)
         if AFTER:
             following = tl.minimum(last + 1, row_end - 1)
             if (last + 1 == row_end) | (tl.load(start_index + following) == last + 1):
@@ -149,9 +152,9 @@ def backward_kernel(
         bad_grad = tl.zeros([CHUNK], tl.float32)
         bad_key = b * 0.0
         if BLOCK_K == BLOCK_V:
-            any_bad = poison(queries * 0.0 + keys * 0.0 + grads * 0.0)
+            any_bad = poison(queries * 0.0 + keys * 0.0 + grads * 0.0 + y * 0.0)
         else:
-            any_bad = poison(queries * 0.0 + keys * 0.0) + poison(grads)
+            any_bad = poison(queries * 0.0 + keys * 0.0) + poison(grads * 0.0 + y * 0.0)
         spoilt = is_bad(any_bad + b)
         if spoilt:
             bad_grad = poison(queries) + poison(grads)
@@ -203,12 +206,11 @@ def backward_kernel(
             else:
                 slot = row * slots + chunk - 1
                 state = matrix(carried, (slot * heads + head) * (K * V), V, 1, k, v, K, V)
-            y = rows(solved + begin * solved_token + head * solved_head, t, solved_token, v, inside, V)
             store_rows(grad_value + first * V, t, heads * V, v, inside, to_value, V)
             to_rate = tl.sum(du * y, 1)
             tl.store(grad_rate + summed + t * heads, to_rate, mask=inside)
             u = b[:, None] * y
-            if is_bad(to_rate + b):
+            if spoilt:
                 bad_key += poison(u)
                 u = clean(u)
             to_key = tl.where(exits, exit_decay * dot(u, tl.trans(grad_state), PRECISION), 0.0)
@@ -296,7 +298,7 @@ def backward_kernel(
                 to_key -= to_before + dot(pairs + tl.trans(pairs), keys, PRECISION)
             to_decay += tl.sum(products, 1) - tl.sum(products, 0)
             to_decay = reverse_sums(to_decay, ends)
-            if is_bad(bad_grad + bad_key):
+            if spoilt:
                 earlier, later = reverse_sums(bad_grad, ends), sums(bad_key, segment == t)
                 to_query += (bad_grad + later)[:, None]
                 to_key += (earlier + (later if DELTA else bad_key))[:, None]

@@ -44,6 +44,12 @@ class _Call:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
+    def before_chunks(self, slots: int) -> Tensor:
+        """Return memory for the states before chunks, in bfloat16 if only the backward pass's products read them."""
+        narrow = self.precision == "bf16" and self.pieces == 1
+        shape = (self.rows * slots, self.heads, self.keys, self.values)
+        return torch.empty(shape, dtype=torch.bfloat16 if narrow else torch.float32, device=self.device)
+
     def constants(self, tile: Tile, **others: Any) -> dict[str, Any]:
         columns = min(tile.columns, padded(self.values))
         sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": columns}
@@ -65,7 +71,7 @@ class _Call:
 def saved_like(inputs: MatrixInputs, plan: Plan, precision: str) -> States:
     """Return empty tensors like those that :func:`run_forward` saves."""
     call = _Call(inputs, plan, precision)
-    carried = call.empty(call.rows * (call.chunks - 1), call.heads, call.keys, call.values)
+    carried = call.before_chunks(call.chunks - 1)
     transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
     return carried, torch.empty_like(inputs.value) if call.delta else inputs.value.new_empty(0), transfer
 
@@ -83,7 +89,7 @@ def run_forward(inputs: MatrixInputs, keep: bool, plan: Plan, precision: str) ->
     shape = (call.tokens, heads, call.keys, call.values)
     ended = torch.zeros(shape, dtype=torch.float32, device=call.device) if after else output
     slots, slot_step = (call.chunks - 1, plan.piece) if keep else (pieces - 1, 1)
-    carried = call.empty(call.rows * slots, heads, call.keys, call.values)
+    carried = call.before_chunks(slots)
     transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
     added = call.empty(call.maps, call.keys, call.values)
     flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import cast
@@ -114,7 +115,7 @@ def _check(
             f"got {', '.join(str(part.dtype) for part in wide)}. Convert them."
         )
     batch, heads = value.shape[:-2], value.shape[-2:-1]
-    if value.ndim < 3 or batch.numel() != at.num_tokens:
+    if value.ndim < 3 or math.prod(batch) != at.num_tokens:  # Size.numel() would fix dynamic sizes
         raise ArgumentError(
             f"value must be [*B, heads, V] with the N={at.num_tokens} tokens of the boundaries; got "
             f"{list(value.shape)}."

@@ -337,7 +337,7 @@ print(recurl.accelerate(layer))
 
 @pytest.mark.slow
 def test_without_resets_rows_stay_rows() -> None:
-    """As one stream, matrix memories would take chunk after chunk of all rows, and their number could not be exported."""
+    """As one stream, matrix memories would take chunk after chunk of all rows, and could not be exported."""
     net = CellNet("mamba2(state_size=3)", 3, 4, batch_first=True)
     rows = {"input": {0: torch.export.Dim.DYNAMIC}}
     program = torch.export.export(net, (torch.randn(3, 5, 3),), dynamic_shapes=rows)

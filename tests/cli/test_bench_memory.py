@@ -77,7 +77,7 @@ def test_a_budget_stops_after_the_run_that_exceeds_it(tmp_path, capsys):
     assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "The budget of 0.001 s is spent: 3 runs are left for --resume." in said
-    assert "Not in the means, as a cell has no run: EndlessTMaze." in said
+    assert "Not in the means, as a cell has no score: EndlessTMaze." in said
     assert len(rows(tmp_path)) == 1
 
 
@@ -86,7 +86,8 @@ def test_the_tasks_of_popgym_and_what_was_tuned_on_them(tmp_path, capsys):
     arguments = [*small(1), "--suite", "popgym", "--tasks", "CountRecallEasy", "RepeatFirst"]
     assert main([*arguments, "--cells", "gru", "none", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "mean of 3 tasks  " in said
+    assert "mean of 1 task  " in said
+    assert "No episode ended in training: 4 of 8 runs: RepeatFirstMedium gru seed 0, " in said
     assert "Not scored, as options were tuned on them: CountRecallEasy." in said
     assert "the paper, its tasks with mazes (unverified)" in said
     assert len(rows(tmp_path)) == 8
@@ -124,7 +125,7 @@ def test_a_killed_benchmark_resumes_and_leaves_nothing_behind(tmp_path, programs
     process.communicate(timeout=60)
     finished = rows(tmp_path)
     assert 3 <= len(finished) < 40
-    (tmp_path / "runs" / "left-over").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "bench-memory-runs" / "left-over").mkdir(parents=True, exist_ok=True)
     assert main([*SMALL, *TWO, "--cells", "none", "--out", str(tmp_path), "--resume"]) == 0
     assert rows(tmp_path)[: len(finished)] == finished
     assert len(rows(tmp_path)) == max(4, len(finished))
@@ -221,3 +222,24 @@ def test_rows_that_can_not_be_shown_are_named(tmp_path, capsys, name, value, wor
         writer.writerow(row)
     assert main(["bench", "memory", "--out", str(tmp_path), "--table"]) == 2
     assert f"holds a row that can't be read ({words}): fix or remove it" in capsys.readouterr().err
+
+
+def test_runs_of_other_commands_in_the_folder_are_left_alone(tmp_path):
+    """``recurl train`` keeps its own in ``runs`` of the working directory, which may be the folder of results."""
+    kept = tmp_path / "runs" / "mine"
+    kept.mkdir(parents=True)
+    assert main([*small(1, steps=64), "--tasks", "RepeatPrevious4", "--cells", "none", "--out", str(tmp_path)]) == 0
+    assert kept.is_dir()
+
+
+def test_results_of_a_cell_that_is_not_here_name_the_way_out(tmp_path, capsys):
+    arguments = [*small(1, steps=64), "--tasks", "RepeatPrevious4", "--out", str(tmp_path)]
+    assert main([*arguments, "--cells", "none"]) == 0
+    table = tmp_path / "memory.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, lines[1].replace(",none,", ",away.module:Cell,", 1)]))
+    assert main([*arguments, "--table"]) == 2
+    said = capsys.readouterr().err
+    assert f"{table} holds results of the cell 'away.module:Cell', which can't be loaded here." in said
+    assert "No module named 'away'" in said
+    assert main([*arguments, "--table", "--cells", "none"]) == 0

@@ -333,3 +333,13 @@ print(recurl.accelerate(layer))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_without_resets_rows_stay_rows() -> None:
+    """As one stream, matrix memories would take chunk after chunk of all rows, and could not be exported."""
+    net = CellNet("mamba2(state_size=3)", 3, 4, batch_first=True)
+    rows = {"input": {0: torch.export.Dim.DYNAMIC}}
+    program = torch.export.export(net, (torch.randn(3, 5, 3),), dynamic_shapes=rows)
+    x = torch.randn(20, 5, 3)
+    torch.testing.assert_close(program.module()(x)[0], net(x)[0])

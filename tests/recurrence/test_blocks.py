@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.modules import S5Module
+from recurl.nn import CellNet
 from recurl.recurrence import (
     BACKENDS,
     ONE_STEP,
@@ -504,6 +506,30 @@ def test_a_constant_in_the_gates_of_slstm_changes_only_m() -> None:
     features, h, c, n, m = steps(cell, weights, inputs)
     weights["bias_gates"][:, :HIDDEN] += 5
     torch.testing.assert_close(steps(cell, weights, inputs), (features, h, c, n, m + 5))
+
+
+@pytest.mark.parametrize("scale", [1.0, 600.0])
+@pytest.mark.parametrize("name", [name for name in PAPERS if name != "ffm"])
+def test_float16_has_the_gradients_of_float64(name: str, scale: float) -> None:
+    """Also of inputs whose squares float16 can't hold."""
+    torch.manual_seed(0)
+    half = CellNet(name, 16, 16, dtype=torch.float16)
+    wide, x = copy.deepcopy(half).double(), (scale * torch.randn(30, 2, 16)).half()
+    for net in (half, wide):
+        net(x.to(net.dtype))[0].sum().backward()
+    found, exact = (torch.cat([one.grad.double().flatten() for one in net.parameters()]) for net in (half, wide))
+    assert (found - exact).norm() <= 0.02 * exact.norm()
+
+
+def test_closed_input_gates_of_mlstm_leave_float16_gradients_finite() -> None:
+    """The divisor is then exp(20), which float16 can't hold."""
+    torch.manual_seed(0)
+    net = CellNet("mlstm(heads=2)", 3, 6, dtype=torch.float16)
+    with torch.no_grad():
+        net.gates_input_l0.fill_(-20)
+        net.gates_forget_l0.fill_(-25)
+    net(torch.randn(20, 2, 3).half())[0].sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

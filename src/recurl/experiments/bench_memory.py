@@ -14,18 +14,22 @@ import torch
 from recurl.cli.notices import notify, save_traceback
 from recurl.cli.signals import StopOnSignal
 from recurl.core.devices import check_device, core_count
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, ArgumentTypeError
 from recurl.core.ranges import Count, Positive, Steps
 from recurl.experiments.bench_rnn import device_name
 from recurl.experiments.jobs import Failed, default_jobs, gpus_for, train_all
 from recurl.experiments.memory.suites import CELLS, MemoryRun, MemoryTask, Suite, find_tasks, make_runs
 from recurl.experiments.memory.summary import MemorySummary
 from recurl.experiments.memory.training import MemoryResult, MemoryWork
-from recurl.experiments.popgym.settings import setting
+from recurl.experiments.popgym.settings import setting, split_layers
 from recurl.experiments.results import ResultsFile
+from recurl.recurrence import load_cell
+from recurl.trainers.config import NO_CELL
 from recurl.trainers.files.durable import make_folder
 from recurl.trainers.files.lock import FolderLock
 from recurl.trainers.keyword_arguments import keyword_arguments
+
+_RUNS = "bench-memory-runs"  # removed, so it must not be "runs", where recurl train keeps its own
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def bench_memory(args: BenchMemory) -> int:
         waiting = [run for run in runs if run.key not in finished]
         if results.rows and not args.resume:
             raise ArgumentError(f"{results.path} holds results: continue with --resume, or name another --out.")
-        shutil.rmtree(args.out / "runs", ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(args.out / _RUNS, ignore_errors=True)  # of a process that was killed
         _print(f"{len(runs)} runs, {len(runs) - len(waiting)} already finished, in {results.path}")
         failed = _train_all(waiting, args, results, stop)
         if stop.requested():
@@ -97,6 +101,14 @@ def _show_table(args: BenchMemory, tasks: Sequence[MemoryTask]) -> int:
     cells = args.cells or tuple(dict.fromkeys(row.cell for row in results.rows if row.task in names))
     if not cells:
         raise ArgumentError(f"{results.path} holds no results of these tasks yet: train some, without --table.")
+    for name, _ in () if args.cells else map(split_layers, cells):
+        try:
+            _ = name == NO_CELL or load_cell(name)
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise ArgumentError(
+                f"{results.path} holds results of the cell {name!r}, which can't be loaded here. Make it available, or "
+                f"name the cells to show, as in --cells gru. ({error})"
+            ) from error
     _print(MemorySummary(args.suite, tasks, _runs(args, tasks, cells), results.rows).table())
     return 0
 
@@ -118,7 +130,7 @@ def _train_all(
     """Train runs until a signal arrives or the budget is spent, and return the names of the failed ones."""
     cores, gpus = core_count(), gpus_for(args.device)
     jobs = min(args.jobs or default_jobs(args.device, cores, len(gpus)), len(runs))
-    work = MemoryWork(args.out / "runs", device_name(args.device), notify)
+    work = MemoryWork(args.out / _RUNS, device_name(args.device), notify)
     failed: list[str] = []
     started = _started(runs, args.budget)
     ended = train_all(started, work, jobs, cores=cores, gpus=gpus, on_speed=lambda _: None, should_stop=stop.requested)

@@ -130,8 +130,7 @@ def _cut(
     """Return the states of the first step of each row, as stored in the stream of all rows, and its segments."""
     batch, time = x.shape[:2]
     if resets is None or first is None:
-        cuts = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=x.device) * time, batch * time)
-        return rows, cuts
+        return rows, Boundaries.of_rows((batch, time), x.device)
     cuts = Boundaries.from_is_init(resets, batch_shape=resets.shape)
     if rows is None:
         return None, cuts

@@ -9,11 +9,28 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
+from recurl.core.errors import ArgumentTypeError
 from recurl.recurrence.backend import DEFAULT_OPTIONS, LayerCall, OperatorSupport, Options
 from recurl.recurrence.cells import Cell, Shape, Sizes, States
 from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.sequences.index import Boundaries
 from recurl.sequences.stored import spacing_of
+
+
+def check_types(boundaries: object, **tensors: object) -> None:
+    """Check that boundaries are of their class, and that the others, by name, are tensors.
+
+    Raises:
+        ArgumentTypeError: one of them isn't.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise ArgumentTypeError(f"{name} must be a tensor, got {type(value).__name__}: use torch.as_tensor.")
+    if not isinstance(boundaries, Boundaries):
+        raise ArgumentTypeError(
+            f"boundaries must be recurl.recurrence.Boundaries, got {type(boundaries).__name__}: pass "
+            "Boundaries.from_is_init(is_init), where is_init is true at the first token of each segment."
+        )
 
 
 class OperatorKernels(Protocol):

@@ -206,9 +206,9 @@ class SequenceIndex:
         return cls(starts[:num_tokens].clone(), (num_tokens,))
 
     @classmethod
-    def of_rows(cls, batch_shape: Sequence[int]) -> SequenceIndex:
-        """Cut only at row starts, on the CPU: each row of ``(*B, T)`` is one segment."""
-        starts = torch.zeros(tuple(batch_shape), dtype=torch.bool)
+    def of_rows(cls, batch_shape: Sequence[int], device: torch.device | str = "cpu") -> SequenceIndex:
+        """Cut only at row starts: each row of ``(*B, T)`` is one segment."""
+        starts = torch.zeros(tuple(batch_shape), dtype=torch.bool, device=device)
         starts[..., :1].fill_(True)
         return cls(starts.reshape(-1), batch_shape)
 

@@ -394,7 +394,7 @@ class RunConfig:
         except ArgumentError as error:
             raise ArgumentError(f"--cell: {error} Use none for a feed-forward network.") from error
         except UnsupportedError as error:
-            raise ArgumentError(f"--backend: {error}.") from error
+            raise ArgumentError(f"--backend: {error}") from error
 
     def _dividing_envs(self, wanted: int) -> str:
         """Return the divisors of ``num_envs`` closest to ``wanted`` as text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -25,7 +26,7 @@ _TITLES: dict[Suite, str] = {
     "core": "Return of 100 greedy episodes, mean over seeds",
     "popgym": "MMER, the maximum mean return of a window of 65,536 training steps, mean over seeds",
 }
-_MOST_NAMED = 12  # missing runs
+_MOST_NAMED = 12  # runs without a score
 
 
 class MemorySummary:
@@ -42,6 +43,7 @@ class MemorySummary:
         scores: scores of the seeds by task and cell.
         common: scored tasks with results of every cell, over which means are taken.
         missing: names of the runs without a result.
+        unscored: names of the runs without a score, as no episode ended in training.
         others: number of results that belong to no run of the grid.
     """
 
@@ -57,8 +59,13 @@ class MemorySummary:
         self.missing = [run.name for key, run in self._runs.items() if key not in found]
         self.cells = list(dict.fromkeys(run.cell for run in runs))
         self.scores: dict[tuple[str, str], list[float]] = {}
+        self.unscored: list[str] = []
         for row in self._rows:
-            self.scores.setdefault((row.task, row.cell), []).append(getattr(row, SCORES[suite]))
+            score = getattr(row, SCORES[suite])
+            if math.isnan(score):
+                self.unscored.append(row.name)
+            else:
+                self.scores.setdefault((row.task, row.cell), []).append(score)
         self.common = [
             name
             for name, task in self._tasks.items()
@@ -153,11 +160,12 @@ class MemorySummary:
             notes.append(f"Not scored, as options were tuned on them: {', '.join(tuned)}.")
         left = [name for name, task in self._tasks.items() if task.is_scored and name not in self.common]
         if left and len(left) < len(self._tasks):
-            notes.append(f"Not in the means, as a cell has no run: {', '.join(left)}.")
-        if self.missing:
-            more = len(self.missing) - _MOST_NAMED
-            shown = ", ".join(self.missing[:_MOST_NAMED]) + (f", and {more:,} more" if more > 0 else "")
-            notes.append(f"Missing: {len(self.missing):,} of {len(self._runs):,} runs: {shown}.")
+            notes.append(f"Not in the means, as a cell has no score: {', '.join(left)}.")
+        for what, names in (("Missing", self.missing), ("No episode ended in training", self.unscored)):
+            if names:
+                more = len(names) - _MOST_NAMED
+                shown = ", ".join(names[:_MOST_NAMED]) + (f", and {more:,} more" if more > 0 else "")
+                notes.append(f"{what}: {len(names):,} of {len(self._runs):,} runs: {shown}.")
         if self.others:
             notes.append(f"Left out: {self.others:,} results of other tasks, cells, seeds or settings.")
         return notes

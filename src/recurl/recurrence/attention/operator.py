@@ -13,7 +13,7 @@ from recurl.recurrence.backend import LayerCall, OperatorSupport, Options, recor
 from recurl.recurrence.built_in import ATTENTION, OPERATIONS
 from recurl.recurrence.cells import States
 from recurl.recurrence.operation import run_operation
-from recurl.recurrence.operators import OperatorCell, OperatorLayer
+from recurl.recurrence.operators import OperatorCell, OperatorLayer, check_types
 from recurl.sequences.index import Boundaries
 from recurl.sequences.stored import is_sparse
 
@@ -62,6 +62,7 @@ def windowed_attention(
         ``[N, heads, D]``, differentiable in all tensors, by ``chunked`` to any order and in forward mode.
 
     Raises:
+        ArgumentTypeError: an argument isn't a tensor, or boundaries aren't :class:`Boundaries`.
         ArgumentError: shapes, dtypes or devices don't match, or there is no such backend.
         UnsupportedError: the backend can't run this call; the message states the reason.
 
@@ -73,11 +74,14 @@ def windowed_attention(
         >>> windowed_attention(zeros, zeros, value, torch.zeros(4, 1, 6), boundaries).flatten().tolist()
         [1.0, 2.0, 10.0, 15.0]
     """
-    tokens = query.shape[0]
+    optional = {"windows": windows, "to_key": to_key, "to_value": to_value}
+    given = {name: one for name, one in optional.items() if one is not None}
+    check_types(boundaries, query=query, key=key, value=value, position=position, **given)
+    _check_query(query, key, value, position, boundaries)
     if windows is None:
-        if to_key is not None or to_value is not None:
+        if given:
             raise ArgumentError("to_key and to_value map stored windows: pass windows too, or leave all three out.")
-        windows = query.new_zeros(tokens, position.shape[-1] - 1, 0)
+        windows = query.new_zeros(query.shape[0], position.shape[-1] - 1, 0)
     inputs = AttentionInputs(query, key, value, position, windows, to_key, to_value, boundaries, precision)
     _check(inputs)
     support = OperatorSupport(query.device, query.dtype, is_compiling(), query.shape[-1], windows.shape[-1])
@@ -92,10 +96,7 @@ def windowed_attention(
     return kernels.forward(inputs, keep=False)[0][0]
 
 
-def _check(inputs: AttentionInputs) -> None:
-    query, key, value, position, windows, to_key, to_value, boundaries, precision = inputs
-    if precision not in CONCRETE:
-        raise ArgumentError(f"precision must be one of {', '.join(CONCRETE)}; got {precision!r}.")
+def _check_query(query: Tensor, key: Tensor, value: Tensor, position: Tensor, boundaries: Boundaries) -> None:
     if query.ndim != 3 or query.shape[0] != boundaries.num_tokens or not key.shape == value.shape == query.shape:
         raise ArgumentError(
             f"query, key and value must be [N, heads, D] with the N={boundaries.num_tokens} tokens of the boundaries; "
@@ -107,6 +108,12 @@ def _check(inputs: AttentionInputs) -> None:
             f"position must be [N, heads, M + 1] with M at least 1, for a query of shape {tuple(query.shape)}; "
             f"got {tuple(position.shape)}. Without scores of distances, pass zeros, which may be expanded."
         )
+
+
+def _check(inputs: AttentionInputs) -> None:
+    query, _, _, _, windows, to_key, to_value, boundaries, precision = inputs
+    if precision not in CONCRETE:
+        raise ArgumentError(f"precision must be one of {', '.join(CONCRETE)}; got {precision!r}.")
     past, (tokens, heads, size) = inputs.past, query.shape
     if windows.ndim != 3 or not is_sparse(windows, boundaries, (past, windows.shape[2])):
         raise ArgumentError(

@@ -37,8 +37,9 @@ def encode(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def rms_norm(x: Tensor, scale: Tensor) -> Tensor:
-    """Return ``x`` divided by its root mean square (Zhang and Sennrich 2019), scaled."""
-    return x * (x.square().mean(-1, keepdim=True) + _EPSILON).rsqrt() * scale
+    """Return ``x`` divided by its root mean square (Zhang and Sennrich 2019), scaled; squares are at least float32."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * (wide.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()).to(x.dtype) * scale
 
 
 def gated_feed_forward(

@@ -152,7 +152,8 @@ class MLSTMCell(Block, name="mlstm"):
         key = key * key.shape[-1] ** -0.5
         read, h = time.remember(query, key, value, log_decay, rate, before)
         n = time.recur(log_decay.exp().unsqueeze(-1).expand_as(key), rate.unsqueeze(-1) * key, normalizer)
-        least = (-latest).clamp(max=_LARGEST_EXPONENT).exp()
+        wide = latest.to(torch.promote_types(latest.dtype, torch.float32))  # float16 ends at exp(11)
+        least = (-wide).clamp(max=_LARGEST_EXPONENT).exp()
         scale = torch.maximum((n * query).sum(-1).abs(), least).unsqueeze(-1)
         read = _normed_quotient(read, scale).flatten(1) * scale_heads
         read = (read + skip * mixed) * F.silu(opening)
@@ -162,14 +163,13 @@ class MLSTMCell(Block, name="mlstm"):
 def _normed_quotient(x: Tensor, divisor: Tensor) -> Tensor:
     """Return ``layer_norm(x / divisor)``, which depends on the divisor only through the norm's epsilon.
 
-    Dividing first would lose that dependence, and with it the gradient of n, to rounding.
+    Dividing first would lose that dependence, and with it the gradient of n, to rounding. The divisor is at least
+    float32, and the result has the dtype of ``x``.
     """
-    dtype = torch.promote_types(x.dtype, divisor.dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    x, divisor = x.to(wide), divisor.to(wide)
-    centered = x - x.mean(-1, keepdim=True)
+    centered = x.to(divisor.dtype)
+    centered = centered - centered.mean(-1, keepdim=True)
     spread = centered.square().mean(-1, keepdim=True) + _NORM_EPSILON * divisor.square()
-    return (centered * spread.rsqrt()).to(dtype)
+    return (centered * spread.rsqrt()).to(x.dtype)
 
 
 MLSTM = MLSTMCell()

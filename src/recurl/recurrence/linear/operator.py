@@ -16,7 +16,7 @@ from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.linear.kernels import ACCUMULATED, LinearInputs, LinearKernels, gradients, tangent
 from recurl.recurrence.linear.scan import TracedScan
 from recurl.recurrence.operation import Run, refuse_forward_mode, run_operation
-from recurl.recurrence.operators import OperatorCell, OperatorLayer, operator_of
+from recurl.recurrence.operators import OperatorCell, OperatorLayer, check_types, operator_of
 from recurl.sequences.index import Boundaries
 
 __all__ = ["linear_recurrence"]
@@ -48,6 +48,7 @@ def linear_recurrence(
         h, ``[N, *shape]``, differentiable in a, b and states to any order and in forward mode.
 
     Raises:
+        ArgumentTypeError: an argument isn't a tensor, or boundaries aren't :class:`Boundaries`.
         ArgumentError: shapes or dtypes don't match, or there is no such backend.
         UnsupportedError: the backend can't run this call; the message states the reason.
 
@@ -57,6 +58,7 @@ def linear_recurrence(
         >>> linear_recurrence(torch.tensor([0.5]), b, states, boundaries).squeeze(-1).tolist()
         [5.0, 3.5, 2.0, 2.0]
     """
+    check_types(boundaries, a=a, b=b, states=states)
     _check(a, b, states, boundaries)
     kernels = LINEAR.choose(recurrent_backend, OperatorSupport(b.device, b.dtype, is_compiling()))
     if b.numel() == 0:

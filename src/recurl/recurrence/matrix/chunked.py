@@ -83,15 +83,20 @@ def _chunks(stored: Tensor | None, boundaries: Boundaries) -> tuple[_Chunks, boo
         if stored.requires_grad or (stored_at(stored, within, tokens) != 0).any():
             plan = boundaries.host()
             rows = plan.starts.unsqueeze(1) + torch.arange(len(plan.steps), device=boundaries.device)
-            pieces = _padded(rows.masked_fill(rows > plan.ends.unsqueeze(1), tokens), tokens).split(_CHUNK, 1)
+            pieces = _numbers(rows.masked_fill(rows > plan.ends.unsqueeze(1), tokens), tokens)
             counts = plan.steps[::_CHUNK]
             return _Chunks([at[:count] for at, count in zip(pieces, counts, strict=True)], tokens, None), inside
-    return _Chunks([*_padded(rows, tokens).split(_CHUNK, 1)], tokens, length), inside
+    return _Chunks([*_numbers(rows, tokens)], tokens, length), inside
 
 
-def _padded(x: Tensor, value: float = 0) -> Tensor:
-    """Return rows ``[R, L, ...]``, padded to whole chunks."""
-    return F.pad(x, (*(0, 0) * (x.ndim - 2), 0, -x.shape[1] % _CHUNK), value=value)
+def _numbers(rows: Tensor, total: int) -> tuple[Tensor, ...]:
+    """Return the numbers of tokens in chunks, padded by their total, which may be dynamic: no value for ``F.pad``."""
+    return (_padded(rows - total) + total).split(_CHUNK, 1)
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Return rows ``[R, L, ...]``, padded by zeros to whole chunks."""
+    return F.pad(x, (*(0, 0) * (x.ndim - 2), 0, -x.shape[1] % _CHUNK))
 
 
 class _Chunks(NamedTuple):

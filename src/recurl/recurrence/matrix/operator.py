@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import cast
@@ -16,7 +17,7 @@ from recurl.recurrence.cells import States, remember
 from recurl.recurrence.matrix.chunked import ChunkedMatrix
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
 from recurl.recurrence.operation import run_operation
-from recurl.recurrence.operators import OperatorCell, OperatorLayer
+from recurl.recurrence.operators import OperatorCell, OperatorLayer, check_types
 from recurl.sequences.index import Boundaries
 from recurl.sequences.stored import is_sparse, stored_everywhere
 
@@ -66,6 +67,7 @@ def gated_matrix_recurrence(
         at all other tokens, ``[*B, heads, K, V]``, or None.
 
     Raises:
+        ArgumentTypeError: an argument isn't a tensor, or boundaries aren't :class:`Boundaries`.
         ArgumentError: shapes, dtypes or devices don't match, or there is no such backend.
         UnsupportedError: the backend can't run this call; the message states the reason.
 
@@ -78,6 +80,8 @@ def gated_matrix_recurrence(
         >>> result.flatten().tolist(), after.flatten().tolist()
         ([0.5, 0.75, 0.5], [0.0, 0.75, 0.5])
     """
+    optional = {} if states is None else {"states": states}
+    check_types(boundaries, query=query, key=key, value=value, log_decay=log_decay, rate=rate, **optional)
     batch = value.shape[:-2]
     _check(query, key, value, log_decay, rate, states, boundaries)
     support = OperatorSupport(value.device, value.dtype, is_compiling(), key.shape[-1], value.shape[-1])
@@ -114,7 +118,7 @@ def _check(
             f"got {', '.join(str(part.dtype) for part in wide)}. Convert them."
         )
     batch, heads = value.shape[:-2], value.shape[-2:-1]
-    if value.ndim < 3 or batch.numel() != at.num_tokens:
+    if value.ndim < 3 or math.prod(batch) != at.num_tokens:  # Size.numel() would fix dynamic sizes
         raise ArgumentError(
             f"value must be [*B, heads, V] with the N={at.num_tokens} tokens of the boundaries; got "
             f"{list(value.shape)}."

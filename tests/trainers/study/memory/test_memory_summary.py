@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_scores_are_normalized_and_clipped():
     assert made.missing == ["RepeatPrevious4 none seed 0", "RepeatPrevious4 none seed 1"]
     text = made.table()
     assert "mean of 1 task, normalized from 0 to 1" in text
-    assert "Not in the means, as a cell has no run: RepeatPrevious4." in text
+    assert "Not in the means, as a cell has no score: RepeatPrevious4." in text
     assert "Missing: 2 of 8 runs: RepeatPrevious4 none seed 0, RepeatPrevious4 none seed 1." in text
     assert "-1.0%" in text
 
@@ -63,6 +64,17 @@ def test_results_of_other_settings_are_left_out():
     made = MemorySummary("core", TASKS, RUNS, rows)
     assert made.scores == {(RUNS[0].task, "gru"): [0.5]}
     assert made.others == 2
+
+
+def test_a_run_without_finished_episodes_has_no_score():
+    tasks = find_tasks("popgym", ["RepeatFirstEasy"])
+    runs = make_runs(tasks, ["none"], 2, setting("fast", {}), changes={}, steps=None, device="cpu")
+    rows = [replace(result(runs[0], 0.5), best=math.nan), result(runs[1], 0.5)]
+    made = MemorySummary("popgym", tasks, runs, rows)
+    assert made.scores == {("RepeatFirstEasy", "none"): [0.9]}
+    text = made.table()
+    assert "nan" not in text
+    assert "No episode ended in training: 1 of 2 runs: RepeatFirstEasy none seed 0." in text
 
 
 def test_one_run_has_no_interval():

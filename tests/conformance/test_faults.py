@@ -23,6 +23,8 @@ FAULTS = {
     "shared state": "agents-apart",
     "replay from zeros": "replay-next-rollout replay-any-ends",
     "noise": "replay",
+    "actions of other steps": "replay",
+    "advantages of other steps": "replay",
     "replay through ends": "replay-terminations replay-truncations replay-short-episodes replay-any-ends ends",
     "replay through first ends": "replay-end-of-rollout",
     "short replay": "replay-long-episodes",

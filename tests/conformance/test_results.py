@@ -1,9 +1,11 @@
 """Scripts, verdicts, results and their matrix."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from recurl.conformance import Moment, NotOffered, Outputs, Script, run_checks, terminated, truncated
 from recurl.conformance.matrix import Result, matrix, read_results, results_text
@@ -72,6 +74,10 @@ def test_observations_tell_their_place() -> None:
     assert not np.array_equal(script.observation(places[3]), Script(script.ends).observation(places[3]))
     with pytest.raises(LookupError, match="it was altered on its way"):
         script.find(script.observation(places[0]) * 1.001)
+    with pytest.raises(LookupError, match=r"Row 1, episode 1, step 0 .* reset before episode 0 had ended"):
+        script.find(script.observation(Moment(1, 1, 0)))
+    with pytest.raises(LookupError, match=r"Row 0, .* step 3 .* ends after 2 steps, but its environment wasn't reset"):
+        script.find(script.observation(Moment(0, 0, 3)))
 
 
 def test_outcomes() -> None:
@@ -91,7 +97,53 @@ def test_outcomes() -> None:
     assert documented.outcome == "documented"
     assert documented.detail.endswith("(its README)")
     (raised,) = run_checks(Toy("one batch size"), ["other-number-of-environments"])
-    assert raised.detail == "raised ValueError: other batch size"
+    assert re.fullmatch(r"raised ValueError: other batch size \(toy.py, line \d+\)", raised.detail)
+
+
+def test_adapters_that_break_the_protocol() -> None:
+    def verdict(name: str, value: object, check: str = "replay") -> str:
+        class Broken(Toy):
+            def make(self, setup):
+                agent = super().make(setup)
+                setattr(agent, name, value)
+                return agent
+
+        (found,) = run_checks(Broken(), [check])
+        return found.detail
+
+    assert "lacks collect" in verdict("collect", None)
+    assert "collect must return Outputs, got int" in verdict("collect", lambda: 3)
+    assert "learn must return a list" in verdict("learn", lambda: None)
+    assert "play must return Outputs, got NoneType" in verdict("play", lambda *_: None, "evaluation")
+    seen = np.ones((4, 2, 3), np.float32)
+    for entries, text in (
+        ({"observations": seen[..., :2], "actions": np.zeros(8)}, r"observations must have the shape \[\.\.\., 3\]"),
+        ({"observations": seen, "actions": np.zeros((4, 2, 2))}, r"actions must have a number for each of the 8"),
+        ({"observations": seen, "actions": np.full(8, 2)}, r"actions must be 0 or 1, got \[2"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Outputs(**entries)
+
+
+def test_outputs_are_copies() -> None:
+    values = torch.zeros(1, requires_grad=True)
+    outputs = Outputs(np.ones((1, 3)), np.zeros(1), values=values)
+    with torch.no_grad():
+        values += 1
+    assert outputs.flat("values") == 0
+
+
+def test_an_agent_of_small_probabilities_is_evaluated() -> None:
+    class Small(Toy):
+        def make(self, setup):
+            agent = super().make(setup)
+            agent.weights[-1] *= 0.1
+            return agent
+
+    assert [verdict.outcome for verdict in run_checks(Small(), ["evaluation", "other-number-of-environments"])] == [
+        "passed",
+        "passed",
+    ]
 
 
 def test_results_file_and_matrix(tmp_path: Path) -> None:

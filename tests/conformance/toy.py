@@ -27,6 +27,19 @@ class Toy:
         return ToyAgent(setup, self)
 
 
+class Unknown(Toy):
+    """An adapter that documents a check that doesn't exist."""
+
+    def __init__(self) -> None:
+        super().__init__(documented={"replai": "its README"})
+
+
+class NoMake:
+    """A class that is no adapter."""
+
+    gamma = 0.9
+
+
 class Envs:
     """Separate environments."""
 
@@ -123,7 +136,8 @@ class ToyAgent:
             error = reward + self.toy.gamma * after - value
             carried = error + np.where(ends, 0.0, self.toy.gamma * self.toy.lmbda * carried)
             advantages.append(carried)
-        return Outputs(batch["seen"], batch["actions"], batch["log_probs"], batch["values"], np.stack(advantages[::-1]))
+        batch["advantages"] = np.stack(advantages[::-1])
+        return Outputs(*(batch[name] for name in ("seen", "actions", "log_probs", "values", "advantages")))
 
     def act(self, weights: Any, step: int) -> dict[str, NDArray[Any]]:
         """Take a step; return what is stored of it."""
@@ -175,6 +189,11 @@ class ToyAgent:
             "absent": ~before,
         }
 
+    @staticmethod
+    def shuffled(values: Any) -> Any:
+        """Return values of other steps."""
+        return np.roll(values, 1, 0)
+
     def learn(self) -> list[Outputs]:
         found: list[Outputs] = []
         parts = self.setup.minibatches
@@ -202,13 +221,15 @@ class ToyAgent:
             probability, value, state = self.step(self.weights * (1 + 0.1 * self.has("noise")), seen, state, starts)
             likely.append(probability)
             values.append(value)
+        for name in ("actions", "advantages"):
+            batch[name] = self.shuffled(batch[name]) if self.has(f"{name} of other steps") else batch[name]
         likely, counted = np.stack(likely), batch["counted"].copy()
         counted[-1] &= not self.has("last step lost")
         log_probs = np.log(np.where(batch["actions"] == 1, likely, 1 - likely))
-        parts = (batch["seen"], batch["actions"], log_probs, np.stack(values), counted)
+        parts = (batch["seen"], batch["actions"], log_probs, np.stack(values), batch["advantages"], counted)
         if self.has("padding"):
             parts = tuple(np.concatenate([part, part[-1:]]) for part in parts)
-        return Outputs(*parts[:4], counted=parts[4])
+        return Outputs(*parts)
 
     def play(self, script: Script, steps: int) -> Outputs:
         if self.has("one batch size") and script.num_envs != self.script.num_envs:

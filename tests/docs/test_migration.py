@@ -22,7 +22,7 @@ from recurl import collectors
 from recurl.collectors import Collector
 from recurl.core.errors import ArgumentTypeError, MissingAttributeError, MissingNameError, RecurlError
 from recurl.core.ranges import flag
-from recurl.core.torchrl_names import ABSENT
+from recurl.core.torchrl_names import ABSENT, INSTEAD
 from recurl.data import SequenceMinibatches, SliceSampler
 from recurl.envs import Compose, GymEnv, InitTracker, TensorDictPrimer, TransformedEnv
 from recurl.modules import (
@@ -209,7 +209,7 @@ def test_absent_names_say_what_to_write(module: str, name: str) -> None:
 
 
 PACKAGES = ["collectors", "data", "data.replay_buffers", "envs", "envs.transforms", "envs.utils", "modules"]
-PACKAGES += ["objectives", "objectives.value"]
+PACKAGES += ["objectives", "objectives.value", "trainers"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -223,7 +223,9 @@ def test_every_name_of_torchrl_is_there_or_says_what_to_write(package: str) -> N
     assert sorted(name for name in names if not hasattr(ours, name) and name not in ABSENT[f"recurl.{package}"]) == []
 
 
-@pytest.mark.parametrize("advice", sorted({advice for names in ABSENT.values() for advice in names.values()}))
+@pytest.mark.parametrize(
+    "advice", sorted({advice for names in (*ABSENT.values(), INSTEAD) for advice in names.values()})
+)
 def test_what_to_write_exists(advice: str) -> None:
     for name in re.findall(r"\b(?:recurl|gymnasium|tensordict)(?:\.\w+)+", advice):
         module, _, attribute = name.rpartition(".")

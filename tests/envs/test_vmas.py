@@ -65,6 +65,7 @@ def test_actions_and_observations():
     root = tag.reset()
     assert root["observation"].shape == (8, 16)
     assert not root["observation"].reshape(2, 4, 16)[:, 3, 14:].any()
+    assert VmasEnv("wheel", 2).rollout(3)["next", "reward"].isfinite().all()  # each agent's has the shape [N, 1]
     named = VmasEnv("balance", 2, n_agents=2).rollout(2, policy=lambda td: td.set("action", torch.full((4, 2), 5.0)))
     assert named["observation"].isfinite().all()  # clamped
 

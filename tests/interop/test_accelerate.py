@@ -372,6 +372,17 @@ def test_quantized_layers() -> None:
     torch.testing.assert_close(quantize(model, {nn.LSTM})(x), plain(x))  # found by class, so left as it is
     model[0].__class__ = nn.LSTM
     assert torch.equal(quantize(model, {nn.LSTM})(x)[0], quantize(plain, {nn.LSTM})(x)[0])
+    with pytest.raises(ArgumentError, match="0 stays as it was: its weights are quantized"):
+        recurl.accelerate(quantize(plain, {nn.LSTM}))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_relatives_of_the_layers_say_why() -> None:
+    scripted = nn.ModuleList([torch.jit.script(nn.GRU(3, 4)), torch.jit.script(nn.Linear(3, 4))])
+    with pytest.raises(ArgumentError, match=r": 0 stays as it was: it is compiled by torch\.jit: .* before\.$"):
+        recurl.accelerate(scripted)
+    with pytest.raises(ArgumentError, match=r"the model stays as it was: LSTMCell takes single steps: run torch.nn's"):
+        recurl.accelerate(nn.LSTMCell(3, 4))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

@@ -315,22 +315,37 @@ for net in (*layers, recurl.nn.LSTM(3, 4, bidirectional=True), recurl.nn.S5(3, 8
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_torch_is_enough() -> None:
-    program = """
-import sys
-class Blocked:
+@pytest.mark.parametrize("numpy", [True, False])
+def test_torch_is_enough(numpy: bool) -> None:
+    program = (
+        f"""
+import sys, warnings
+missing = ["tensordict", "gymnasium", "tyro", "cloudpickle"] + ["numpy"] * {not numpy}
+"""
+        + """
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("tensordict", "gymnasium", "tyro", "cloudpickle"):
-            raise ModuleNotFoundError(f"{name} was imported", name=name)
-sys.meta_path.insert(0, Blocked())
+        return None if name.split(".")[0] in missing else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Without, sys.meta_path)
+warnings.simplefilter("ignore")  # torch says that NumPy is missing
 import torch, recurl.nn
-for net in (recurl.nn.LSTM(3, 4), *(recurl.nn.CellNet(name, 3, 8) for name in ("s5", "gated_deltanet", "gtrxl"))):
+memories = [name for name in ("s5", "gated_deltanet", "gtrxl", "lru", "ffm") if name != "s5" or "numpy" not in missing]
+for net in (recurl.nn.LSTM(3, 4), recurl.nn.GRU(3, 4), *(recurl.nn.CellNet(name, 3, 8) for name in memories)):
     features, _ = net(torch.randn(5, 2, 3), resets=torch.rand(5, 2) < 0.3)
     features.sum().backward()
     net(torch.randn(1, 2, 3))
 layer = torch.nn.LSTM(3, 4)
 print(recurl.accelerate(layer))
+if "numpy" in missing:
+    try:
+        recurl.nn.S5(3, 8)
+    except recurl.core.errors.MissingDependencyError as error:
+        assert "pip install numpy" in str(error)
 """
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -203,5 +203,8 @@ def test_onnx_gets_its_own_operators(tmp_path: Path) -> None:
 
 
 def test_the_text_of_a_network() -> None:
-    assert str(recurl.nn.LSTM(4, 6, 2, batch_first=True)) == "LSTM(4, 6, num_layers=2, batch_first=True)"
+    for kind, options in (("LSTM", {"num_layers": 2, "batch_first": True, "proj_size": 3}), ("GRU", {"bias": False})):
+        mine, torchs = (getattr(module, kind)(4, 6, **options) for module in (recurl.nn, torch.nn))
+        assert str(mine) == str(torchs)
+        assert mine.mode == torchs.mode
     assert str(recurl.nn.GRU(4, 6)) == "GRU(4, 6)"

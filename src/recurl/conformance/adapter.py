@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recurl.conformance.script import Script
+from recurl.conformance.script import ACTIONS, FEATURES, Script
 
 
 class NotOffered(Exception):
@@ -40,15 +40,25 @@ class Setup:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a policy returned for a batch of observations, in arrays of one shape ``[...]``.
+    """What a policy returned for a batch of observations, as arrays or tensors ``[...]``, which are copied.
 
     Attributes:
         observations: the observations ``[..., 3]``, unaltered; zeros where an agent is absent, if it has samples.
         actions: the actions, 0 or 1.
         log_probs: log-probabilities of the actions; None if unknown, as for greedy actions.
         values: state values; None if unknown.
-        advantages: advantages, of a rollout; None if unknown.
+        advantages: advantages, of a rollout; None if unknown. Those of a minibatch, before normalization, must be those
+            of its steps in the rollout.
         counted: whether a sample counts in the loss; by default all do.
+
+    Raises:
+        ValueError: an entry has another number of samples, observations don't have 3 numbers, or an action is neither 0
+            nor 1.
+
+    Example:
+        >>> Outputs(observations=np.ones((4, 2, 3)), actions=np.zeros(8), values=np.zeros((4, 1)))
+        Traceback (most recent call last):
+        ValueError: Outputs.values must have a number for each of the 8 observations, got the shape (4, 1).
     """
 
     observations: Any
@@ -57,6 +67,26 @@ class Outputs:
     values: Any = None
     advantages: Any = None
     counted: Any = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, _array(value))
+        shape = self.observations.shape
+        if shape[-1:] != (FEATURES,):
+            raise ValueError(f"Outputs.observations must have the shape [..., {FEATURES}], got {shape}.")
+        size = self.observations.size // FEATURES
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value is not None and value.size != size:
+                raise ValueError(
+                    f"Outputs.{field.name} must have a number for each of the {size} observations, got the shape "
+                    f"{value.shape}."
+                )
+        taken = self.flat("actions")
+        if not np.isin(taken, range(ACTIONS)).all():
+            raise ValueError(f"Outputs.actions must be 0 or 1, got {np.unique(taken)[:5]}.")
 
     def flat(self, name: str) -> NDArray[np.float64]:
         """Return an entry as float64 numbers ``[N]``, without samples that don't count and those of absent agents."""
@@ -89,6 +119,11 @@ class Outputs:
         return np.ones(size, bool) if self.counted is None else np.asarray(self.counted).astype(bool).reshape(-1)
 
 
+def _array(value: Any) -> NDArray[Any]:
+    """Copy an array, or a tensor of PyTorch, also of another device or one that requires gradients."""
+    return np.array(np.asarray(value.detach().cpu() if hasattr(value, "detach") else value))
+
+
 class Play(Protocol):
     """Steps greedily in the environments of a script."""
 
@@ -100,7 +135,9 @@ class Play(Protocol):
 class Agent(Protocol):
     """A recurrent actor-critic of a library with PPO, in its environments.
 
-    Its network has a single LSTM or GRU, or what the library recommends, and sees only the observations.
+    Its network has a single LSTM or GRU, or what the library recommends, and sees only the observations. Its memory
+    must show in its probabilities: scale the weights of the actor's last layer by 1 rather than by 0.01. Methods
+    without counterpart in the library raise :exc:`NotOffered`.
     """
 
     def collect(self) -> Outputs:

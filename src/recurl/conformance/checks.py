@@ -11,6 +11,7 @@ import numpy as np
 
 from recurl.conformance.adapter import Adapter, NotOffered, Outputs, Setup
 from recurl.conformance.scenes import (
+    VISIBLE,
     Failed,
     Table,
     advantages,
@@ -559,7 +560,7 @@ def _(adapter: Adapter) -> None:
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-_SEEDS = 32
+_SEEDS, _SCRIPT_SEEDS, _PROMISING = 32, 16, 3
 _TIE = 1e-4
 """Difference of a probability from one half below which either action is the likelier one."""
 _Scenes = list[tuple[Script, Table]]
@@ -568,15 +569,27 @@ _Scenes = list[tuple[Script, Table]]
 def _decisive(adapter: Adapter, script: Script, steps: int) -> tuple[int, _Scenes]:
     """Return a seed whose agent's greedy actions depend on earlier observations, and its outputs for two scripts.
 
-    The second script differs at every other step of an episode, so that the same observations need other actions.
+    The second script differs at every other step of an episode, so that the same observations need other actions. Both
+    have the ends of the given script, with observations for which it shows.
     """
-    places = (place for row in range(script.num_rows) for place in script.walk(row, steps))
-    other = replace(script, changed=frozenset(place for place in places if place.step % 2 == 0))
+    scripts = [replace(script, seed=script.seed + index) for index in range(_SCRIPT_SEEDS)]
+    balanced: list[tuple[float, int]] = []
     for seed in range(_SEEDS):
-        one, two = (_alone(adapter, each, steps, seed) for each in (script, other))
-        odd = [(one[place][0] - 0.5, two[place][0] - 0.5) for place in one if place.step % 2]
-        if sum(a * b < 0 and min(abs(a), abs(b)) > _TIE for a, b in odd) > 1:
-            return seed, [(script, one), (other, two)]
+        found = collected(adapter, Setup(Script([[]] * 4), steps=16, seed=seed))
+        ones = float(np.mean([pair[0] > 0.5 for pair in found.values()]))
+        balanced.append((min(ones, 1 - ones), seed))
+        if sum(share > 0.1 for share, _ in balanced) == _PROMISING:
+            break
+    for share, seed in sorted(balanced, reverse=True)[:_PROMISING]:
+        for each in scripts if share > 0 else ():
+            places = (place for row in range(script.num_rows) for place in script.walk(row, steps))
+            other = replace(each, changed=frozenset(place for place in places if place.step % 2 == 0))
+            one, two = (_alone(adapter, which, steps, seed) for which in (each, other))
+            odd = [(one[place][0] - 0.5, two[place][0] - 0.5) for place in one if place.step % 2]
+            if all(abs(a - b) < VISIBLE for a, b in odd):
+                raise NotOffered("probabilities don't depend on earlier observations")
+            if sum(a * b < 0 and min(abs(a), abs(b)) > _TIE for a, b in odd) > 1:
+                return seed, [(each, one), (other, two)]
     raise NotOffered(f"the greedy actions of {_SEEDS} untrained agents don't depend on earlier observations")
 
 
@@ -610,6 +623,8 @@ def _require_greedy(what: str, script: Script, outputs: Outputs, found: Table) -
 
 
 def _evaluation(adapter: Adapter, script: Script, steps: int = 16) -> None:
+    with agent(adapter, Setup(Script([[], []]))) as made:
+        made.play(script, 1)  # whether this is offered at all
     seed, scenes = _decisive(adapter, script, steps)
     with agent(adapter, Setup(Script([[], []]), seed=seed)) as made:
         for each, acted in scenes:
@@ -638,7 +653,8 @@ def _(adapter: Adapter) -> None:
 def _(adapter: Adapter) -> None:
     """A second evaluation gives the same."""
     script = Script([[terminated(5)], []])
-    with agent(adapter, Setup(Script([[], []]), seed=_decisive(adapter, script, 16)[0])) as made:
+    seed, ((script, _), _) = _decisive(adapter, script, 16)
+    with agent(adapter, Setup(Script([[], []]), seed=seed)) as made:
         one, other = (_greedy(script, made.play(script, 16)) for _ in range(2))
     if one != other:
         raise Failed("a second evaluation of the same episodes took other actions")
@@ -703,6 +719,8 @@ def _(adapter: Adapter) -> None:
 
 
 def _exported(adapter: Adapter, script: Script) -> None:
+    with tempfile.TemporaryDirectory() as folder, agent(adapter, Setup(Script([[], []]))) as made:
+        made.export(Path(folder, "policy"))  # whether this is offered at all
     seed, scenes = _decisive(adapter, script, 16)
     with tempfile.TemporaryDirectory() as folder, agent(adapter, Setup(Script([[], []]), seed=seed)) as made:
         play = made.export(Path(folder, "policy"))

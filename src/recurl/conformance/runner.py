@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from recurl.conformance.adapter import Adapter, NotOffered
@@ -62,8 +65,20 @@ def _verdict(adapter: Adapter, check: Check) -> Verdict:
             return Verdict(check, "documented", f"{found} ({documented})")
         return Verdict(check, "failed", str(found))
     except Exception as error:  # noqa: BLE001 - any, of the library under test
-        return Verdict(check, "failed", f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return Verdict(check, "failed", f"raised {type(error).__name__}: {brief(error)}{_where(error, adapter)}")
     return Verdict(check, "passed")
+
+
+def brief(error: BaseException) -> str:
+    """Return the message of an error as a line."""
+    return " ".join(str(error).split())[:300]
+
+
+def _where(error: BaseException, adapter: Adapter) -> str:
+    """Name the last line of the adapter's file that led to an error, if any."""
+    file = getattr(sys.modules.get(type(adapter).__module__), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({Path(str(file)).name}, line {lines[-1]})" if lines else ""
 
 
 def summary(verdicts: Iterable[Verdict]) -> str:

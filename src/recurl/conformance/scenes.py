@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TypeAlias
+from pathlib import Path
+from typing import TypeAlias, cast
 
 import numpy as np
 
-from recurl.conformance.adapter import Adapter, Agent, NotOffered, Outputs, Setup
+from recurl.conformance.adapter import Adapter, Agent, NotOffered, Outputs, Play, Setup
 from recurl.conformance.script import Floats, Moment, Script
 
 TOLERANCE = 1e-5
@@ -29,12 +30,53 @@ def agent(adapter: Adapter, setup: Setup) -> Generator[Agent]:
 
     Raises:
         NotOffered: environments have several agents, which the adapter doesn't offer.
+        TypeError: the agent lacks a method.
     """
     why: str = getattr(adapter, "no_agents", "its adapter has no environments of several agents")
     if setup.script.agents > 1 and why:
         raise NotOffered(why)
-    with closing(adapter.make(setup)) as made:
-        yield made
+    made = adapter.make(setup)
+    missing = [name for name in _METHODS if not callable(getattr(made, name, None))]
+    if missing:
+        raise TypeError(
+            f"{type(made).__name__} must have the methods {', '.join(_METHODS)}; it lacks {', '.join(missing)}. Those "
+            "without counterpart in the library raise NotOffered."
+        )
+    with closing(made):
+        yield _Checked(made)
+
+
+_METHODS = ("collect", "learn", "play", "save", "load", "export", "close")
+
+
+class _Checked:
+    """An agent, whose methods must return what the adapter's protocol says."""
+
+    def __init__(self, made: Agent) -> None:
+        self._made = made
+        self.save, self.load, self.close = made.save, made.load, made.close
+
+    def collect(self) -> Outputs:
+        return _outputs("collect", self._made.collect())
+
+    def learn(self) -> list[Outputs]:
+        found = cast(object, self._made.learn())
+        if not isinstance(found, Sequence) or not found:
+            raise TypeError(f"learn must return a list with the Outputs of each minibatch, got {found!r}.")
+        return [_outputs("learn", each) for each in cast("Sequence[object]", found)]
+
+    def play(self, script: Script, steps: int) -> Outputs:
+        return _outputs("play", self._made.play(script, steps))
+
+    def export(self, path: Path) -> Play:
+        play = self._made.export(path)
+        return lambda script, steps: _outputs("the exported policy", play(script, steps))
+
+
+def _outputs(method: str, value: object) -> Outputs:
+    if not isinstance(value, Outputs):
+        raise TypeError(f"{method} must return Outputs, got {type(value).__name__}.")
+    return value
 
 
 def table(script: Script, outputs: Iterable[Outputs]) -> Table:
@@ -73,8 +115,27 @@ def learned(adapter: Adapter, setup: Setup, rollouts: int = 1) -> tuple[Table, T
         for _ in range(rollouts - 1):
             made.collect()
             made.learn()
-        acted = table(setup.script, [made.collect()])
-        return acted, table(setup.script, made.learn())
+        acted, replayed = made.collect(), made.learn()
+    require_same_samples(setup.script, acted, replayed)
+    return table(setup.script, [acted]), table(setup.script, replayed)
+
+
+def require_same_samples(script: Script, acted: Outputs, learned: Iterable[Outputs]) -> None:
+    """Require that an update sees each step with the action and advantage of its collection.
+
+    Raises:
+        Failed: it doesn't.
+    """
+    places = script.find(acted.seen)
+    for part in learned:
+        found = script.find(part.seen)
+        for name in ("actions", "advantages"):
+            if getattr(acted, name) is None or getattr(part, name) is None:
+                continue
+            wanted = dict(zip(places, acted.flat(name), strict=True))
+            own = {place: value for place, value in zip(found, part.flat(name), strict=True) if place in wanted}
+            if own:
+                require_equal(f"{name} of a minibatch and of collection", own, wanted)
 
 
 def advantages(script: Script, outputs: Outputs) -> dict[Moment, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -15,6 +16,7 @@ FEATURES = 3
 ACTIONS = 2
 """Number of actions, which change nothing."""
 _MOST_STEPS = 128
+_MORE_EPISODES = 4
 End: TypeAlias = Literal["terminated", "truncated"]
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -154,10 +156,25 @@ class Script:
         """
         known = {self.observation(place).tobytes(): place for place in self._places(_MOST_STEPS)}
         rows = np.ascontiguousarray(observations, np.float32).reshape(-1, FEATURES)
-        missing = [row for row in rows if row.tobytes() not in known]
-        if missing:
-            raise LookupError(f"The observation {missing[0]} isn't one of the script: it was altered on its way.")
+        for row in rows:
+            if row.tobytes() not in known:
+                raise LookupError(self._explain(row))
         return [known[row.tobytes()] for row in rows]
+
+    def _explain(self, observation: NDArray[np.float32]) -> str:
+        """Say why an observation isn't in the script."""
+        for row in range(self.num_rows):
+            for episode, step in itertools.product(range(len(self.ends[row]) + _MORE_EPISODES), range(_MOST_STEPS)):
+                place = Moment(row, episode, step)
+                if self.observation(place).tobytes() == observation.tobytes():
+                    length = self.length(row, episode)
+                    why = (
+                        f"its environment was reset before episode {episode - 1} had ended"
+                        if length is None or step <= length
+                        else f"the episode ends after {length} steps, but its environment wasn't reset"
+                    )
+                    return f"Row {row}, episode {episode}, step {step} isn't in the script: {why}."
+        return f"The observation {observation} isn't one of the script: it was altered on its way."
 
     def _places(self, steps: int) -> Iterator[Moment]:
         for row in range(self.num_rows):

@@ -10,24 +10,39 @@ import importlib
 import json
 import os
 import sys
+import traceback
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from recurl.conformance.adapter import Adapter
 from recurl.conformance.adapters import ADAPTERS
-from recurl.conformance.runner import run_checks
+from recurl.conformance.checks import CHECKS
+from recurl.conformance.runner import brief, run_checks
 
 
 def find_adapter(name: str) -> Adapter:
     """Return an adapter by the name of its library, or by ``module:Class``.
 
     Raises:
-        ImportError: it can't be imported.
-        AttributeError: the module has no such class.
+        TypeError: it lacks an attribute of :class:`~recurl.conformance.adapter.Adapter`.
+        ValueError: it documents the failure of a check that doesn't exist.
+        Exception: it can't be imported or created.
     """
     own = ADAPTERS.get(name)
     module, _, kind = (name if own is None else f"recurl.conformance.adapters.{own}").partition(":")
-    return getattr(importlib.import_module(module), kind)()
+    adapter = getattr(importlib.import_module(module), kind)()
+    missing = [each for each in ("gamma", "lmbda", "versions", "documented", "make") if not hasattr(adapter, each)]
+    if missing:
+        raise TypeError(f"an adapter has gamma, lmbda, versions, documented and make; it lacks {', '.join(missing)}")
+    for kind in ("versions", "documented"):
+        if not isinstance(getattr(adapter, kind), Mapping):
+            raise TypeError(f"{kind} of an adapter must be a dictionary, got {getattr(adapter, kind)!r}")
+    unknown = [check for check in adapter.documented if check not in CHECKS]
+    if unknown:
+        raise ValueError(f"it documents {', '.join(unknown)}, which aren't names of checks")
+    return adapter
 
 
 def main(name: str, checks: list[str]) -> None:
@@ -41,12 +56,21 @@ def main(name: str, checks: list[str]) -> None:
 
     try:
         adapter = find_adapter(name)
-    except (ImportError, AttributeError) as error:
-        say(error=f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - any, of another's module
+        say(error=f"{type(error).__name__}: {brief(error)}{_origin(error)}")
         return
     say(versions=dict(adapter.versions))
     for verdict in run_checks(adapter, checks):
         say(check=verdict.check.name, outcome=verdict.outcome, detail=verdict.detail)
+
+
+def _origin(error: Exception) -> str:
+    """Name the line that raised an error, if it is neither this file's nor one of the import system."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    ours = (
+        frame.filename == __file__ or frame.filename.startswith("<") or Path(frame.filename) == Path(importlib.__file__)
+    )
+    return "" if ours else f" ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 if __name__ == "__main__":

@@ -59,7 +59,10 @@ def _import_module_of(package: str, name: str, frame: FrameType | None) -> Modul
     """
     if not name.startswith("__"):
         if hasattr(sys.modules[package], "__path__") and find_spec(f"{package}.{name}") is not None:
-            return import_module(f"{package}.{name}")
+            try:
+                return import_module(f"{package}.{name}")
+            except import_module("recurl.core.errors").MissingNameError as error:  # a module of TorchRL
+                raise import_module("recurl.core.errors").MissingAttributeError(str(error)) from None
         advice = import_module("recurl.core.torchrl_names").ABSENT.get(package, {})
         if name in advice:
             errors = import_module("recurl.core.errors")

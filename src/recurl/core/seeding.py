@@ -10,7 +10,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 
 __all__ = [
@@ -88,6 +87,8 @@ def seed_everything(seed: int, *purpose: int | str) -> None:
         >>> seed_everything(0); torch.equal(first, torch.rand(1))
         True
     """
+    import numpy as np  # noqa: PLC0415 - recurl.nn derives seeds without it
+
     random.seed(derive_seed(seed, *purpose, "python"))
     legacy = derive_seed(seed, *purpose, "numpy") % 2**32
     np.random.seed(legacy)  # noqa: NPY002 - third-party environments may draw from the global generator
@@ -102,6 +103,8 @@ def rng_state() -> dict[str, Any]:
         >>> set_rng_state(state); first == (random.random(), torch.rand(1))
         True
     """
+    import numpy as np  # noqa: PLC0415 - recurl.nn derives seeds without it
+
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - see seed_everything
     return {
@@ -114,6 +117,8 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Restore the global generators to a state returned by :func:`rng_state`."""
+    import numpy as np  # noqa: PLC0415 - recurl.nn derives seeds without it
+
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
@@ -164,6 +169,8 @@ def preserved_rng() -> Generator[None]:
         >>> torch.equal(first, torch.rand(1))
         True
     """
+    import numpy as np  # noqa: PLC0415 - recurl.nn derives seeds without it
+
     python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - see above
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ABSENT"]
+__all__ = ["ABSENT", "INSTEAD"]
 
 
 def _each(names: str, advice: str) -> dict[str, str]:
@@ -86,6 +86,7 @@ _TRANSFORMS = {
 }
 
 _ENV_UTILS = {
+    "RandomPolicy": _RANDOM,
     **_each("MarlGroupMapType check_marl_grouping", _AGENTS),
     "make_composite_from_td": "write recurl.data.Composite with a spec for each entry",
 }
@@ -134,6 +135,7 @@ _ENVS = {
 
 _DISTRIBUTIONS = {
     **_each("Delta TanhDelta", "a deterministic policy is a tensordict.nn.TensorDictModule that writes the action"),
+    "SafeTanhTransform": "write recurl.modules.TanhNormal",
     "TruncatedNormal": "write recurl.modules.TanhNormal",
     "NormalParamWrapper": "write nn.Sequential(net, recurl.modules.NormalParamExtractor())",
 }
@@ -172,7 +174,8 @@ _MODULES = {
 
 _SPECS = {
     **_each(
-        "Choice MultiOneHot NonTensor Stacked StackedComposite check_no_exclusive_keys "
+        "BinaryBox BoxList CategoricalBox Choice ContinuousBox DiscreteBox MultiOneHot NonTensor Stacked "
+        "StackedComposite check_no_exclusive_keys "
         "consolidate_spec contains_lazy_spec",
         _SPEC,
     ),
@@ -234,6 +237,12 @@ _DATA = {
 }
 
 _COLLECTORS = {
+    **_each(
+        "DistributedCollector DistributedDataCollector DistributedSyncCollector DistributedSyncDataCollector "
+        "RPCCollector RPCDataCollector RayEvalWorker submitit_delayed_launcher",
+        "write recurl.collectors.RayCollector, or one Collector in each process of torchrun",
+    ),
+    "split_trajectories": "leave it out: modules, losses and GAE find the boundaries in [T] and [B, T]",
     **_each("BaseCollector MultiCollector", "write Collector, MultiSyncCollector or MultiAsyncCollector"),
     "Evaluator": "write env.rollout(max_steps, policy)",
     "ProfileConfig": "write torch.profiler.profile() around the loop over the collector",
@@ -251,7 +260,17 @@ _COLLECTORS = {
     ),
 }
 
+_LOGGER = "write logging.getLogger(__name__)"
+
 ABSENT: dict[str, dict[str, str]] = {
+    "recurl": {
+        **_each("logger torchrl_logger", _LOGGER),
+        "timeit": "write time.perf_counter()",
+        **_each(
+            "get_transport_backend merge_ray_runtime_env service_backend transport_backend",
+            "leave it out, recurl.collectors start what they need",
+        ),
+    },
     "recurl.collectors": _COLLECTORS,
     "recurl.data": {**_SPECS, **_BUFFERS, **_DATA},
     "recurl.data.replay_buffers": {**_BUFFERS, "Sequence": _BUFFER},
@@ -328,6 +347,36 @@ ABSENT: dict[str, dict[str, str]] = {
         ),
         "MultiAgentGAE": "every agent is a row of recurl.envs.MultiAgentEnv: write GAE",
     },
+    "recurl.trainers": {
+        "RewardNormalizer": "scale rewards with recurl.modules.RewardScaler",
+        **_each(
+            "BatchSubSampler ClearCudaCache CountFramesLog DefaultOptimizationStepper EarlyStopping LRSchedulerHook "
+            "LogScalar LogTiming LogValidationReward MixedPrecisionOptimizationStepper OptimizationStepper "
+            "OptimizerHook ReplayBufferTrainer SelectKeys TargetNetUpdaterHook TrainerHookBase UTDRHook UpdateWeights "
+            "ValueEstimatorHook mask_batch",
+            "the trainers of recurl have no hooks: their options are those of recurl.trainers.PPOConfig and its like",
+        ),
+    },
     "recurl.transforms": _TRANSFORMS,
 }
 """Replacements by name, for each module whose ``__getattr__`` raises."""
+
+INSTEAD = {
+    "recurl._utils": f"{_LOGGER} for its logger, and time.perf_counter() for timeit",
+    "recurl.checkpoint": "recurl train saves and resumes by itself; in a loop of your own, write torch.save of the "
+    "state_dict() of the loss, the optimizer and the recurl.Collector",
+    "recurl.data.datasets": "TorchRL's own datasets give TensorDicts, which recurl.data.TensorDictReplayBuffer takes",
+    "recurl.modules.inference_server": "write recurl.load(run), whose policy steps batches of observations",
+    "recurl.record": "recurl train logs by itself, recurl play --video FILE.mp4 records; in a loop of your own, "
+    "TorchRL's own loggers work too, and gymnasium.wrappers.RecordVideo",
+    "recurl.render": "write recurl play --video FILE.mp4, or gymnasium.wrappers.RecordVideo",
+    "recurl.services": "leave it out, recurl.collectors start what they need",
+    "recurl.testing": "write recurl.envs.check_env_specs, or recurl doctor",
+    "recurl.weight_update": "write update_policy_weights_() of recurl.Collector",
+    **_each(
+        "recurl.collectors.llm recurl.data.llm recurl.data.vla recurl.envs.llm recurl.modules.llm recurl.modules.vla "
+        "recurl.objectives.llm",
+        _LANGUAGE,
+    ),
+}
+"""What to write instead of modules."""

@@ -16,6 +16,7 @@ from recurl.transforms import (
 )
 
 lazy_names(__name__)
+__path__: list[str] = []  # in TorchRL it is a package, whose modules' names are here
 
 __all__ = [
     "Compose",

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError
@@ -84,11 +85,26 @@ def accelerate(model: nn.Module) -> Accelerated:
                 continue
             why = swap_layer(module)
             (result.swapped if why is None else result.kept)[place or "the model"] = why or name
+        elif (why := _other_layer(module)) is not None:
+            result.kept[place or "the model"] = why
     if not result.swapped:
         raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
     for place, module in model.named_modules():
         _swap_passes(place, module, result)
     return result
+
+
+def _other_layer(module: nn.Module) -> str | None:
+    """Return why a relative of torch.nn's layers isn't swapped; None for other modules."""
+    kind = type(module)
+    if isinstance(module, nn.RNNCellBase):
+        return f"{kind.__name__} takes single steps: run torch.nn's layer over the sequence for the kernels"
+    if isinstance(module, torch.jit.ScriptModule):
+        scripted = getattr(module, "original_name", "") in ("LSTM", "GRU")
+        return "it is compiled by torch.jit: accelerate the model before" if scripted else None
+    if kind.__module__.startswith("torch.ao.") and kind.__name__ in ("LSTM", "GRU"):
+        return "its weights are quantized, which recurl's backends don't read"
+    return None
 
 
 def _swap_passes(place: str, module: nn.Module, result: Accelerated) -> None:

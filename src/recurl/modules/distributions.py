@@ -18,6 +18,7 @@ from recurl.core.torch_compat import assert_async, is_compiling
 from recurl.modules.tanh_normal import TanhNormal
 
 lazy_names(__name__)
+__path__: list[str] = []  # in TorchRL it is a package, whose modules' names are here
 
 __all__ = [
     "Categorical",

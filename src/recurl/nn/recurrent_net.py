@@ -271,12 +271,12 @@ class RecurrentNet(nn.Module):
     def extra_repr(self) -> str:
         """Return the sizes and the arguments that differ from their defaults."""
         options = {
+            "proj_size": (self.proj_size, 0),
             "num_layers": (self.num_layers, 1),
             "bias": (self.bias, True),
             "batch_first": (self.batch_first, False),
             "dropout": (self.dropout, 0.0),
             "bidirectional": (self.bidirectional, False),
-            "proj_size": (self.proj_size, 0),
         }
         changed = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
         return ", ".join([str(self.input_size), str(self.hidden_size), *changed])

@@ -51,6 +51,7 @@ class LSTM(RecurrentNet):
     """
 
     cell = LSTM_CELL
+    mode = "LSTM"  # as torch.nn's attribute
 
     def forward(
         self,
@@ -78,6 +79,7 @@ class GRU(RecurrentNet):
     """
 
     cell = GRU_CELL
+    mode = "GRU"
 
     def forward(
         self,

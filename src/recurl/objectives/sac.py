@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
 from recurl.core.keys import NestedKey
+from recurl.core.lazy import lazy_names
 from recurl.core.messages import without_arguments
 from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
@@ -20,7 +21,12 @@ from recurl.objectives.stochastic_actor import StochasticActor
 from recurl.objectives.trunks import BootstrapSteps, SequenceTrunk
 from recurl.sequences.entries import Step
 
-__all__ = ["SACLoss", "SoftLoss", "Temperature"]
+if TYPE_CHECKING:
+    from recurl.objectives.discrete_sac import DiscreteSACLoss
+
+lazy_names(__name__, {"recurl.objectives.discrete_sac": "DiscreteSACLoss"})  # TorchRL has it here
+
+__all__ = ["DiscreteSACLoss", "SACLoss", "SoftLoss", "Temperature"]
 
 
 class Temperature(nn.Module):

@@ -34,6 +34,17 @@ _Entries = tuple[Tensor | None, Tensor | None, Tensor | None]
 _ATTACHED = "_recurl_index"
 
 
+def _has_numpy() -> bool:
+    """Return whether torch finds NumPy, which it doesn't require."""
+    with suppress(RuntimeError):
+        torch.zeros(0).numpy()
+        return True
+    return False
+
+
+_HAS_NUMPY = _has_numpy()
+
+
 class _Cached(cached_property[_T]):
     """Cached property without a lock that ``torch.compile`` can trace; nothing is cached while tracing."""
 
@@ -377,7 +388,7 @@ def _derived_starts(
     if is_init is not None and is_init.dtype not in (torch.bool, torch.uint8):
         raise UsageError(f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init != 0 or is_init.bool().")
     given = [values for values in (is_init, traj_ids, traj_steps, done, mask) if values is not None]
-    is_plain = _is_eager() and all(type(values) is Tensor and values.is_cpu for values in given)
+    is_plain = _HAS_NUMPY and _is_eager() and all(type(values) is Tensor and values.is_cpu for values in given)
 
     def per_step(name: str, values: Tensor) -> Any:
         if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"

@@ -163,7 +163,7 @@ def learned(batch: TensorDictBase, logits: torch.Tensor, values: torch.Tensor) -
     assert values.grad is not None
     counted = logits.grad.any(-1) | values.grad.any(-1)
     log_probs = Categorical(logits=logits.detach()).log_prob(batch["action"])
-    return Outputs(batch["observation"], batch["action"], log_probs, values.detach(), counted=counted)
+    return Outputs(batch["observation"], batch["action"], log_probs, values.detach(), batch["advantage"], counted)
 
 
 def outputs(batch: TensorDictBase, log_probs: Any = None, values: Any = None, advantages: Any = None) -> Outputs:

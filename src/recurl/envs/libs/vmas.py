@@ -141,7 +141,8 @@ class VmasEnv(MultiAgentEnv):
     def _step_envs(self, actions: Tensor) -> AgentsStep:
         with self._own_random():
             observations, rewards, terminated, truncated, _ = self.simulator.step(list(actions.unbind(1)))
-        return AgentsStep(self._stacked(observations), torch.stack(rewards, 1), terminated, truncated)
+        paid = torch.stack([reward.reshape(self.num_envs) for reward in rewards], 1)  # some scenarios return [N, 1]
+        return AgentsStep(self._stacked(observations), paid, terminated, truncated)
 
     def _stacked(self, observations: Sequence[Any]) -> dict[NestedKey, Tensor]:
         found = [dict(_leaves(observation)) for observation in observations]

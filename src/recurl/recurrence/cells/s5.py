@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_sizes
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
@@ -21,8 +20,15 @@ from recurl.recurrence.cells.state_space import StateSpace, input_to_state, pola
 from recurl.recurrence.cells.time import ONE_STEP, Time, multiply
 
 _SLOWEST = -1e-4  # largest real part, as in the authors' clip_eigs
-_GAUSS = np.polynomial.legendre.leggauss(10)  # exact in float64 for exp of numbers up to 1
-_NODES, _WEIGHTS = ((_GAUSS[0] + 1) / 2).tolist(), (_GAUSS[1] / 2).tolist()  # on [0, 1]
+_GAUSS = (  # nodes on [-1, 1] above 0, and weights, of Gauss and Legendre: exact in float64 for exp of numbers up to 1
+    (0.14887433898163122, 0.2955242247147528),
+    (0.4333953941292472, 0.2692667193099965),
+    (0.6794095682990244, 0.219086362515982),
+    (0.8650633666889845, 0.1494513491505804),
+    (0.9739065285171717, 0.06667134430868814),
+)
+_NODES = [*((1 - node) / 2 for node, _ in reversed(_GAUSS)), *((1 + node) / 2 for node, _ in _GAUSS)]  # on [0, 1]
+_WEIGHTS = [*(weight / 2 for _, weight in reversed(_GAUSS)), *(weight / 2 for _, weight in _GAUSS)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,24 +155,32 @@ def hippo(size: int) -> tuple[Tensor, Tensor]:
     Returns:
         complex128 ``[N / 2]`` and ``[N, N / 2]`` (Smith et al. 2022, appendix B.1).
 
+    Raises:
+        MissingDependencyError: NumPy isn't installed.
+
     Example:
         >>> values, vectors = hippo(8)
         >>> values.real, vectors.shape
         (tensor([-0.5000, -0.5000, -0.5000, -0.5000], dtype=torch.float64), torch.Size([8, 4]))
     """
     values, vectors = _hippo(size)
-    return torch.from_numpy(values), torch.from_numpy(vectors)
+    return values.clone(), vectors.clone()
 
 
 @cache
-def _hippo(size: int) -> tuple[np.ndarray, np.ndarray]:
+def _hippo(size: int) -> tuple[Tensor, Tensor]:
+    try:
+        import numpy as np  # noqa: PLC0415 - the other memories don't need it
+    except ImportError:
+        raise MissingDependencyError("The initial parameters of S5 need NumPy: pip install numpy.") from None
+
     n = np.arange(size, dtype=np.float64)
     low_rank, scale = np.sqrt(n + 0.5), np.sqrt(2 * n + 1)
     normal = np.diag(n) - np.tril(np.outer(scale, scale)) + np.outer(low_rank, low_rank)
     real = normal.diagonal().mean()
     imaginary, vectors = np.linalg.eigh(-1j * (normal - real * np.eye(size)))
     half = size // 2
-    return real + 1j * imaginary[:half], np.ascontiguousarray(vectors[:, :half])
+    return torch.from_numpy(real + 1j * imaginary[:half]), torch.from_numpy(np.ascontiguousarray(vectors[:, :half]))
 
 
 S5 = S5Cell()

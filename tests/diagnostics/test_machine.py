@@ -25,7 +25,7 @@ def test_versions_and_backends() -> None:
     assert seen["scan"] == "yes" or seen["scan"].startswith("no: ")
     for name in ("cpu", "triton"):
         assert seen[name].startswith(("no: ", "lstm, gru, ", "lstm, gru: no, "))
-        assert seen[name].startswith("no: ") or "; slstm: no, it has kernels for lstm and gru only" in seen[name]
+        assert seen[name].startswith("no: ") or "; slstm: no, it has kernels for lstm, gru and cells with" in seen[name]
     others = "mingru, minlstm, lru, s5, rglru, ffm, gtrxl, mlstm, mamba2, gated_deltanet, slstm, shm"
     assert seen["auto"].startswith("lstm, gru: pad; under torch.compile ")
     assert f"; {others}: loop; under torch.compile " in seen["auto"]

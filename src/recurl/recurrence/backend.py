@@ -281,7 +281,7 @@ class LayerRegistry(Registry[Backend, Support]):
         Raises:
             UnsupportedError: the backend has no kernels for the cell.
         """
-        reason = _unsupported_cell(self.implementation_for(name, cell), cell) if name in self._backends else None
+        reason = self._unsupported_cell(name, cell) if name in self._backends else None
         if reason is not None:
             raise self._refused(name, "module", reason)
 
@@ -292,14 +292,23 @@ class LayerRegistry(Registry[Backend, Support]):
         return backend if linear is None else linear.get()
 
     def _eager(self, support: Support) -> str:
-        return "loop" if _unsupported_cell(self.named("pad"), support.cell) else "pad"
+        return "loop" if self._unsupported_cell("pad", support.cell) else "pad"
 
     def _implementation(self, name: str, support: Support) -> Backend:
         return self.implementation_for(name, support.cell)
 
     def _refusal(self, name: str, support: Support) -> str | None:
         backend = self.implementation_for(name, support.cell)
-        return _unsupported_cell(backend, support.cell) or backend.unsupported(support)
+        return self._unsupported_cell(name, support.cell) or backend.unsupported(support)
+
+    def _unsupported_cell(self, name: str, cell: Cell) -> str | None:
+        backend = self.implementation_for(name, cell)
+        if backend.cells is None or _lists_cell(backend, cell):
+            return None
+        others = ["cells with takes_time (s5, gtrxl, ...)"] if name in self._linear else []
+        *most, last = (*backend.cells, *others)
+        known = f"{', '.join(most)} and {last}" if most else last
+        return f"it has kernels for {known} only, not for the cell {cell.name}; use 'auto' or 'loop'"
 
 
 _REQUIRED = ("name", "cells", "missing", "unsupported", "run")
@@ -307,12 +316,6 @@ _REQUIRED = ("name", "cells", "missing", "unsupported", "run")
 
 def _lists_cell(backend: Backend, cell: Cell) -> bool:
     return backend.cells is not None and cell.name in backend.cells
-
-
-def _unsupported_cell(backend: Backend, cell: Cell) -> str | None:
-    if backend.cells is None or _lists_cell(backend, cell):
-        return None
-    return f"it has kernels for {' and '.join(backend.cells)} only, not for the cell {cell.name}; use 'auto' or 'loop'"
 
 
 BACKENDS = LayerRegistry()

@@ -36,9 +36,9 @@ def find_adapter(name: str) -> Adapter:
     missing = [each for each in ("gamma", "lmbda", "versions", "documented", "make") if not hasattr(adapter, each)]
     if missing:
         raise TypeError(f"an adapter has gamma, lmbda, versions, documented and make; it lacks {', '.join(missing)}")
-    for kind in ("versions", "documented"):
-        if not isinstance(getattr(adapter, kind), Mapping):
-            raise TypeError(f"{kind} of an adapter must be a dictionary, got {getattr(adapter, kind)!r}")
+    for attribute in ("versions", "documented"):
+        if not isinstance(found := getattr(adapter, attribute), Mapping):
+            raise TypeError(f"{attribute} of an adapter must be a dictionary, got {found!r}")
     unknown = [check for check in adapter.documented if check not in CHECKS]
     if unknown:
         raise ValueError(f"it documents {', '.join(unknown)}, which aren't names of checks")

@@ -101,16 +101,23 @@ def _show_table(args: BenchMemory, tasks: Sequence[MemoryTask]) -> int:
     cells = args.cells or tuple(dict.fromkeys(row.cell for row in results.rows if row.task in names))
     if not cells:
         raise ArgumentError(f"{results.path} holds no results of these tasks yet: train some, without --table.")
-    for name, _ in () if args.cells else map(split_layers, cells):
-        try:
-            _ = name == NO_CELL or load_cell(name)
-        except (ArgumentError, ArgumentTypeError) as error:
-            raise ArgumentError(
-                f"{results.path} holds results of the cell {name!r}, which can't be loaded here. Make it available, or "
-                f"name the cells to show, as in --cells gru. ({error})"
-            ) from error
+    if not args.cells:
+        _check_cells(results.path, cells)
     _print(MemorySummary(args.suite, tasks, _runs(args, tasks, cells), results.rows).table())
     return 0
+
+
+def _check_cells(path: Path, cells: Sequence[str]) -> None:
+    """Check that the cells of a file's results can be loaded."""
+    for name, _ in map(split_layers, cells):
+        try:
+            if name != NO_CELL:
+                load_cell(name)
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise ArgumentError(
+                f"{path} holds results of the cell {name!r}, which can't be loaded here. Make it available, or name "
+                f"the cells to show, as in --cells gru. ({error})"
+            ) from error
 
 
 def _runs(args: BenchMemory, tasks: Sequence[MemoryTask], cells: Sequence[str]) -> list[MemoryRun]:

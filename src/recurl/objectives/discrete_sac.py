@@ -16,8 +16,8 @@ from recurl.core.specs import split_choices
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.actor_critic import UnrolledCritic, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
-from recurl.objectives.sac import SoftLoss, Temperature
 from recurl.objectives.sequences import Sequences
+from recurl.objectives.soft_loss import SoftLoss, Temperature
 from recurl.objectives.trunks import BootstrapSteps
 from recurl.sequences.entries import Step
 

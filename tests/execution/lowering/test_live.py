@@ -21,7 +21,7 @@ from recurl.execution.lowering import Entries, Network
 from recurl.modules import MLP, QValueActor, ValueOperator
 from recurl.objectives import DQNLoss, HardUpdate, SoftUpdate
 from recurl.objectives.actor_critic import ActorCriticLoss
-from recurl.objectives.sac import SoftLoss
+from recurl.objectives.soft_loss import SoftLoss
 from recurl.objectives.value import GAE
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting

@@ -93,6 +93,7 @@ class SACLoss(SoftLoss):
     Example:
         >>> from tensordict import TensorDict
         >>> from tensordict.nn import TensorDictModule
+        >>> from torch import nn
         >>> from recurl.modules import MLP, NormalParamExtractor, ProbabilisticActor, TanhNormal
         >>> net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
         >>> actor = ProbabilisticActor(

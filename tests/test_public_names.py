@@ -4,7 +4,11 @@
 removed without a major version.
 """
 
+import ast
+import builtins
+import doctest
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -32,3 +36,41 @@ def test_names_that_the_papers_import_are_listed() -> None:
         for name in re.findall(r"(\w+)(?: as \w+)?", names.partition("#")[0])
     }
     assert [one for one in sorted(found) if not {f"{one[1]}:{one[2]}", f"{one[1]}.{one[2]}"} & {*NAMES}] == []
+
+
+def test_examples_import_what_they_use() -> None:
+    objects = {
+        (one.__module__, one.__qualname__): one
+        for module, _, name in (line.partition(":") for line in NAMES)
+        if inspect.isroutine(one := getattr(importlib.import_module(module), name, None)) or inspect.isclass(one)
+    }
+    methods = {
+        (*key, name): method
+        for key, one in objects.items()
+        if inspect.isclass(one)
+        for name, method in vars(one).items()
+        if inspect.isroutine(method) or isinstance(method, property)
+    }
+    missing = {
+        ".".join(key): free
+        for key, one in {**objects, **methods}.items()
+        if (free := _free_names(one.__doc__ or "") - {"torch", *key[1].split(".")})
+    }
+    assert missing == {}
+
+
+def _free_names(text: str) -> set[str]:
+    """Return the names that the examples in a docstring use and neither define nor import."""
+    code = "".join(example.source for example in doctest.DocTestParser().get_examples(text))
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name
+    }
+    imports = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    bound |= {(alias.asname or alias.name).partition(".")[0] for alias in imports}
+    return {node.id for node in names} - bound

@@ -58,6 +58,7 @@ def set_recurrent_matmul_precision(mode: str | None) -> None:
         ArgumentError: ``mode``, or the value of the environment variable, is not one of these.
 
     Example:
+        >>> from recurl.modules import get_recurrent_matmul_precision
         >>> set_recurrent_matmul_precision("tf32x3")
         >>> get_recurrent_matmul_precision()
         'tf32x3'

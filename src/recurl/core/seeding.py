@@ -99,6 +99,8 @@ def rng_state() -> dict[str, Any]:
     """Return the state of the global generators as tensors and plain values.
 
     Example:
+        >>> import random
+        >>> from recurl.core.seeding import set_rng_state
         >>> state = rng_state(); first = (random.random(), torch.rand(1))
         >>> set_rng_state(state); first == (random.random(), torch.rand(1))
         True
@@ -162,6 +164,8 @@ def preserved_rng() -> Generator[None]:
     CUDA generators are included only if CUDA is initialized.
 
     Example:
+        >>> import random
+        >>> from recurl.core.seeding import seed_everything
         >>> seed_everything(0); first = torch.rand(1)
         >>> seed_everything(0)
         >>> with preserved_rng():

@@ -82,6 +82,7 @@ class Symmetry:
             vector of one number for each choice, such as their probabilities, ``[..., n]``.
 
     Example:
+        >>> from recurl.objectives import SignedPermutation
         >>> flip = SignedPermutation([-1, -1])
         >>> mirror = Symmetry({"observation": flip}, action=SignedPermutation([1, 1], order=[1, 0]))
         >>> mirror.transform("observation", torch.tensor([0.5, 2.0]))

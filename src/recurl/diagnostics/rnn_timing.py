@@ -97,6 +97,7 @@ class RNNTime:
     """Measurements of one backend.
 
     Example:
+        >>> from recurl.diagnostics import RNNCase
         >>> RNNTime(RNNCase(batch=10, time=100), "loop", (2.0, 1.0, 9.0)).tokens_per_s
         500000.0
     """
@@ -155,6 +156,7 @@ def time_rnn(
         ArgumentError: ``repeats`` is not positive, the case can't run on this machine, or ``captured`` without a GPU.
 
     Example:
+        >>> from recurl.diagnostics import RNNCase
         >>> first, *_ = time_rnn(RNNCase(hidden_size=8, batch=2, time=10), repeats=2)
         >>> first.reason is None, len(first.times_ms), first.error < 1e-5
         (True, 2, True)

@@ -120,7 +120,7 @@ def check_wiring(
 
     Example:
         >>> from tensordict.nn import TensorDictModule, TensorDictSequential
-        >>> from recurl.envs import GymEnv, InitTracker
+        >>> from recurl.envs import GymEnv, InitTracker, TransformedEnv
         >>> from recurl.modules import GRUModule
         >>> gru = GRUModule(4, 8, in_key="observation", out_key="features")
         >>> act = TensorDictModule(lambda x: (x.sum(-1) > 0).long(), ["features"], ["action"])

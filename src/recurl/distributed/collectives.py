@@ -38,6 +38,7 @@ def rank() -> int:
     """Return the rank of this process in the process group, 0 without one.
 
     Example:
+        >>> from recurl.distributed import world_size
         >>> rank(), world_size()
         (0, 1)
     """
@@ -147,6 +148,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
         RankError: a rank is gone.
 
     Example:
+        >>> from torch import nn
         >>> net = nn.Linear(2, 1)
         >>> net(torch.ones(3, 2)).mean().backward()
         >>> average_gradients(net.parameters())
@@ -166,6 +168,7 @@ def broadcast_parameters(module: nn.Module) -> None:
         RankError: a rank is gone.
 
     Example:
+        >>> from torch import nn
         >>> broadcast_parameters(nn.Linear(2, 1))
     """
     if world_size() == 1:

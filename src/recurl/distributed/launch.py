@@ -97,6 +97,7 @@ def joined(device: str = "cpu") -> Generator[None]:
         RankError: the address does not answer.
 
     Example:
+        >>> from recurl.distributed import world_size
         >>> with joined():
         ...     world_size()
         1

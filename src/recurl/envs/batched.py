@@ -37,6 +37,7 @@ class EnvCreator:
         ArgumentTypeError: ``create_env_fn`` is not callable.
 
     Example:
+        >>> import pickle
         >>> from recurl.envs import GymEnv
         >>> create = EnvCreator(lambda name: GymEnv(name), {"name": "CartPole-v1"})
         >>> pickle.loads(pickle.dumps(create))()

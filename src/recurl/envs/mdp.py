@@ -37,6 +37,7 @@ def step_mdp(
         MissingKeyError: ``tensordict`` has no ``"next"``.
 
     Example:
+        >>> from tensordict import TensorDict
         >>> td = TensorDict({"observation": torch.zeros(1), "next": {"observation": torch.ones(1)}})
         >>> step_mdp(td)["observation"]
         tensor([1.])

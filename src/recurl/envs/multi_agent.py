@@ -137,6 +137,9 @@ class MultiAgentEnv(EnvBase):
         UsageError: some rows of a running environment are reset, but not all of its agents.
 
     Example:
+        >>> import numpy as np
+        >>> from gymnasium import spaces
+        >>> from recurl.envs import AgentsReset, AgentsStep
         >>> class Counters(MultiAgentEnv):  # agent a counts to a + 2
         ...     def _reset_envs(self, envs, seed):
         ...         old = getattr(self, "count", torch.zeros(self.num_envs, self.n_agents))

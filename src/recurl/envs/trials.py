@@ -49,6 +49,7 @@ class Trials(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
             environment is a task, whose trials are :class:`TrialDynamics`.
 
     Example:
+        >>> import gymnasium as gym
         >>> env = Trials(gym.make("CartPole-v1", max_episode_steps=1), episodes=2)
         >>> env.reset()[0][-1], [tuple(env.step(0)[2:4]) for _ in range(2)]
         (np.float32(1.0), [(False, False), (True, False)])

@@ -75,6 +75,7 @@ def register(cls: type, method: str, form: Form) -> None:
         form: the form; it replaces a form of the same method and name.
 
     Example:
+        >>> from recurl.execution import Form
         >>> class Doubling:
         ...     def run(self, x):
         ...         return x + x

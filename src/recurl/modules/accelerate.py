@@ -66,6 +66,7 @@ def accelerate(model: nn.Module) -> Accelerated:
         ArgumentError: nothing in it can be swapped; the message states why.
 
     Example:
+        >>> from torch import nn
         >>> model = nn.ModuleDict({"memory": nn.LSTM(4, 8), "head": nn.Linear(8, 2)})
         >>> print(accelerate(model))
         memory: torch.nn.LSTM

@@ -149,8 +149,9 @@ class ProbabilisticActor(SamplingSequence):
         MissingKeyError: when called, if a parameter of the distribution is missing.
 
     Example:
-        >>> from tensordict import TensorDict
         >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
         >>> from recurl.modules.distributions import OneHotCategorical
         >>> from recurl.modules.networks import MLP
         >>> net = TensorDictModule(MLP(4, 2), in_keys=["observation"], out_keys=["logits"])
@@ -246,8 +247,10 @@ class ActorValueOperator(TensorDictSequential):
     that is given both runs the trunk once.
 
     Example:
-        >>> from tensordict import TensorDict
         >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from recurl.modules import ProbabilisticActor, ValueOperator
         >>> from recurl.modules.distributions import Categorical
         >>> from recurl.modules.networks import MLP
         >>> trunk = TensorDictModule(MLP(4, 8), in_keys=["observation"], out_keys=["features"])

@@ -170,6 +170,7 @@ class ActionPart:
         UnsupportedError: the spec is of another kind.
 
     Example:
+        >>> from recurl.data import MultiCategorical
         >>> part = ActionPart(MultiCategorical([2, 3]))
         >>> part.parameters, part.choices
         (5, 5)
@@ -260,7 +261,8 @@ def action_parts(
         UnsupportedError: a part has no distribution; the message names it.
 
     Example:
-        >>> list(action_parts(Composite({"move": CategoricalSpec(4), "aim": Bounded(-1.0, 1.0, (2,))})))
+        >>> from recurl.data import Bounded, Categorical, Composite
+        >>> list(action_parts(Composite({"move": Categorical(4), "aim": Bounded(-1.0, 1.0, (2,))})))
         [('action', 'move'), ('action', 'aim')]
     """
     if isinstance(spec, Composite):
@@ -292,7 +294,9 @@ class ActionDistribution(d.Distribution):
         ArgumentError: the outputs or the mask have the wrong size.
 
     Example:
-        >>> parts = action_parts(Composite({"move": CategoricalSpec(4), "aim": Unbounded(2)})).values()
+        >>> from recurl.data import Categorical, Composite, Unbounded
+        >>> from recurl.modules import action_parts
+        >>> parts = action_parts(Composite({"move": Categorical(4), "aim": Unbounded(2)})).values()
         >>> dist = ActionDistribution(torch.zeros(3, 8), parts=tuple(parts))
         >>> move, aim = dist.sample()
         >>> move.shape, aim.shape, dist.log_prob(move, aim).shape

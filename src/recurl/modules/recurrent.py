@@ -354,6 +354,7 @@ def canonicalize_rnn_subset(
         The shallow copy; ``tensordict`` itself if ``inplace``, or if it has none of the keys.
 
     Example:
+        >>> from tensordict import TensorDict
         >>> from recurl.modules import GRUModule
         >>> gru = GRUModule(4, 8, in_key="observation", out_key="features")
         >>> batch = TensorDict({"observation": torch.zeros(4, 3).t()}, [3])

@@ -123,6 +123,7 @@ def from_rsl_rl(
             deviations that depend on the state.
 
     Example:
+        >>> from torch import nn
         >>> from recurl.modules.rsl_rl import from_rsl_rl, to_rsl_rl
         >>> lstm = {f"rnn.{name}": value for name, value in nn.LSTM(3, 8).state_dict(prefix="rnn.").items()}
         >>> models = [nn.Sequential(nn.Linear(8, 16), nn.ELU(), nn.Linear(16, size)) for size in (2, 1)]

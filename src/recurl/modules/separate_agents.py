@@ -47,6 +47,7 @@ class SeparateAgents(TensorDictModuleBase):
     Example:
         >>> from tensordict import TensorDict
         >>> from tensordict.nn import TensorDictModule
+        >>> from torch import nn
         >>> nets = [TensorDictModule(nn.Linear(2, 1), ["observation"], ["state_value"]) for _ in range(3)]
         >>> critic = SeparateAgents(nets)
         >>> batch = TensorDict({"observation": torch.ones(3, 2), "agent_id": torch.eye(3)}, [3])

@@ -69,10 +69,11 @@ class MirroredStates:
             CPU), or the first batch begins inside episodes.
 
     Example:
+        >>> from tensordict.nn import TensorDictModule, TensorDictSequential
         >>> from recurl.collectors import Collector
         >>> from recurl.envs import GymEnv
-        >>> from recurl.modules import GRUModule, TanhNormal, NormalParamExtractor, ProbabilisticActor
-        >>> from tensordict.nn import TensorDictModule, TensorDictSequential
+        >>> from recurl.modules import GRUModule, NormalParamExtractor, ProbabilisticActor, TanhNormal
+        >>> from recurl.objectives import SignedPermutation, Symmetry, SymmetryLoss
         >>> env = GymEnv("Pendulum-v1")
         >>> gru = GRUModule(3, 4, in_key="observation", out_key="features")
         >>> head = torch.nn.Sequential(torch.nn.Linear(4, 2), NormalParamExtractor())

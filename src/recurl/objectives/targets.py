@@ -26,6 +26,7 @@ def target_of(network: _M) -> _M:
         ArgumentError: a parameter is lazy and has no values yet, so the copy would draw different ones.
 
     Example:
+        >>> from torch import nn
         >>> target = target_of(nn.Linear(2, 1))
         >>> any(parameter.requires_grad for parameter in target.parameters())
         False
@@ -83,6 +84,8 @@ class HardUpdate(_TargetUpdater):
         ArgumentError: the interval is not positive, or the loss has no target network.
 
     Example:
+        >>> from torch import nn
+        >>> from recurl.objectives import target_of
         >>> loss = nn.Module()
         >>> loss.net, loss.target_net = nn.Linear(1, 1), target_of(nn.Linear(1, 1))
         >>> update = HardUpdate(loss, value_network_update_interval=2)
@@ -133,6 +136,8 @@ class SoftUpdate(_TargetUpdater):
         ArgumentError: ``tau`` is out of range, or the loss has no target network.
 
     Example:
+        >>> from torch import nn
+        >>> from recurl.objectives import target_of
         >>> loss = nn.Module()
         >>> loss.net, loss.target_net = nn.Linear(1, 1), target_of(nn.Linear(1, 1))
         >>> SoftUpdate(loss, tau=1.0).step()

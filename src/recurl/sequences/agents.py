@@ -42,6 +42,8 @@ def agents_as_rows(
             known whether the last dimension is time.
 
     Example:
+        >>> from tensordict import TensorDict
+        >>> from recurl.data import rows_as_agents
         >>> batch = TensorDict({"is_init": torch.zeros(2, 5, 1, dtype=torch.bool)}, [2, 5])
         >>> batch["agents"] = TensorDict({"observation": torch.zeros(2, 5, 3, 4)}, [2, 5, 3])
         >>> rows = agents_as_rows(batch, time=True)

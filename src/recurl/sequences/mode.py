@@ -120,6 +120,7 @@ class set_recurrent_mode:
         ArgumentTypeError: ``mode`` is neither a bool, a string nor None.
 
     Example:
+        >>> from recurl.modules import recurrent_mode
         >>> with set_recurrent_mode("recurrent"):
         ...     print(recurrent_mode())
         True

@@ -88,6 +88,7 @@ class PreviousAction(Transform):
             batch_size: batch size ``[*B]``.
 
         Example:
+            >>> from recurl.data import MultiCategorical
             >>> PreviousAction(MultiCategorical([2, 3])).encode(torch.tensor([[0, 1], [1, 2]]), [2])
             tensor([[1, 0, 0, 1, 0],
                     [0, 1, 0, 0, 1]], dtype=torch.int8)

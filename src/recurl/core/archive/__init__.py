@@ -57,6 +57,8 @@ def load_archive(path: Path) -> Any:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
+        >>> from recurl.core.archive import save_archive
         >>> with tempfile.TemporaryDirectory() as name:
         ...     path = Path(name) / "weights.pt"
         ...     save_archive({"weights": torch.ones(2)}, path)

@@ -32,6 +32,7 @@ def choice_counts(spec: TensorSpec) -> tuple[int, ...]:
         spec: action spec of one environment.
 
     Example:
+        >>> from recurl.data import MultiCategorical, OneHot
         >>> choice_counts(MultiCategorical([2, 5])), choice_counts(OneHot(3))
         ((2, 5), (3,))
     """
@@ -113,6 +114,7 @@ def masked_rand(spec: TensorSpec, mask: Tensor) -> Any:
         Actions ``[*B, ...]``; a TensorDict for a ``Composite``.
 
     Example:
+        >>> from recurl.data import Categorical
         >>> masked_rand(Categorical(3), torch.tensor([[False, True, False]]))
         tensor([1])
     """

@@ -332,6 +332,7 @@ def row_priorities(trained: Entries, td_error: Tensor, eta: float = 0.9) -> Tens
         ArgumentError: ``eta`` is out of range.
 
     Example:
+        >>> from recurl.execution.lowering import Entries
         >>> mask = torch.tensor([[True, True], [True, False]])
         >>> sample = Entries({"collector": Entries({"mask": mask}, mask.shape)}, mask.shape)
         >>> row_priorities(sample, torch.tensor([[1.0, -3.0], [2.0, 9.0]]), eta=0.5)

@@ -62,6 +62,7 @@ class PettingZooEnv(MultiAgentEnv):
 
     Example:
         >>> import numpy as np
+        >>> from gymnasium import spaces
         >>> class Pair:  # of a cat, and of a mouse that escapes after two steps
         ...     possible_agents = ["cat", "mouse"]
         ...     def observation_space(self, agent):

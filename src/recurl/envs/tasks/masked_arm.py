@@ -173,6 +173,7 @@ class MaskedArmVectorEnv(TaskVectorEnv):
         ArgumentError: an argument is out of range.
 
     Example:
+        >>> import numpy as np
         >>> env = MaskedArmVectorEnv(3)
         >>> observations, _ = env.reset(seed=0)
         >>> {name: array.shape for name, array in observations.items()}

@@ -95,6 +95,7 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
         ArgumentError: an argument is out of range.
 
     Example:
+        >>> import numpy as np
         >>> env = MaskedPendulumVectorEnv(3)
         >>> observation, _ = env.reset(seed=0)
         >>> observation.shape, observation.dtype
@@ -152,6 +153,7 @@ class MaskedPendulumEnv(TaskEnv):
             forward an argument of this name but wraps the environment in a `TimeLimit`, which can only lower the limit.
 
     Example:
+        >>> import numpy as np
         >>> env = MaskedPendulumEnv()
         >>> observation, _ = env.reset(seed=0)
         >>> float(np.square(observation).sum().round(4))

@@ -21,6 +21,7 @@ class Task:
     """A task that requires memory, with the best returns with and without memory.
 
     Example:
+        >>> from recurl.envs.tasks import TASKS
         >>> task = TASKS["recurl/RepeatPrevious-v0"]
         >>> task.optimal_return(k=8), task.memoryless_return(k=8)
         (1.0, 0.25)
@@ -85,6 +86,7 @@ def register_tasks() -> None:
     count of a `TimeLimit` wrapper could not be restored.
 
     Example:
+        >>> import gymnasium
         >>> register_tasks()
         >>> gymnasium.make_vec("recurl/TMaze-v0", num_envs=2, corridor_length=5)
         TMazeVectorEnv(recurl/TMaze-v0, num_envs=2)
@@ -102,6 +104,7 @@ def register_dynamics(env_id: str, create: Callable[..., Dynamics]) -> None:
         create: creates the dynamics, such as their class; its arguments become those of the environment.
 
     Example:
+        >>> import gymnasium
         >>> from recurl.envs.tasks import TMaze
         >>> register_dynamics("Corridor-v0", TMaze)
         >>> gymnasium.make_vec("Corridor-v0", num_envs=2, corridor_length=3).reset(seed=0)[0].shape

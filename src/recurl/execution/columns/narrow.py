@@ -69,6 +69,7 @@ def join_columns(forms: Sequence[ColumnLayout | None], steps: Sequence[Sequence[
         dim: the new dimension.
 
     Example:
+        >>> from recurl.execution.columns.narrow import ColumnLayout, split_columns
         >>> forms = [ColumnLayout(torch.Size([1, 2]), 0), None]
         >>> steps = [split_columns(forms, [torch.tensor([[i, 2], [3, 4]]), torch.tensor(i)]) for i in range(3)]
         >>> pairs, numbers = join_columns(forms, steps, 0)

@@ -45,6 +45,7 @@ class CompiledNetwork:
     Example:
         >>> from tensordict.nn import TensorDictModule
         >>> from torch import nn
+        >>> from recurl.execution.lowering import Entries, Network
         >>> net = TensorDictModule(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), ["observation"], ["features"])
         >>> network = CompiledNetwork(Network([net]))
         >>> step = Entries({"observation": torch.zeros(5, 3)}, torch.Size([5]))

@@ -61,6 +61,9 @@ class CompiledPass:
 
     Example:
         >>> from tensordict.nn import TensorDictModule
+        >>> from torch import nn
+        >>> from recurl.execution.lowering import Entries
+        >>> from recurl.recurrence import Boundaries
         >>> net = TensorDictModule(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), ["observation"], ["features"])
         >>> batch = Entries({"observation": torch.ones(5, 3)}, torch.Size([5]))
         >>> run = CompiledPass([[net]], batch, ["features"])

@@ -83,6 +83,7 @@ def register_translation(
         depends: names of the attributes of the class that the result depends on; None for all.
 
     Example:
+        >>> from torch import nn
         >>> from recurl.execution.compiled import Compilation, CompiledNetwork, Signal
         >>> class Halves(nn.Module):
         ...     def forward(self, x):

@@ -58,6 +58,8 @@ def link(module: object) -> Link:
 
     Example:
         >>> import torch
+        >>> from tensordict.nn import TensorDictModule
+        >>> from recurl.execution.lowering import Entries
         >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
         >>> step = Entries({"observation": torch.zeros(4, 3)}, torch.Size([4]))
         >>> link(net)(step); step["logits"].shape

@@ -47,6 +47,7 @@ class Network:
 
     Example:
         >>> from tensordict.nn import TensorDictModule
+        >>> from recurl.execution.lowering import Entries
         >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
         >>> network = Network([net])
         >>> network.obstacle is None

@@ -68,6 +68,7 @@ def windowed_attention(
 
     Example:
         >>> import torch
+        >>> from recurl.recurrence import Boundaries
         >>> boundaries = Boundaries.from_is_init(torch.tensor([True, False, True, False]))
         >>> value = torch.tensor([1.0, 3.0, 10.0, 20.0]).reshape(4, 1, 1)
         >>> zeros = torch.zeros_like(value)

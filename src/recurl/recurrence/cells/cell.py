@@ -77,6 +77,7 @@ class Cell(ABC):
     ``derivatives``, ``loop``, :meth:`fused_step` or :meth:`pack`.
 
     Example:
+        >>> from recurl.recurrence import Sizes
         >>> class Sum(Cell):
         ...     def parameters(self, sizes):
         ...         return {"weight": (sizes.hidden_size, sizes.input_size)}

@@ -101,6 +101,7 @@ class OneStep:
     """Implementation of :class:`Time` for one step of every row.
 
     Example:
+        >>> from recurl.recurrence import ONE_STEP
         >>> ONE_STEP.recur(torch.tensor(0.5), torch.ones(1, 2), torch.tensor([[2.0, 4.0]]))
         tensor([[2., 3.]])
     """

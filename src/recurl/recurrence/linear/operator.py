@@ -53,6 +53,7 @@ def linear_recurrence(
         UnsupportedError: the backend can't run this call; the message states the reason.
 
     Example:
+        >>> from recurl.recurrence import Boundaries
         >>> boundaries = Boundaries.from_is_init(torch.tensor([True, False, True, False]))
         >>> b, states = torch.ones(4, 1), torch.tensor([[8.0], [torch.nan], [2.0], [torch.nan]])
         >>> linear_recurrence(torch.tensor([0.5]), b, states, boundaries).squeeze(-1).tolist()

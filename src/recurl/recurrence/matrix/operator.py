@@ -73,6 +73,7 @@ def gated_matrix_recurrence(
 
     Example:
         >>> import torch
+        >>> from recurl.recurrence import Boundaries
         >>> boundaries = Boundaries.from_is_init(torch.tensor([True, False, True]))
         >>> one = torch.ones(3, 1, 1)
         >>> half = torch.full((3, 1), 0.5)

@@ -47,7 +47,9 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> import torch
+        >>> from recurl.trainers.files.checkpoints import load_checkpoint
         >>> with tempfile.TemporaryDirectory() as name:
         ...     path = save_checkpoint(Path(name), 1024, {"weights": torch.ones(2)})
         ...     load_checkpoint(path)["weights"]

@@ -18,6 +18,7 @@ def describe_agent(agent: Agent) -> str:
 
     Example:
         >>> from recurl.trainers import PPO, PPOConfig
+        >>> from recurl.core import specs
         >>> spec = specs.Composite({"observation": specs.Unbounded(3)})
         >>> agent = PPO.make_agent(PPOConfig(env="none", cell="gru", hidden_size=4), spec, specs.Categorical(2))
         >>> print(describe_agent(agent))

@@ -39,7 +39,7 @@ class OwnActorCritic(ActorCritic):
         >>> from torch import nn
         >>> from recurl.envs import TensorEnv
         >>> from recurl.envs.tasks import MaskedArm
-        >>> from recurl.modules import IndependentNormal, LearnedScale, ValueOperator
+        >>> from recurl.modules import IndependentNormal, LearnedScale, ProbabilisticActor, ValueOperator
         >>> from recurl.trainers import PPOConfig
         >>> net = nn.Sequential(nn.Linear(6, 2), LearnedScale(2))
         >>> actor = ProbabilisticActor(

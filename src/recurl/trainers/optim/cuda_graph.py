@@ -45,6 +45,8 @@ class CudaGraphStep:
             than the parameters.
 
     Example:
+        >>> from tensordict import TensorDict
+        >>> from torch import Tensor, nn
         >>> net = nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(net.parameters(), capturable=True)
         >>> def step(batch: TensorDict) -> Tensor:

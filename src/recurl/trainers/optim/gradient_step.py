@@ -41,6 +41,7 @@ class GradientStep:
         capturable: keep all numbers that change on the device, so that the step can be captured in a CUDA graph.
 
     Example:
+        >>> from torch import nn
         >>> weight = nn.Parameter(torch.zeros(2))
         >>> step = GradientStep([weight], learning_rate=0.1, max_norm=1.0)
         >>> step((weight * torch.tensor([3.0, 4.0])).sum())
@@ -165,6 +166,7 @@ class GradientStep:
         Before the first step, these are the forms that it will try.
 
         Example:
+            >>> from torch import nn
             >>> print(GradientStep([nn.Parameter(torch.zeros(2))], learning_rate=0.1, max_norm=1.0).explain())
             Adam: cpp
         """

@@ -44,6 +44,7 @@ class RunFolder:
             that a folder from an untrusted source can't run arbitrary code.
 
     Example:
+        >>> from pathlib import Path
         >>> RunFolder(Path("runs/demo")).metrics.as_posix()
         'runs/demo/metrics.csv'
     """

@@ -83,6 +83,7 @@ def popgym_id(name: str) -> str:
     """Return the id of a task for `gymnasium.make` and `gymnasium.make_vec`.
 
     Example:
+        >>> import gymnasium
         >>> env = gymnasium.make_vec(popgym_id("RepeatPreviousEasy"), num_envs=2)
         >>> env.reset(seed=0)[0].shape, env.single_action_space
         ((2, 4), Discrete(4))

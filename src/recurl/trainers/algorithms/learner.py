@@ -133,11 +133,6 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             )
 
     @property
-    def can_save_env(self) -> bool:
-        """Whether running episodes can be saved and restored."""
-        return self.state_obstacle is None
-
-    @property
     def programs(self) -> CaptureOptions:
         """How the collector compiles or captures its steps. Without device tasks, only the policy can be captured."""
         return {}

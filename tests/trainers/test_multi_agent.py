@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModule
 
 import recurl
 from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.envs import SerialEnv, TransformedEnv
 from recurl.modules import RewardScaler
 from recurl.trainers import (
     PPO,
@@ -81,6 +82,32 @@ def test_absent_agents_change_no_statistics():
     explained = 1 - (targets - values).var(correction=0) / targets.var(correction=0)
     assert learned["explained_variance"] == pytest.approx(float(explained), abs=1e-4)
     learner.close()
+
+
+class Faulty(Walkers):
+    """One agent of the second environment observes NaN at the fifth step of a run."""
+
+    total = 0
+
+    def _step_envs(self, actions):
+        found, self.total = super()._step_envs(actions), self.total + 1
+        if self.total == 5:
+            found.observation[1, 1] = torch.nan
+        return found
+
+
+def test_a_fault_of_one_agent_begins_its_environment_anew(tmp_path):
+    made = []
+    options = PPOConfig(
+        env=lambda num_envs=6: made.append(Faulty(num_envs // 3)) or made[-1],
+        on_nonfinite="skip",
+        **SMALL,
+    )
+    trainer = train(options, tmp_path / "run")[0]
+    env = made[0]
+    assert env.rows_per_env == TransformedEnv(env).rows_per_env == SerialEnv(2, walkers).rows_per_env == 3
+    assert env.resets[:4] == [[0, 1], [0, 1], [1], [0]]  # at the start, step 11, after the batch of 16 steps, and 22
+    assert trainer.env_steps == 384
 
 
 def test_episodes_and_motion_of_agents():

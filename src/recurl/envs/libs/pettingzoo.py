@@ -37,7 +37,8 @@ class PettingZooEnv(MultiAgentEnv):
     ``possible_agents``, which must have equal spaces. An agent that isn't in ``agents`` takes no part: its row waits,
     with ``"agent_mask"`` False, until it appears there, or until ``agents`` is empty and the environment begins anew.
     Agents may die, be truncated, appear and return singly. Observations and actions are converted as in
-    :class:`~recurl.envs.GymEnv`. Environment ``e`` is seeded with ``seed + e``.
+    :class:`~recurl.envs.GymEnv`. Environment ``e`` gets the seed of its first row,
+    ``seed + e * n_agents``.
 
     Args:
         task: function that creates a parallel environment, such as ``multiwalker_v9.parallel_env``; or the id of one of
@@ -136,7 +137,8 @@ class PettingZooEnv(MultiAgentEnv):
     def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
         seen: list[Mapping[str, Any]] = [{}] * self.num_envs
         for index in envs.nonzero().flatten().tolist():
-            seen[index] = self.envs[index].reset(seed=None if seed is None else seed + index)[0]
+            own = None if seed is None else seed + index * self.n_agents  # the same in several worker processes
+            seen[index] = self.envs[index].reset(seed=own)[0]
         return AgentsReset(self._stacked(seen), self._listed([env.agents for env in self.envs]))
 
     def _step_envs(self, actions: Tensor) -> AgentsStep:

@@ -21,6 +21,7 @@ from recurl.trainers import (
     SACConfig,
     evaluate_policy,
     evaluate_run,
+    play_run,
 )
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.run.episodes import EpisodeStats
@@ -82,6 +83,19 @@ def test_absent_agents_change_no_statistics():
     explained = 1 - (targets - values).var(correction=0) / targets.var(correction=0)
     assert learned["explained_variance"] == pytest.approx(float(explained), abs=1e-4)
     learner.close()
+
+
+def test_playing_says_that_agents_are_not_rendered(tmp_path):
+    train(PPOConfig(env=walkers, cell="none", **{**SMALL, "total_steps": 96}), tmp_path / "run")
+    said = []
+    folder = RunFolder(tmp_path / "run", notify=said.append)
+    assert len(play_run(folder, env=walkers)[0].returns) == 1
+    assert said == [
+        "Nothing is shown because environments of several agents aren't rendered: step one of your own with the policy "
+        "recurl.load(run), and render it there."
+    ]
+    with pytest.raises(ArgumentError, match=r"--video can't record .*walkers\(\), because environments of several agents"):
+        play_run(folder, env=walkers, video=tmp_path / "out.mp4")
 
 
 class Faulty(Walkers):

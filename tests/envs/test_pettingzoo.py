@@ -90,7 +90,7 @@ def test_agents_that_come_and_go():
                 assert value == batch["action"][3 * number + NAMES.index(agent), t] + 4
     env.set_seed(5)
     env.reset()
-    assert [game.seed for game in env.envs] == [5, 6]
+    assert [game.seed for game in env.envs] == [5, 8]  # as in worker processes, which step an environment each
     env.close()
 
 
@@ -154,6 +154,22 @@ class Forgets(Game):
         return (seen, {}, *more)
 
 
+class Unseen(Game):
+    """The agent that appears isn't seen; nor, with ``at_reset``, is the one that begins last."""
+
+    def __init__(self, at_reset):
+        super().__init__(listed={2: "abc"})
+        self.at_reset = at_reset
+
+    def reset(self, seed=None, options=None):
+        seen, infos = super().reset(seed, options)
+        return {agent: seen[agent] for agent in list(seen)[: len(seen) - self.at_reset]}, infos
+
+    def step(self, actions):
+        seen, *more = super().step(actions)
+        return ({agent: seen[agent] for agent in actions}, *more)
+
+
 class InTurn(pettingzoo.AECEnv):
     possible_agents = ("a",)
 
@@ -165,7 +181,17 @@ class InTurn(pettingzoo.AECEnv):
         (
             lambda: PettingZooEnv(Forgets).rollout(1),
             ArgumentError,
-            "must return the reward of all agents that act, but ['a', 'b']",
+            "Forgets.step must return the reward of all agents that act, or act next, but ['a', 'b']",
+        ),
+        (
+            lambda: PettingZooEnv(Unseen, at_reset=True).reset(),
+            ArgumentError,
+            "Unseen.reset must return the observation of all agents that act, or act next, but ['b'] have none",
+        ),
+        (
+            lambda: PettingZooEnv(Unseen, at_reset=False).rollout(3),
+            ArgumentError,
+            "Unseen.step must return the observation of all agents that act, or act next, but ['c'] have none",
         ),
         (
             lambda: PettingZooEnv(Game, listed={1: "abx"}).rollout(1),

@@ -56,7 +56,9 @@ def test_a_rollout_is_the_game(name, arguments, steps):
     games = PettingZooEnv(name, 2, **arguments)
     games.set_seed(5)
     batch = TransformedEnv(games, InitTracker()).rollout(steps, break_when_any_done=False)
-    each = [stepped_directly(name, arguments, 5 + e, a) for e, a in enumerate(batch["action"].chunk(2))]
+    each = [
+        stepped_directly(name, arguments, 5 + e * games.n_agents, a) for e, a in enumerate(batch["action"].chunk(2))
+    ]
     check_env_specs(games)  # last, as a reset of zombies with a seed doesn't restart when the next of them appears
     games.close()
     game = {key: torch.cat([one[key] for one in each]) for key in each[0]}

@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModule
 
 import recurl
 from recurl.core.errors import ArgumentError, UnsupportedError
+from recurl.envs import SerialEnv, TransformedEnv
 from recurl.modules import RewardScaler
 from recurl.trainers import (
     PPO,
@@ -20,6 +21,7 @@ from recurl.trainers import (
     SACConfig,
     evaluate_policy,
     evaluate_run,
+    play_run,
 )
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.run.episodes import EpisodeStats
@@ -81,6 +83,45 @@ def test_absent_agents_change_no_statistics():
     explained = 1 - (targets - values).var(correction=0) / targets.var(correction=0)
     assert learned["explained_variance"] == pytest.approx(float(explained), abs=1e-4)
     learner.close()
+
+
+def test_playing_says_that_agents_are_not_rendered(tmp_path):
+    train(PPOConfig(env=walkers, cell="none", **{**SMALL, "total_steps": 96}), tmp_path / "run")
+    said = []
+    folder = RunFolder(tmp_path / "run", notify=said.append)
+    assert len(play_run(folder, env=walkers)[0].returns) == 1
+    assert said == [
+        "Nothing is shown because environments of several agents aren't rendered: step one of your own with the policy "
+        "recurl.load(run), and render it there."
+    ]
+    with pytest.raises(ArgumentError, match=r"--video can't record .*walkers\(\), because environments of several agents"):
+        play_run(folder, env=walkers, video=tmp_path / "out.mp4")
+
+
+class Faulty(Walkers):
+    """One agent of the second environment observes NaN at the fifth step of a run."""
+
+    total = 0
+
+    def _step_envs(self, actions):
+        found, self.total = super()._step_envs(actions), self.total + 1
+        if self.total == 5:
+            found.observation[1, 1] = torch.nan
+        return found
+
+
+def test_a_fault_of_one_agent_begins_its_environment_anew(tmp_path):
+    made = []
+    options = PPOConfig(
+        env=lambda num_envs=6: made.append(Faulty(num_envs // 3)) or made[-1],
+        on_nonfinite="skip",
+        **SMALL,
+    )
+    trainer = train(options, tmp_path / "run")[0]
+    env = made[0]
+    assert env.rows_per_env == TransformedEnv(env).rows_per_env == SerialEnv(2, walkers).rows_per_env == 3
+    assert env.resets[:4] == [[0, 1], [0, 1], [1], [0]]  # at the start, step 11, after the batch of 16 steps, and 22
+    assert trainer.env_steps == 384
 
 
 def test_episodes_and_motion_of_agents():

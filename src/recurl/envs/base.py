@@ -66,6 +66,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
     full_resets = 0  # number of resets of all rows; lets a collector detect resets made elsewhere
     reads_root = True  # whether a step or a partial reset may read root entries other than action, states, and mask
     never_waits = False  # whether the device is never read; done rows are then reset without checking for any
+    rows_per_env = 1  # number of consecutive rows that can only be reset together, such as the agents of an environment
     tensor_env: TensorEnv | None = None  # the environment, here or below transforms, whose state is tensors
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -99,6 +99,7 @@ class BatchedEnv(EnvBase):
         self._root_keys, self._step_keys = written_keys(first)
         self._each = first.batch_size
         self._rows = first.batch_size.numel()
+        self.rows_per_env = first.rows_per_env
 
     def _envs_to_reset(self, mask: Tensor | None) -> list[int]:
         """Return the indices of the environments that have rows to reset."""

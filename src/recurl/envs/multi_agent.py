@@ -178,6 +178,7 @@ class MultiAgentEnv(EnvBase):
         if not self.agents or len({*self.agents}) < len(self.agents):
             raise ArgumentError(f"An environment needs at least one agent, and different names, got {self.agents}.")
         self.num_envs, self.n_agents = check_count("num_envs", num_envs, minimum=1), len(self.agents)
+        self.rows_per_env = self.n_agents
         self._agents_leave, self._seed = check_flag("agents_leave", agents_leave), cast("int | None", None)
         rows, name = num_envs * self.n_agents, type(self).__name__
         own = (

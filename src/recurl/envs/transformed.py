@@ -142,6 +142,11 @@ class TransformedEnv(EnvBase):
         return self.base_env.tensor_env
 
     @property
+    def rows_per_env(self) -> int:  # type: ignore[override] # delegated to the base environment
+        """Number of rows that can only be reset together."""
+        return self.base_env.rows_per_env
+
+    @property
     def never_waits(self) -> bool:  # type: ignore[override] # delegated to the base environment
         """Whether the base environment never reads from its device; recurl's transforms never do."""
         return self.base_env.never_waits

@@ -54,6 +54,7 @@ class EnvInfo(NamedTuple):
     batch_size: torch.Size
     device: torch.device | None
     reads_root: bool
+    rows_per_env: int
 
     @classmethod
     def of(cls, env: EnvBase) -> EnvInfo:
@@ -67,6 +68,7 @@ class EnvInfo(NamedTuple):
             env.batch_size,
             env.device,
             env.reads_root,
+            env.rows_per_env,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -37,7 +37,8 @@ class PettingZooEnv(MultiAgentEnv):
     ``possible_agents``, which must have equal spaces. An agent that isn't in ``agents`` takes no part: its row waits,
     with ``"agent_mask"`` False, until it appears there, or until ``agents`` is empty and the environment begins anew.
     Agents may die, be truncated, appear and return singly. Observations and actions are converted as in
-    :class:`~recurl.envs.GymEnv`. Environment ``e`` is seeded with ``seed + e``.
+    :class:`~recurl.envs.GymEnv`. Environment ``e`` gets the seed of its first row,
+    ``seed + e * n_agents``.
 
     Args:
         task: function that creates a parallel environment, such as ``multiwalker_v9.parallel_env``; or the id of one of
@@ -58,7 +59,8 @@ class PettingZooEnv(MultiAgentEnv):
         MissingDependencyError: PettingZoo 1.27, for an id, or what the environment needs, is not installed.
         ArgumentTypeError: an environment doesn't have the parallel API.
         ArgumentError: there is no such environment, the agents have different spaces, or the function returns the same
-            environment twice; or, at a step, an agent that took part has no observation, reward or flags.
+            environment twice; or an agent that took part in a step has no observation, reward or flags, or one that
+            takes part in the next step no observation.
 
     Example:
         >>> import numpy as np
@@ -137,22 +139,20 @@ class PettingZooEnv(MultiAgentEnv):
     def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
         seen: list[Mapping[str, Any]] = [{}] * self.num_envs
         for index in envs.nonzero().flatten().tolist():
-            seen[index] = self.envs[index].reset(seed=None if seed is None else seed + index)[0]
+            own = None if seed is None else seed + index * self.n_agents  # the same in several worker processes
+            seen[index] = self.envs[index].reset(seed=own)[0]
+            self._check_complete(index, "reset", "observation", self.envs[index].agents, seen[index])
         return AgentsReset(self._stacked(seen), self._listed([env.agents for env in self.envs]))
 
     def _step_envs(self, actions: Tensor) -> AgentsStep:
         host, before = actions.cpu(), self.active.tolist()
         outcomes: list[Any] = []
-        for env, chosen, active in zip(self.envs, host, before, strict=True):
-            acting = [(agent, a) for a, agent in enumerate(self._keys) if active[a]]
-            outcome = env.step({agent: self._action_reader.read(chosen[a]) for agent, a in acting})
+        for index, (env, chosen, active) in enumerate(zip(self.envs, host, before, strict=True)):
+            acting = {agent: a for a, agent in enumerate(self._keys) if active[a]}
+            outcome = env.step({agent: self._action_reader.read(chosen[a]) for agent, a in acting.items()})
             for what, values in zip(("observation", "reward", "termination", "truncation"), outcome, strict=False):
-                missing = [agent for agent, _ in acting if agent not in values]
-                if missing:
-                    raise ArgumentError(
-                        f"{_name(env)}.step must return the {what} of all agents that act, but {missing} have none: "
-                        "fix the environment."
-                    )
+                wanted = [*acting, *env.agents] if what == "observation" else acting
+                self._check_complete(index, "step", what, wanted, values)
             outcomes.append(outcome)
         seen, rewards, terminated, truncated = list(zip(*outcomes, strict=True))[:4]
         return AgentsStep(
@@ -162,6 +162,17 @@ class PettingZooEnv(MultiAgentEnv):
             torch.tensor([[bool(each.get(agent, False)) for agent in self._keys] for each in truncated]),
             active=self._listed([env.agents for env in self.envs]),
         )
+
+    def _check_complete(
+        self, index: int, method: str, what: str, agents: Iterable[Any], values: Mapping[Any, Any]
+    ) -> None:
+        """Raise if a method of an environment returned no value for some of ``agents``."""
+        missing = [agent for agent in self._keys if agent in agents and agent not in values]
+        if missing:
+            raise ArgumentError(
+                f"{_name(self.envs[index])}.{method} must return the {what} of all agents that act, or act next, but "
+                f"{missing} have none: fix the environment."
+            )
 
     def _listed(self, agents: list[list[Any]]) -> Tensor:
         """Return which agents are listed by each environment, bool ``[n, A]``."""

@@ -107,6 +107,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         check_machine(config, env.observation_spec)
         env.set_seed(self.env_seed)
         self.state_obstacle = env.state_obstacle
+        self._rows_per_env = env.rows_per_env
         self.restored_episodes = False
         seed_everything(config.seed, "networks")  # the same on all ranks
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
@@ -382,11 +383,15 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         cast(Collector, self.collector).env.set_parameters(checked)
         self.parameters = {**self.parameters, **checked}
 
+    def whole_envs(self, rows: Tensor) -> Tensor:
+        """Return ``rows``, bool ``[B]``, with all rows of their environments: agents are reset together."""
+        return rows.view(-1, self._rows_per_env).any(-1).repeat_interleave(self._rows_per_env)
+
     def restart(self, rows: Tensor) -> bool:
         """Reset some environments.
 
         Args:
-            rows: mask of the environments to reset, bool ``[B]``.
+            rows: mask of the environments to reset, bool ``[B]``; see :meth:`whole_envs`.
 
         Returns:
             True if the next batch is already being collected, so that the new episodes start in the batch after it.

@@ -18,8 +18,8 @@ import torch
 from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.core.seeding import derive_seed, env_seed
 from recurl.core.untrusted import check_regular
-from recurl.envs import EnvBase
-from recurl.trainers.algorithms.environment import gym_of, make_env
+from recurl.envs import EnvBase, MultiAgentEnv
+from recurl.trainers.algorithms.environment import gym_of, make_env, with_spaces
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.files.durable import replacing
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SUFFIX = ".mp4"
+_SEVERAL = "environments of several agents aren't rendered"
+_OWN_LOOP = "step one of your own with the policy recurl.load(run), and render it there"
 
 
 def play_run(
@@ -102,14 +104,17 @@ def play_run(
 def _render_env(config: RunConfig, policy: Any, *, record: bool, place: Path, notify: Callable[[str], None]) -> EnvBase:
     """Return a single environment that renders on screen, or records into the folder ``place``."""
     with make_env(config, None) as plain:
-        inner = gym_of(plain)
+        inner, several = gym_of(plain), isinstance(with_spaces(plain), MultiAgentEnv)
         modes: list[str] = [] if inner is None else (inner.gym_env.metadata or {}).get("render_modes", [])
     if not record:
         shows = "human" in modes and _has_display()
         if not shows:
             why = "there is no display" if "human" in modes else f"{config.env_name} has no window"
-            notify(f"Nothing is shown because {why}: use --video FILE{_SUFFIX} to record.")
+            how = f"{_SEVERAL}: {_OWN_LOOP}." if several else f"{why}: use --video FILE{_SUFFIX} to record."
+            notify(f"Nothing is shown because {how}")
         return make_env(config, None, policy=policy, render_mode="human" if shows else None)
+    if several:
+        raise ArgumentError(f"--video can't record {config.env_name}, because {_SEVERAL}: {_OWN_LOOP}.")
     if "rgb_array" not in modes:
         raise ArgumentError(
             f"--video needs an environment with the render mode rgb_array, but {config.env_name} has "

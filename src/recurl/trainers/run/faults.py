@@ -91,7 +91,7 @@ class FaultWatch:
         if culprit is not None:
             self._count(culprit)
         if found is not None:
-            rows = found[0]
+            rows = self._learner.whole_envs(found[0])
             again = rows if ending is None else rows & ~ending
             without = rows if ending is None else rows | ending
             if self._learner.restart(again):

@@ -206,11 +206,6 @@ class InTurn(pettingzoo.AECEnv):
             "must be a function that creates an environment, or a na",
         ),
         (lambda: PettingZooEnv(lambda: ONE, num_envs=2), ArgumentError, "must create a new one at every call"),
-        (
-            lambda: PettingZooEnv(Game, space=spaces.Dict(action_mask=spaces.MultiBinary(3))),
-            ArgumentError,
-            "of PettingZooEnv can't be named 'action_mask', as environments of several agents have no action masks",
-        ),
         (lambda: PettingZooEnv(Game, agents_leave="false"), ArgumentError, "agents_leave must be True or False; got"),
         (lambda: PettingZooEnv(Game(), num_envs=2), ArgumentError, "need a function that creates an environment"),
         (lambda: PettingZooEnv("sisl/nothing"), ArgumentError, "PettingZoo has no parallel environment 'sisl/nothing'"),

@@ -24,7 +24,7 @@ from recurl.envs.gym_spaces import (
     ObservationReader,
     brief,
     candidate_paths,
-    find_path,
+    find_mask,
     missing_mask_error,
     value_at,
     without,
@@ -160,17 +160,11 @@ class GymWrapper(EnvBase):
     def _find_mask(self, name: NestedKey, space: gym.Space[Any], batch_size: list[int]) -> MaskReader | None:
         """Return the reader of the action mask, or None if there is none."""
         key, action = normalize_key(name), self._actions.spec
-        path, discrete = find_path(space, key), bool(choice_counts(action))
-        if path is not None and discrete:
-            return MaskReader(path, "observation", action, batch_size, self._env)
+        path = find_mask(space, key, action, self._env)
         if path is not None:
-            raise ArgumentError(
-                f"Masks are for Discrete and MultiDiscrete actions, but the observation of {self._env} has {name!r} "
-                f"and its action is {action}: turn masks off with action_mask=None (--action-mask none) to use the "
-                "entry as an ordinary observation."
-            )
+            return MaskReader(path, "observation", action, batch_size, self._env)
         info: Any = {}
-        if discrete:
+        if choice_counts(action):
             self._first_reset = _parts(self._call("reset"), "reset", _RESET)
             info = self._first_reset[1]
             path = next((path for path in candidate_paths(key) if value_at(info, path) is not None), None)

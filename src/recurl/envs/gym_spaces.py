@@ -32,6 +32,7 @@ __all__ = [
     "box_spec",
     "brief",
     "candidate_paths",
+    "find_mask",
     "find_path",
     "missing_mask_error",
     "numpy_dtype",
@@ -609,6 +610,22 @@ def candidate_paths(key: NestedKey) -> list[tuple[str, ...]]:
     """Return the paths that ``key`` may refer to."""
     key = normalize_key(key)
     return [(key,), tuple(key.split("."))] if isinstance(key, str) else [key]
+
+
+def find_mask(space: gym.Space[Any], key: NestedKey, action: TensorSpec, owner: object) -> tuple[str, ...] | None:
+    """Return the path of a mask of ``action`` in observations of ``space``, or None if it isn't there.
+
+    Raises:
+        ArgumentError: it is there, but no part of the action is discrete.
+    """
+    path = find_path(space, key)
+    if path is not None and not choice_counts(action):
+        raise ArgumentError(
+            f"Masks are for Discrete and MultiDiscrete actions, but the observation of {owner} has {key!r} and its "
+            f"action is {action}: turn masks off with action_mask=None (--action-mask none) to use the entry as an "
+            "ordinary observation."
+        )
+    return path
 
 
 def missing_mask_error(

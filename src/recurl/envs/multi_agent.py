@@ -44,11 +44,12 @@ from recurl.core.keys import (
     TRUNCATED,
     NestedKey,
     dotted,
+    normalize_key,
 )
-from recurl.core.specs import Binary
+from recurl.core.specs import Binary, TensorSpec, choice_counts
 from recurl.envs.base import EnvBase
 from recurl.envs.device_actions import read_on_device
-from recurl.envs.gym_spaces import ActionReader, ObservationReader
+from recurl.envs.gym_spaces import ActionReader, ObservationReader, find_mask, missing_mask_error, without
 from recurl.envs.tasks.dynamics import check_count, check_flag
 from recurl.sequences.entries import Step, like, takes_entries
 
@@ -104,6 +105,10 @@ class MultiAgentEnv(EnvBase):
     * ``"state"``, the observations of all agents, which a central critic reads (MAPPO):
       ``PPO(critic_observations=("state",), ...)``.
 
+    If observations have a mask of the choices of a discrete action, it becomes the entry ``"action_mask"``, bool
+    ``[choices]``, as in :class:`~recurl.envs.GymEnv`. It isn't part of ``"state"``, and allows everything in rows of
+    absent agents.
+
     If agents may leave an environment that goes on, or return to it, the rows of absent agents have zeros, and
     ``"agent_mask"``, bool ``[1]``, is False there. Collectors and rollouts copy it to ``("collector", "mask")``, so
     losses, advantages and normalizations ignore these steps. A new episode of an agent begins with ``is_init`` in its
@@ -118,6 +123,8 @@ class MultiAgentEnv(EnvBase):
             keep their names.
         action_space: Gymnasium space of the actions of one agent, the same for all.
         agents_leave: whether agents may leave an environment that goes on, and return.
+        action_mask: name of the action mask in the observation, of a ``Dict`` space (a nested key, or parts joined by
+            dots). ``"action_mask"`` need not exist, any other name must. None: there is no mask.
         agent_ids: add ``"agent_id"``.
         return_state: add ``"state"``.
         device: device of all tensors; torch's default when None.
@@ -128,13 +135,15 @@ class MultiAgentEnv(EnvBase):
         n_agents: number of agents of each environment.
         active: whether each agent takes part in the next step, bool ``[num_envs, n_agents]``.
         readers: converters from NumPy observations to tensors, and from action tensors to NumPy.
-        mask_path: always None: there is no action mask.
+        mask_path: path of the action mask in an observation; None if there is no mask.
 
     Raises:
         ArgumentError: there is no agent, or a name is given twice; ``num_envs`` is below 1, or a flag isn't a bool; an
-            observation has the name of an optional entry or of an action mask, or isn't of numbers and ``return_state``
-            is set; or, at a step, actions or results have wrong shapes, or an agent leaves whose episode hasn't ended.
-        UsageError: some rows of a running environment are reset, but not all of its agents.
+            observation has the name of an optional entry, or isn't of numbers and ``return_state`` is set; a mask is
+            named that isn't there, or the action has no choices; or, at a step, actions or results have wrong shapes, a
+            mask has other values than 0 and 1, or an agent leaves whose episode hasn't ended.
+        UsageError: some rows of a running environment are reset, but not all of its agents; or a mask allows no choice
+            where an action is taken.
 
     Example:
         >>> import numpy as np
@@ -160,8 +169,6 @@ class MultiAgentEnv(EnvBase):
                 [ True,  True,  True,  True]])
     """
 
-    mask_path: tuple[str, ...] | None = None
-
     def __init__(
         self,
         agents: Sequence[str],
@@ -170,6 +177,7 @@ class MultiAgentEnv(EnvBase):
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         agents_leave: bool = False,
+        action_mask: NestedKey | None = ACTION_MASK,
         agent_ids: bool = False,
         return_state: bool = False,
         device: torch.device | str | None = None,
@@ -181,29 +189,31 @@ class MultiAgentEnv(EnvBase):
         self.rows_per_env = self.n_agents
         self._agents_leave, self._seed = check_flag("agents_leave", agents_leave), cast("int | None", None)
         rows, name = num_envs * self.n_agents, type(self).__name__
-        own = (
-            observation_space.spaces if isinstance(observation_space, spaces.Dict) else {OBSERVATION: observation_space}
-        )
+        actions = ActionReader(action_space, [rows], True)
+        self.mask_path = None if action_mask is None else _find_mask(observation_space, action_mask, actions.spec, name)
+        masked = [] if self.mask_path is None else [ACTION_MASK]
+        if self.mask_path is not None:
+            observation_space = without(observation_space, self.mask_path)
+        own = entries_of(observation_space).spaces
         self._own = ObservationReader(spaces.Dict(own), [rows], name)
+        self._specs: dict[NestedKey, Any] = dict(self._own.spec.items(True, True))
         added: dict[str, gym.Space[Any]] = (
             {AGENT_ID: spaces.Discrete(self.n_agents)} if check_flag("agent_ids", agent_ids) else {}
         )
-        if ACTION_MASK in own:
-            raise ArgumentError(
-                f"An observation of {name} can't be named {ACTION_MASK!r}, as environments of several agents have no "
-                "action masks: leave it out, or give it another name to let networks see it."
-            )
         if check_flag("return_state", return_state):
             numbers = self.n_agents * sum(self._size(key) for key in self._own.spec.keys(True, True))
             added[STATE] = spaces.Box(-np.inf, np.inf, (numbers,), np.float32)
-        for key in (*added, AGENT_MASK):
+        for key in (*added, AGENT_MASK, *masked):
             if key in own:
                 raise ArgumentError(f"The observation {key!r} of {name} has the name of an optional entry: rename it.")
         self.readers = (
             ObservationReader(spaces.Dict({**own, **added}) if added else observation_space, [rows], name),
-            ActionReader(action_space, [rows], True),
+            actions,
         )
         spec = self.readers[0].spec.clone()
+        for key in masked:
+            self._specs[key] = Binary((sum(choice_counts(actions.spec)),), dtype=torch.bool)
+            spec.set(key, self._specs[key])
         if agents_leave:
             spec.set(AGENT_MASK, Binary((1,), dtype=torch.bool))
         device = checked_device(device)
@@ -352,21 +362,25 @@ class MultiAgentEnv(EnvBase):
 
     def _read(self, observed: Observed) -> _Entries:
         """Return observations by key, ``[n, A, ...]``, checked."""
-        found = {OBSERVATION: observed} if isinstance(observed, Tensor) else dict(observed)
-        specs = dict(self._own.spec.items(True, True))
-        if found.keys() != specs.keys():
+        given = {OBSERVATION: observed} if isinstance(observed, Tensor) else dict(observed)
+        mask = None if self.mask_path is None else normalize_key(self.mask_path)
+        found = {ACTION_MASK if key == mask else key: value for key, value in given.items()}
+        if found.keys() != self._specs.keys():
+            wanted = [mask if mask is not None and key == ACTION_MASK else key for key in self._specs]
             raise ArgumentTypeError(
-                f"The observations of {type(self).__name__} must be {[*specs]}, as in its observation_space, got "
-                f"{[*found]}."
+                f"The observations of {type(self).__name__} must be {wanted}, as in its observation_space, got "
+                f"{[*given]}."
             )
         for key, value in found.items():
-            shape = (*self._shape, *specs[key].shape)
+            shape = (*self._shape, *self._specs[key].shape)
             if tuple(value.shape) != shape:
                 raise ArgumentError(
                     f"The observation {dotted(key)!r} of {type(self).__name__} must have shape {list(shape)}, got "
                     f"{list(value.shape)}."
                 )
-        return {key: value.to(self.device, specs[key].dtype) for key, value in found.items()}
+        if mask is not None:
+            _check_mask(found[ACTION_MASK], type(self).__name__)
+        return {key: value.to(self.device, self._specs[key].dtype) for key, value in found.items()}
 
     def _entries(self, own: _Entries, present: Tensor, shared: _Entries) -> dict[Any, Tensor]:
         """Return the entries of all rows.
@@ -377,6 +391,8 @@ class MultiAgentEnv(EnvBase):
             shared: observations of the agents as the other agents' states have them, ``[n, A, ...]``.
         """
         entries: dict[Any, Tensor] = {key: value.flatten(0, 1) for key, value in own.items()}
+        if self.mask_path is not None:
+            entries[ACTION_MASK] = entries[ACTION_MASK] | ~present.reshape(-1, 1)
         if self._ids is not None:
             entries[AGENT_ID] = self._ids
         if self._returns_state:
@@ -387,7 +403,8 @@ class MultiAgentEnv(EnvBase):
 
     def _all_observations(self, own: _Entries, shared: _Entries) -> Tensor:
         """Return the observations of all agents, ``[n * A, A * size]``; in each row, its agent's are its own."""
-        mine, all_ = (torch.cat([value.flatten(2) for value in found.values()], -1) for found in (own, shared))
+        keys = [*self._own.spec.keys(True, True)]
+        mine, all_ = (torch.cat([found[key].flatten(2) for key in keys], -1) for found in (own, shared))
         n, agents, size = mine.shape
         is_own = torch.eye(agents, dtype=torch.bool, device=mine.device)[:, :, None]
         state = torch.where(is_own, mine.unsqueeze(2), all_.unsqueeze(1))
@@ -405,8 +422,26 @@ def _where(flags: Tensor, values: _Entries, others: _Entries | None) -> _Entries
     chosen: _Entries = {}
     for key, value in values.items():
         mask = flags.reshape(*flags.shape, *(1,) * (value.ndim - flags.ndim))
-        chosen[key] = torch.where(mask, value, 0) if others is None else torch.where(mask, value, others[key])
+        chosen[key] = torch.where(mask, value, value.new_zeros(()) if others is None else others[key])
     return chosen
+
+
+def entries_of(space: gym.Space[Any]) -> spaces.Dict:
+    """Return the space of an agent's observations as a ``Dict``, in which a single one is called ``"observation"``."""
+    return space if isinstance(space, spaces.Dict) else spaces.Dict({OBSERVATION: space})
+
+
+def _find_mask(space: gym.Space[Any], name: NestedKey, action: TensorSpec, owner: str) -> tuple[str, ...] | None:
+    """Return the path of the action mask in observations, or None if there is none."""
+    path = find_mask(space, name, action, owner)
+    if path is None and normalize_key(name) != ACTION_MASK:
+        raise missing_mask_error(name, space, {}, action, owner)
+    return path
+
+
+def _check_mask(mask: Tensor, owner: str) -> None:
+    if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ArgumentError(f"The action mask of {owner} must hold zeros and ones, or bools, got {mask.dtype}.")
 
 
 def check_equal_spaces(what: str, found: Mapping[str, gym.Space[Any]], advice: str) -> None:

@@ -305,7 +305,7 @@ class RunConfig:
             )
         host_only = self.host_only
         if is_jax(self.env) or is_multi_agent(self.env):
-            unfit = [name for name in host_only if is_jax(self.env) or name != "env_workers"]
+            unfit = [name for name in host_only if is_jax(self.env) or name not in ("env_workers", "action_mask")]
             unfit += ["vectorization"] * (self.vectorization not in ("auto", "device"))
             unfit += ["reset_memory_at"] * (self.trial_episodes is not None)
             if unfit:

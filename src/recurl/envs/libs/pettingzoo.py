@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 from recurl.core.importing import how_to_install, load_object
-from recurl.core.keys import OBSERVATION, NestedKey
+from recurl.core.keys import ACTION_MASK, OBSERVATION, NestedKey, normalize_key
 from recurl.core.messages import nearest
-from recurl.envs.gym_spaces import ActionReader
-from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces
+from recurl.core.specs import choice_counts
+from recurl.envs.gym_spaces import ActionReader, MaskReader, candidate_paths, find_mask, value_at
+from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces, entries_of
 from recurl.envs.tasks.dynamics import check_count
 
 __all__ = ["PettingZooEnv"]
 
+_EachEnv = Sequence[Mapping[Any, Any]]
 _PROTOCOL = ("possible_agents", "observation_space", "action_space", "reset", "step")
 _PAD = "wrap the environment, for instance with SuperSuit's pad_observations_v0 and pad_action_space_v0"
 _CONVERT = (
@@ -36,8 +40,8 @@ class PettingZooEnv(MultiAgentEnv):
     The batch size is ``[num_envs * n_agents]``; see :class:`~recurl.envs.MultiAgentEnv`. Rows are those of
     ``possible_agents``, which must have equal spaces. An agent that isn't in ``agents`` takes no part: its row waits,
     with ``"agent_mask"`` False, until it appears there, or until ``agents`` is empty and the environment begins anew.
-    Agents may die, be truncated, appear and return singly. Observations and actions are converted as in
-    :class:`~recurl.envs.GymEnv`. Environment ``e`` gets the seed of its first row,
+    Agents may die, be truncated, appear and return singly. Observations, actions and action masks, in observations or
+    in ``infos``, are converted as in :class:`~recurl.envs.GymEnv`. Environment ``e`` gets the seed of its first row,
     ``seed + e * n_agents``.
 
     Args:
@@ -47,6 +51,8 @@ class PettingZooEnv(MultiAgentEnv):
         num_envs: number of environments, stepped one after the other.
         agents_leave: whether agents may leave an environment that goes on, or appear in it. If not, there is no
             ``"agent_mask"``.
+        action_mask: name of the action mask in the observation (of a ``Dict`` space; a nested key, or parts joined by
+            dots) or in the agent's info. ``"action_mask"`` need not exist, any other name must. None: there is no mask.
         agent_ids: see :class:`~recurl.envs.MultiAgentEnv`.
         return_state: likewise.
         device: likewise.
@@ -92,6 +98,7 @@ class PettingZooEnv(MultiAgentEnv):
         num_envs: int = 1,
         *,
         agents_leave: bool = True,
+        action_mask: NestedKey | None = ACTION_MASK,
         agent_ids: bool = False,
         return_state: bool = False,
         device: torch.device | str | None = None,
@@ -120,29 +127,52 @@ class PettingZooEnv(MultiAgentEnv):
         acting = {name: first.action_space(agent) for name, agent in zip(agents, self._keys, strict=True)}
         check_equal_spaces("observation", observed, _PAD)
         check_equal_spaces("action", acting, _PAD)
+        space, mask = observed[agents[0]], action_mask
+        self._action_reader = ActionReader(acting[agents[0]], [], True)
+        in_info = None if mask is None else self._find_in_info(space, mask)
+        if in_info is not None:
+            mask = ".".join(in_info)
+            choices = spaces.MultiBinary(sum(choice_counts(self._action_reader.spec)))
+            space = spaces.Dict({**entries_of(space).spaces, mask: choices})
         super().__init__(
             agents,
             num_envs,
-            observation_space=observed[agents[0]],
+            observation_space=space,
             action_space=acting[agents[0]],
             agents_leave=agents_leave,
+            action_mask=mask,
             agent_ids=agent_ids,
             return_state=return_state,
             device=device,
         )
         self._is_dict = isinstance(observed[agents[0]], spaces.Dict)
         self._reader = self._own.rebatched([])
-        self._action_reader = ActionReader(acting[agents[0]], [], True)
         zeros = self._reader.spec.zero()
         self._zeros: dict[NestedKey, Tensor] = {key: zeros.get(key) for key in self._reader.spec.keys(True, True)}
+        self._mask: MaskReader | None = None
+        if self.mask_path is not None:
+            path, source = (self.mask_path, "observation") if in_info is None else (in_info, "info")
+            self._mask = MaskReader(path, source, self._action_reader.spec, [], _name(first))
+            self._zeros[normalize_key(self.mask_path)] = self._mask.spec.zero()
+
+    def _find_in_info(self, space: gym.Space[Any], name: NestedKey) -> tuple[str, ...] | None:
+        """Return the path of the action mask in the infos of agents, or None if it isn't there."""
+        first, spec = self.envs[0], self._action_reader.spec
+        if find_mask(space, name, spec, _name(first)) is not None or not choice_counts(spec):
+            return None
+        infos = first.reset()[1]
+        paths = (path for info in infos.values() for path in candidate_paths(name) if value_at(info, path) is not None)
+        return next(paths, None)
 
     def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
         seen: list[Mapping[str, Any]] = [{}] * self.num_envs
+        infos: list[Mapping[str, Any]] = [{}] * self.num_envs
         for index in envs.nonzero().flatten().tolist():
             own = None if seed is None else seed + index * self.n_agents  # the same in several worker processes
-            seen[index] = self.envs[index].reset(seed=own)[0]
+            seen[index], infos[index] = self.envs[index].reset(seed=own)
             self._check_complete(index, "reset", "observation", self.envs[index].agents, seen[index])
-        return AgentsReset(self._stacked(seen), self._listed([env.agents for env in self.envs]))
+        agents = [env.agents for env in self.envs]
+        return AgentsReset(self._stacked(seen, infos, agents), self._listed(agents))
 
     def _step_envs(self, actions: Tensor) -> AgentsStep:
         host, before = actions.cpu(), self.active.tolist()
@@ -154,13 +184,19 @@ class PettingZooEnv(MultiAgentEnv):
                 wanted = [*acting, *env.agents] if what == "observation" else acting
                 self._check_complete(index, "step", what, wanted, values)
             outcomes.append(outcome)
-        seen, rewards, terminated, truncated = list(zip(*outcomes, strict=True))[:4]
+        seen, rewards, terminated, truncated, infos = zip(*outcomes, strict=True)
+        agents = [env.agents for env in self.envs]
+        cut = [
+            [agent for agent, flag in each.items() if flag and not ended.get(agent)]
+            for each, ended in zip(truncated, terminated, strict=True)
+        ]
+        masked = [[*listed, *others] for listed, others in zip(agents, cut, strict=True)]
         return AgentsStep(
-            self._stacked(seen),
+            self._stacked(seen, infos, masked),
             torch.tensor([[float(each.get(agent, 0.0)) for agent in self._keys] for each in rewards]),
             torch.tensor([[bool(each.get(agent, False)) for agent in self._keys] for each in terminated]),
             torch.tensor([[bool(each.get(agent, False)) for agent in self._keys] for each in truncated]),
-            active=self._listed([env.agents for env in self.envs]),
+            active=self._listed(agents),
         )
 
     def _check_complete(
@@ -183,14 +219,28 @@ class PettingZooEnv(MultiAgentEnv):
             )
         return torch.tensor([[agent in names for agent in self._keys] for names in agents])
 
-    def _stacked(self, seen: list[Mapping[str, Any]] | tuple[Mapping[str, Any], ...]) -> dict[NestedKey, Tensor]:
-        """Return observations as tensors ``[n, A, ...]``, with zeros for those that are missing."""
-        rows = [self._tensors(each[agent]) if agent in each else self._zeros for each in seen for agent in self._keys]
+    def _stacked(self, seen: _EachEnv, infos: _EachEnv, masked: Sequence[Collection[Any]]) -> dict[NestedKey, Tensor]:
+        """Return observations as tensors ``[n, A, ...]``, with zeros for those that are missing.
+
+        Args:
+            seen: observations by agent, of each environment.
+            infos: infos by agent, of each environment.
+            masked: agents of each environment that must have a mask, if there are masks.
+        """
+        rows = [
+            self._tensors(each[agent], info.get(agent), agent in needed) if agent in each else self._zeros
+            for each, info, needed in zip(seen, infos, masked, strict=True)
+            for agent in self._keys
+        ]
         shape = (self.num_envs, self.n_agents)
         return {key: torch.stack([row[key] for row in rows]).unflatten(0, shape) for key in self._zeros}
 
-    def _tensors(self, observation: Any) -> Mapping[NestedKey, Tensor]:
-        return self._reader.read(observation if self._is_dict else {OBSERVATION: observation})
+    def _tensors(self, observation: Any, info: Any, masked: bool) -> Mapping[NestedKey, Tensor]:
+        found = self._reader.read(observation if self._is_dict else {OBSERVATION: observation})
+        if self._mask is not None and self.mask_path is not None:
+            source = observation if self._mask.source == "observation" else info
+            found[normalize_key(self.mask_path)] = self._mask.read(source, np.asarray(masked))
+        return found
 
     def _close(self) -> None:
         for env in self.envs:

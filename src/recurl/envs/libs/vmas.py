@@ -17,7 +17,7 @@ from torch import Tensor
 from recurl.core.devices import checked_device
 from recurl.core.errors import ArgumentError, MissingDependencyError
 from recurl.core.importing import how_to_install
-from recurl.core.keys import OBSERVATION, NestedKey
+from recurl.core.keys import ACTION_MASK, OBSERVATION, NestedKey
 from recurl.core.messages import nearest
 from recurl.core.seeding import derive_seed
 from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces
@@ -46,7 +46,8 @@ class VmasEnv(MultiAgentEnv):
         max_steps: number of steps after which an environment is truncated; None for never.
         continuous_actions: real-valued actions, rather than integers.
         pad_observations: pad the observations of agents that observe fewer numbers than others with zeros.
-        agent_ids: see :class:`~recurl.envs.MultiAgentEnv`.
+        action_mask: see :class:`~recurl.envs.MultiAgentEnv`.
+        agent_ids: likewise.
         return_state: likewise.
         device: likewise; the simulation runs there.
         **kwargs: arguments of the scenario, such as ``n_agents=3``.
@@ -74,6 +75,7 @@ class VmasEnv(MultiAgentEnv):
         max_steps: int | None = None,
         continuous_actions: bool = True,
         pad_observations: bool = False,
+        action_mask: NestedKey | None = ACTION_MASK,
         agent_ids: bool = False,
         return_state: bool = False,
         device: torch.device | str | None = None,
@@ -107,6 +109,7 @@ class VmasEnv(MultiAgentEnv):
             num_envs,
             observation_space=observation_space,
             action_space=acting[names[0]],
+            action_mask=action_mask,
             agent_ids=agent_ids,
             return_state=return_state,
             device=device,

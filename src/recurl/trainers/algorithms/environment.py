@@ -188,6 +188,8 @@ def _named_rows(config: RunConfig, rows: int, **arguments: Any) -> EnvBase:
         return named_jax_env(config.env_name, rows, device=config.device, **arguments)
     from recurl.envs.multi_agent_named import named_multi_agent_env  # noqa: PLC0415 - as above
 
+    if config.action_mask != ACTION_MASK:
+        arguments["action_mask"] = None if config.action_mask == NO_MASK else config.action_mask
     return named_multi_agent_env(config.env_name, rows, device=config.device, **arguments)
 
 

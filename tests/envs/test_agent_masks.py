@@ -114,6 +114,31 @@ def test_masks_that_are_missing():
     assert env.rollout(6, break_when_any_done=False)["action"].shape == (2, 6)
 
 
+class Turns(Doors):
+    """The agents act in turn, and the mask of the one that waits allows nothing."""
+
+    def seen(self):
+        seen, infos = super().seen()
+        for agent in seen:
+            if self.time % 2 != "ab".index(agent):
+                seen[agent][self.name][:] = 0
+        return seen, infos
+
+    def step(self, actions):
+        turn = "ab"[self.time % 2]
+        return super().step({agent: action for agent, action in actions.items() if agent == turn})
+
+
+def test_agents_that_wait_for_their_turn_may_choose_anything():
+    batch = PettingZooEnv(Turns, num_envs=2).rollout(LAST, break_when_any_done=False)
+    for row, agent in enumerate("abab"):
+        for time in range(LIFE[agent]):
+            mine = time % 2 == "ab".index(agent)
+            expected = allowed(agent, time) if mine else np.ones(CHOICES, bool)
+            assert torch.equal(batch["action_mask"][row, time], torch.from_numpy(expected))
+    assert not batch["next", "action_mask"][1, LAST - 1].any()  # it terminated
+
+
 class Gates(MultiAgentEnv):
     """Own environment; agent 0 begins anew at every second step, with a mask of its own."""
 

@@ -41,8 +41,9 @@ class PettingZooEnv(MultiAgentEnv):
     ``possible_agents``, which must have equal spaces. An agent that isn't in ``agents`` takes no part: its row waits,
     with ``"agent_mask"`` False, until it appears there, or until ``agents`` is empty and the environment begins anew.
     Agents may die, be truncated, appear and return singly. Observations, actions and action masks, in observations or
-    in ``infos``, are converted as in :class:`~recurl.envs.GymEnv`. Environment ``e`` gets the seed of its first row,
-    ``seed + e * n_agents``.
+    in ``infos``, are converted as in :class:`~recurl.envs.GymEnv`. Where the mask of an agent allows nothing, the agent
+    waits for its turn: all choices are allowed, and the environment must ignore them, as that of
+    ``turn_based_aec_to_parallel`` does. Environment ``e`` gets the seed of its first row, ``seed + e * n_agents``.
 
     Args:
         task: function that creates a parallel environment, such as ``multiwalker_v9.parallel_env``; or the id of one of
@@ -239,7 +240,9 @@ class PettingZooEnv(MultiAgentEnv):
         found = self._reader.read(observation if self._is_dict else {OBSERVATION: observation})
         if self._mask is not None and self.mask_path is not None:
             source = observation if self._mask.source == "observation" else info
-            found[normalize_key(self.mask_path)] = self._mask.read(source, np.asarray(masked))
+            mask = self._mask.read(source, np.asarray(masked))
+            waits = masked and not mask.any()  # for its turn
+            found[normalize_key(self.mask_path)] = torch.ones_like(mask) if waits else mask
         return found
 
     def _close(self) -> None:

@@ -85,6 +85,19 @@ def test_absent_agents_change_no_statistics():
     learner.close()
 
 
+@pytest.mark.parametrize("kind", [PPOConfig, SACConfig])
+def test_scaled_returns_of_episodes_that_are_not_resumed_end(kind):
+    options = kind(env=lambda num_envs=6: walkers(num_envs, **STAYING), scale_rewards=True, cell="gru", **SMALL)
+    ran, resumed = make_algorithm(options), make_algorithm(options)
+    for _ in range(2):
+        ran.learn(ran.collect())
+    assert ran.scaler.returns.all()  # of running episodes
+    resumed.load_state_dict(ran.state_dict())
+    assert not resumed.restored_episodes
+    assert not resumed.scaler.returns.any()
+    assert torch.equal(resumed.scaler.moments.var, ran.scaler.moments.var)
+
+
 def test_playing_says_that_agents_are_not_rendered(tmp_path):
     train(PPOConfig(env=walkers, cell="none", **{**SMALL, "total_steps": 96}), tmp_path / "run")
     said = []

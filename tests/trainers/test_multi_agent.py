@@ -27,6 +27,7 @@ from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.motion import motion_of
 from tests.envs.agents import LIMIT, Walkers
+from tests.envs.test_multi_agent import Unsaved
 from tests.trainers.run.test_trainer import differing, final_state, train
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -53,10 +54,11 @@ def test_agents_alone_and_a_central_critic(kind, tmp_path):
     assert 11 in found.lengths
 
 
-def test_a_run_resumes_bit_for_bit_up_to_its_environments(tmp_path):
-    options = PPOConfig(env=walkers, cell="gru", **{**SMALL, "total_steps": 96})
+def test_a_run_resumes_bit_for_bit(tmp_path):
+    options = PPOConfig(env=walkers, cell="gru", scale_rewards=True, **{**SMALL, "total_steps": 192})
     train(options, tmp_path / "a")
-    train(options, tmp_path / "b")
+    train(options, tmp_path / "b", stop_after=1)
+    assert "isn't restored" not in train(options, tmp_path / "b", resume=True)[1]
     assert not differing(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
     policy, size = recurl.load(RunFolder(tmp_path / "a"), env=walkers), walkers().observation_spec["observation"].shape
     action, _ = policy.predict(np.zeros(size[1:], np.float32))  # what one agent sees, without a name
@@ -87,7 +89,7 @@ def test_absent_agents_change_no_statistics():
 
 @pytest.mark.parametrize("kind", [PPOConfig, SACConfig])
 def test_scaled_returns_of_episodes_that_are_not_resumed_end(kind):
-    options = kind(env=lambda num_envs=6: walkers(num_envs, **STAYING), scale_rewards=True, cell="gru", **SMALL)
+    options = kind(env=lambda num_envs=6: Unsaved(num_envs // 3, **STAYING), scale_rewards=True, cell="gru", **SMALL)
     ran, resumed = make_algorithm(options), make_algorithm(options)
     for _ in range(2):
         ran.learn(ran.collect())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -85,6 +86,8 @@ class PettingZooEnv(MultiAgentEnv):
                 [ True,  True, False, False,  True]])
     """
 
+    _simulation = ("envs",)
+
     def __init__(
         self,
         task: Callable[..., Any] | str | Any,
@@ -134,6 +137,19 @@ class PettingZooEnv(MultiAgentEnv):
         self._action_reader = ActionReader(acting[agents[0]], [], True)
         zeros = self._reader.spec.zero()
         self._zeros: dict[NestedKey, Tensor] = {key: zeros.get(key) for key in self._reader.spec.keys(True, True)}
+
+    def _simulators(self) -> Iterable[object]:
+        return [part for env in self.envs for part in (env, getattr(env, "unwrapped", None))]
+
+    def _trial_env(self) -> MultiAgentEnv:
+        """Return a single environment: each is stepped for itself."""
+        return PettingZooEnv(
+            copy.deepcopy(self.envs[0]),
+            agents_leave=self._agents_leave,
+            agent_ids=self._ids is not None,
+            return_state=self._returns_state,
+            device=self.device,
+        )
 
     def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
         seen: list[Mapping[str, Any]] = [{}] * self.num_envs

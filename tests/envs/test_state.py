@@ -74,7 +74,7 @@ def copied(used, fresh):
 def test_sets_of_classes_have_those_of_the_fresh_object():
     fresh = Holder(kinds=[{Holder, dict}, {Holder, dict}])
     assert copied(Holder(kinds=[{Holder}, {1, dict}]), fresh).kinds == [{Holder}, {1, dict}]
-    with pytest.raises(ArgumentError, match="has builtins.dict where a fresh environment has None"):
+    with pytest.raises(ArgumentError, match=r"has builtins\.dict where a fresh environment has None"):
         copied(Holder(kinds={dict}), Holder(kinds={list}))
 
 

@@ -113,6 +113,7 @@ class MultiAgentEnv(EnvBase):
     row alone; a new environment in the rows of all of its agents.
 
     A subclass implements :meth:`_reset_envs` and :meth:`_step_envs`, which see all agents as ``[num_envs, n_agents]``.
+    The attributes that it sets are the state of the running episodes (:meth:`get_state`).
 
     Args:
         agents: names of the agents.
@@ -403,6 +404,7 @@ class MultiAgentEnv(EnvBase):
 
     _simulation: ClassVar[tuple[str, ...] | None] = None
     """Names of the attributes that hold the state of the environments; None: all that a subclass sets."""
+    _trial_steps: ClassVar[int] = 20  # number of steps in the trial of a saved state
 
     @property
     def _names(self) -> list[str]:
@@ -429,7 +431,7 @@ class MultiAgentEnv(EnvBase):
         if not self._tried:
             from recurl.envs import state_trial  # noqa: PLC0415 - imported where it is used
 
-            self._tried, self._obstacle = True, state_trial.obstacle(self._trial_env)
+            self._tried, self._obstacle = True, state_trial.obstacle(self._trial_env, self._trial_steps)
         return self._obstacle
 
     def get_state(self) -> dict[str, Any]:

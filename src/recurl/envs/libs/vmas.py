@@ -67,6 +67,7 @@ class VmasEnv(MultiAgentEnv):
     """
 
     _simulation = ("simulator", "_random")
+    _trial_steps = 4  # enough for tensors, of which a simulator consists; a step takes milliseconds
 
     def __init__(
         self,

@@ -139,6 +139,38 @@ def test_a_fault_of_one_agent_begins_its_environment_anew(tmp_path):
     assert trainer.env_steps == 384
 
 
+def test_minibatches_without_an_agent_make_no_step():
+    lives, waits, limits = (3, None, 9), (None, None, None), [10**6] * 2
+    options = PPOConfig(
+        env=lambda num_envs=6: Walkers(num_envs // 3, lives=lives, waits=waits, limits=limits),
+        cell="gru",
+        sequence_length=8,
+        minibatches=12,
+        epochs=2,
+        learning_rate_schedule="adaptive",
+        **SMALL,
+    )
+    learner = PPO(options)
+    learner.learn(learner.collect())
+    batch, steps = learner.collect(), []
+    assert batch["collector", "mask"].all(1).sum() == 2  # the others have left
+    descend, entropies = learner.optimizer.descend, []
+    gradients = learner.gradients()
+
+    def watched(minibatch):
+        losses = gradients(minibatch)
+        entropies.append(float(losses.get("entropy", 0.0)))
+        return losses
+
+    learner.gradients = lambda: watched
+    learner.optimizer.descend = lambda total: steps.append(total) or descend(total)
+    learned = learner.learn(batch)
+    assert len(steps) == 2 * 4  # of 12 sequences, 4 are of agents that take part
+    assert min(entropies) > 0
+    assert learned["entropy"] == pytest.approx(sum(entropies[4:]) / 4)
+    learner.close()
+
+
 def test_episodes_and_motion_of_agents():
     torch.manual_seed(0)
     batch = walkers(6).rollout(40, break_when_any_done=False)

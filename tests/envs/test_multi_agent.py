@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from recurl.collectors import Collector
-from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UnfitStateError, UnsupportedError, UsageError
 from recurl.envs import (
     AgentsReset,
     AgentsStep,
@@ -173,6 +174,84 @@ def test_rows_cut_by_a_transform():
     assert cut["collector", "mask"][0].int().tolist() == [1, 1, 0, 0, 0, 1, 0, 0, 0]
     assert cut["is_init"][0, :, 0].int().tolist() == [1, 0, 1, 0, 0, 1, 1, 0, 0]
     assert cut["next", "done"][0, :, 0].int().tolist() == [0, 1, 0, 0, 1, 1, 0, 0, 1]
+
+
+class Hunt(Walkers):
+    """Agents leave marks, objects of a list, until none is left of their places."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.marks, self.random = [], torch.Generator()
+
+    def _reset_envs(self, envs, seed):
+        if seed is not None:
+            self.random.manual_seed(seed)
+        return super()._reset_envs(envs, seed)
+
+    def _step_envs(self, actions):
+        self.marks = [*self.marks, Mark(self.place.clone())][-3:]
+        self.place = self.place + sum(mark.place for mark in self.marks) / 9 + torch.rand(1, generator=self.random)
+        return super()._step_envs(actions)
+
+
+class Mark:
+    def __init__(self, place):
+        self.place = place
+
+
+class Unsaved(Walkers):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.draws = (number for number in itertools.count())
+
+
+def continued(env, root, steps=LIMIT + 4):
+    """Return steps from ``root`` with actions of a seed, across the end of an environment."""
+    torch.manual_seed(4)
+    return env.rollout(steps, break_when_any_done=False, auto_reset=False, tensordict=root.clone())
+
+
+def restored(env, fresh, tmp_path):
+    """Return an environment that has the state of another, from a file."""
+    torch.save(env.get_state(), tmp_path / "state")
+    fresh.set_state(torch.load(tmp_path / "state", weights_only=True))
+    return fresh
+
+
+@pytest.mark.parametrize("kind", [Walkers, Hunt])
+@pytest.mark.parametrize("transformed", [False, True])
+def test_a_restored_state_goes_on_alike(kind, transformed, tmp_path):
+    def make():
+        env = kind(return_state=True)
+        return TransformedEnv(env, InitTracker()) if transformed else env
+
+    env = make()
+    assert env.can_save_state
+    env.set_seed(3)
+    root = env.reset()
+    for _ in range(4):  # agent 0 waits, agent 2 is about to begin anew
+        root = env.step_and_maybe_reset(env.rand_action(root))[1]
+    assert not root["agent_mask"].all()
+    fresh, generator = make(), torch.get_rng_state()
+    restored(env, fresh, tmp_path)
+    assert torch.equal(torch.get_rng_state(), generator)
+    found = continued(fresh, root)
+    assert (continued(env, root) == found).exclude("collector").all()
+    assert found["next", "done"].reshape(2, 3, -1).all(1).any()
+
+
+def test_states_that_cannot_be_saved_or_restored():
+    env = Unsaved()
+    assert env.state_obstacle == "a trial of it raised TypeError: cannot pickle 'generator' object"
+    with pytest.raises(UnsupportedError, match=r"can't save its state: a trial of it raised TypeError: cannot pickle"):
+        env.get_state()
+    state = Walkers().get_state()
+    with pytest.raises(ArgumentError, match=r"got \['agents', 'shape'\] of shape \[2, 3\]"):
+        Walkers(3).set_state(state)
+    with pytest.raises(ArgumentError, match=r"got \['gym'\]"):
+        Walkers().set_state({"gym": {}})
+    with pytest.raises(UnfitStateError, match=r"an object of .*Walkers, which the environment's package lacks"):
+        Hunt().set_state(state)
 
 
 def test_some_rows_of_an_environment_cannot_be_reset():

@@ -143,6 +143,28 @@ def test_agents_with_numbers_for_names():
     assert batch["collector", "mask"].tolist() == [[True] * 4, [True, True, False, False]]
 
 
+def test_a_saved_state():
+    env, other = PettingZooEnv(Game, 2, return_state=True), PettingZooEnv(Game, 2, return_state=True)
+    root = env.reset()
+    for _ in range(4):
+        root = env.step_and_maybe_reset(env.rand_action(root))[1]
+    assert env.state_obstacle is None
+    other.set_state(env.get_state())
+    found = []
+    for each in (env, other):
+        torch.manual_seed(0)
+        found.append(each.rollout(9, break_when_any_done=False, auto_reset=False, tensordict=root.clone()))
+    assert (found[0] == found[1]).exclude("collector").all()
+    assert not found[0]["collector", "mask"].all()
+    assert PettingZooEnv(lambda: Game(action=spaces.Discrete(3), space=Unsaved())).state_obstacle is not None
+
+
+class Unsaved(spaces.Box):
+    def __init__(self):
+        super().__init__(-np.inf, np.inf, (2,), np.float64)
+        self.lines = (line for line in ())
+
+
 class Unequal(Game):
     def observation_space(self, agent):
         return spaces.Box(-1, 1, (3 if agent == "a" else 2,))

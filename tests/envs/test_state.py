@@ -71,6 +71,13 @@ def copied(used, fresh):
     return fresh
 
 
+def test_sets_of_classes_have_those_of_the_fresh_object():
+    fresh = Holder(kinds=[{Holder, dict}, {Holder, dict}])
+    assert copied(Holder(kinds=[{Holder}, {1, dict}]), fresh).kinds == [{Holder}, {1, dict}]
+    with pytest.raises(ArgumentError, match=r"has builtins\.dict where a fresh environment has None"):
+        copied(Holder(kinds={dict}), Holder(kinds={list}))
+
+
 def counting():
     count = 0
 

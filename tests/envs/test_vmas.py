@@ -38,6 +38,23 @@ def test_rows_are_those_of_the_simulator():
     assert "agent_mask" not in batch
 
 
+def test_a_restored_state_goes_on_alike():
+    env, other = (VmasEnv("balance", 2, max_steps=9, n_agents=2) for _ in range(2))
+    env.set_seed(2)
+    torch.manual_seed(0)
+    root = env.reset()
+    for _ in range(5):
+        root = env.step_and_maybe_reset(env.rand_action(root))[1]
+    other.set_state(env.get_state())
+    found = []
+    for each in (env, other):
+        torch.manual_seed(0)
+        found.append(each.rollout(12, break_when_any_done=False, auto_reset=False, tensordict=root.clone()))
+    assert (found[0] == found[1]).exclude("collector").all()
+    assert found[0]["next", "done"].any()
+    assert env.state_obstacle is None
+
+
 def test_environments_end_singly_and_have_their_own_random_numbers():
     env, other = VmasEnv("balance", 3), VmasEnv("balance", 3)
     roots = [each.reset()["observation"] for each in (env, env, other)]

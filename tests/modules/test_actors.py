@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -11,6 +13,7 @@ from recurl.core.specs import Composite, OneHot
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
 from recurl.modules.networks import MLP
+from recurl.objectives import ClipPPOLoss
 from recurl.sequences.mode import ExplorationType, set_exploration_type
 
 
@@ -92,6 +95,28 @@ def test_nested_keys():
     )
     td = actor(TensorDict({("agent", "obs"): torch.zeros(2, 3)}, [2]))
     assert td["agent", "action"].shape == td["agent", "action_log_prob"].shape == (2,)
+
+
+@pytest.mark.parametrize("key", ["sample_log_prob", ("agents", "sample_log_prob")])
+def test_key_of_the_log_probability(key):
+    net = TensorDictModule(nn.Linear(3, 2), [("agents", "observation")], [("agents", "logits")])
+    actor = ProbabilisticActor(
+        net,
+        in_keys=[("agents", "logits")],
+        out_keys=[("agents", "action")],
+        distribution_class=Categorical,
+        return_log_prob=True,
+        log_prob_key=key,
+    )
+    batch = TensorDict({("agents", "observation"): torch.randn(2, 5, 3)}, [2, 5])
+    wanted = net(batch.copy())["agents", "logits"].log_softmax(-1)
+    with set_exploration_type(ExplorationType.RANDOM):
+        out = copy.deepcopy(actor)(batch)
+    taken = wanted.gather(-1, out["agents", "action"].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(out[key], taken)
+    assert key in actor.out_keys
+    critic = ValueOperator(nn.Linear(3, 1), [("agents", "observation")])
+    assert ClipPPOLoss(actor, critic).tensor_keys.sample_log_prob == key
 
 
 def test_network_without_a_scale_names_the_extractor():

@@ -27,6 +27,7 @@ from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.motion import motion_of
 from tests.envs.agents import LIMIT, Walkers
+from tests.envs.test_multi_agent import Unsaved
 from tests.trainers.run.test_trainer import differing, final_state, train
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -53,10 +54,11 @@ def test_agents_alone_and_a_central_critic(kind, tmp_path):
     assert 11 in found.lengths
 
 
-def test_a_run_resumes_bit_for_bit_up_to_its_environments(tmp_path):
-    options = PPOConfig(env=walkers, cell="gru", **{**SMALL, "total_steps": 96})
+def test_a_run_resumes_bit_for_bit(tmp_path):
+    options = PPOConfig(env=walkers, cell="gru", scale_rewards=True, **{**SMALL, "total_steps": 192})
     train(options, tmp_path / "a")
-    train(options, tmp_path / "b")
+    train(options, tmp_path / "b", stop_after=1)
+    assert "isn't restored" not in train(options, tmp_path / "b", resume=True)[1]
     assert not differing(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
     policy, size = recurl.load(RunFolder(tmp_path / "a"), env=walkers), walkers().observation_spec["observation"].shape
     action, _ = policy.predict(np.zeros(size[1:], np.float32))  # what one agent sees, without a name
@@ -85,6 +87,19 @@ def test_absent_agents_change_no_statistics():
     learner.close()
 
 
+@pytest.mark.parametrize("kind", [PPOConfig, SACConfig])
+def test_scaled_returns_of_episodes_that_are_not_resumed_end(kind):
+    options = kind(env=lambda num_envs=6: Unsaved(num_envs // 3, **STAYING), scale_rewards=True, cell="gru", **SMALL)
+    ran, resumed = make_algorithm(options), make_algorithm(options)
+    for _ in range(2):
+        ran.learn(ran.collect())
+    assert ran.scaler.returns.all()  # of running episodes
+    resumed.load_state_dict(ran.state_dict())
+    assert not resumed.restored_episodes
+    assert not resumed.scaler.returns.any()
+    assert torch.equal(resumed.scaler.moments.var, ran.scaler.moments.var)
+
+
 def test_playing_says_that_agents_are_not_rendered(tmp_path):
     train(PPOConfig(env=walkers, cell="none", **{**SMALL, "total_steps": 96}), tmp_path / "run")
     said = []
@@ -94,9 +109,7 @@ def test_playing_says_that_agents_are_not_rendered(tmp_path):
         "Nothing is shown because environments of several agents aren't rendered: step one of your own with the policy "
         "recurl.load(run), and render it there."
     ]
-    with pytest.raises(
-        ArgumentError, match=r"--video can't record .*walkers\(\), because environments of several agents"
-    ):
+    with pytest.raises(ArgumentError, match=r"--video can't record .*walkers\(\), because environments of s"):
         play_run(folder, env=walkers, video=tmp_path / "out.mp4")
 
 
@@ -124,6 +137,38 @@ def test_a_fault_of_one_agent_begins_its_environment_anew(tmp_path):
     assert env.rows_per_env == TransformedEnv(env).rows_per_env == SerialEnv(2, walkers).rows_per_env == 3
     assert env.resets[:4] == [[0, 1], [0, 1], [1], [0]]  # at the start, step 11, after the batch of 16 steps, and 22
     assert trainer.env_steps == 384
+
+
+def test_minibatches_without_an_agent_make_no_step():
+    lives, waits, limits = (3, None, 9), (None, None, None), [10**6] * 2
+    options = PPOConfig(
+        env=lambda num_envs=6: Walkers(num_envs // 3, lives=lives, waits=waits, limits=limits),
+        cell="gru",
+        sequence_length=8,
+        minibatches=12,
+        epochs=2,
+        learning_rate_schedule="adaptive",
+        **SMALL,
+    )
+    learner = PPO(options)
+    learner.learn(learner.collect())
+    batch, steps = learner.collect(), []
+    assert batch["collector", "mask"].all(1).sum() == 2  # the others have left
+    descend, entropies = learner.optimizer.descend, []
+    gradients = learner.gradients()
+
+    def watched(minibatch):
+        losses = gradients(minibatch)
+        entropies.append(float(losses.get("entropy", 0.0)))
+        return losses
+
+    learner.gradients = lambda: watched
+    learner.optimizer.descend = lambda total: steps.append(total) or descend(total)
+    learned = learner.learn(batch)
+    assert len(steps) == 2 * 4  # of 12 sequences, 4 are of agents that take part
+    assert min(entropies) > 0
+    assert learned["entropy"] == pytest.approx(sum(entropies[4:]) / 4)
+    learner.close()
 
 
 def test_episodes_and_motion_of_agents():

@@ -18,9 +18,10 @@ advantages, losses and minibatches then need no special case: a policy shared by
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
 import gymnasium as gym
 import numpy as np
@@ -46,6 +47,7 @@ from recurl.core.keys import (
     dotted,
     normalize_key,
 )
+from recurl.core.seeding import preserved_rng
 from recurl.core.specs import Binary, TensorSpec, choice_counts
 from recurl.envs.base import EnvBase
 from recurl.envs.device_actions import read_on_device
@@ -58,6 +60,7 @@ __all__ = ["AgentsReset", "AgentsStep", "MultiAgentEnv"]
 Observed = Tensor | Mapping[NestedKey, Tensor]
 """Observations of all agents ``[n, A, ...]``: one tensor, or several by key."""
 _Entries = dict[NestedKey, Tensor]
+_FLAGS = ("active", "_present", "_ended", "_over", "_current", "_seed")  # what resets and steps change
 
 
 class AgentsReset(NamedTuple):
@@ -115,6 +118,7 @@ class MultiAgentEnv(EnvBase):
     row alone; a new environment in the rows of all of its agents.
 
     A subclass implements :meth:`_reset_envs` and :meth:`_step_envs`, which see all agents as ``[num_envs, n_agents]``.
+    The attributes that it sets are the state of the running episodes (:meth:`get_state`).
 
     Args:
         agents: names of the agents.
@@ -182,6 +186,7 @@ class MultiAgentEnv(EnvBase):
         return_state: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
+        given = {*vars(self)}
         self.agents = list(agents)
         if not self.agents or len({*self.agents}) < len(self.agents):
             raise ArgumentError(f"An environment needs at least one agent, and different names, got {self.agents}.")
@@ -226,6 +231,8 @@ class MultiAgentEnv(EnvBase):
         self._present = none  # rows whose root is that of an agent that takes part
         self._ended, self._over = none, none[:, 0]  # rows that the last step ended, and environments
         self._current: _Entries = {}  # observations from which agents act next
+        self._tried, self._obstacle = False, cast("str | None", None)  # a trial of saved states, and its result
+        self._fixed = {*vars(self), "_fixed", "full_resets"} - given
 
     def _size(self, key: NestedKey) -> int:
         spec: Any = self._own.spec[key]
@@ -412,6 +419,70 @@ class MultiAgentEnv(EnvBase):
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed
+
+    # -- saved states
+
+    _simulation: ClassVar[tuple[str, ...] | None] = None
+    """Names of the attributes that hold the state of the environments; None: all that a subclass sets."""
+    _trial_steps: ClassVar[int] = 20  # number of steps in the trial of a saved state
+
+    @property
+    def _names(self) -> list[str]:
+        """Names of the attributes that resets and steps change."""
+        own = self._simulation
+        return [*_FLAGS, *([name for name in vars(self) if name not in self._fixed] if own is None else own)]
+
+    def _simulators(self) -> Iterable[object]:
+        """Return objects whose packages have the classes of what a state may contain."""
+        return [self]
+
+    def _trial_env(self) -> MultiAgentEnv:
+        """Return environments like these, for a trial of their state."""
+        return copy.deepcopy(self)
+
+    @property
+    def can_save_state(self) -> bool:
+        """Whether the state of the running episodes can be saved; if not, :attr:`state_obstacle` gives the reason."""
+        return self.state_obstacle is None
+
+    @property
+    def state_obstacle(self) -> str | None:
+        """Reason why the state can't be saved; None if it can: a trial with two copies compares them once."""
+        if not self._tried:
+            from recurl.envs import state_trial  # noqa: PLC0415 - imported where it is used
+
+            self._tried, self._obstacle = True, state_trial.obstacle(self._trial_env, self._trial_steps)
+        return self._obstacle
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the running episodes, including random generators.
+
+        It consists of the attributes of the environment: numbers, strings, arrays, tensors, containers, random
+        generators, and objects of its package.
+
+        Raises:
+            UnsupportedError: the environment can't save its state.
+        """
+        from recurl.envs import multi_agent_state  # noqa: PLC0415 - as above
+
+        if self._obstacle is None:
+            return {"agents": multi_agent_state.save(self, self._names), "shape": list(self._shape)}
+        return super().get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore a state returned by :meth:`get_state`, on an environment constructed the same way.
+
+        Raises:
+            ArgumentError: the state is that of another environment.
+        """
+        from recurl.envs import multi_agent_state  # noqa: PLC0415 - as above
+
+        if state.get("shape") != list(self._shape):
+            found = f"{sorted(state)} of shape {state['shape']}" if "shape" in state else sorted(state)
+            raise ArgumentError(f"{self!r} restores only states saved by equal environments, got {found}.")
+        with preserved_rng():
+            self.reset()  # creates what an environment creates at its first reset
+        multi_agent_state.restore(self, self._names, self._simulators(), state["agents"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_envs={self.num_envs}, agents={self.agents}, device={self.device})"

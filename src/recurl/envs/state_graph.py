@@ -16,7 +16,7 @@ import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import gymnasium as gym
@@ -34,7 +34,7 @@ __all__ = ["GraphReader", "GraphWriter", "has_own_state"]
 
 _HEAP_TYPE = 1 << 9
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_NEVER_SAVED = (EnvSpec, logging.Logger, *_LOCKS)
+_NEVER_SAVED = (EnvSpec, logging.Logger, torch.device, *_LOCKS)
 _SAVED_BY_NAME = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
 _ABSENT: Any = object()
 _MAX_NODES = 10**6
@@ -120,7 +120,7 @@ class GraphWriter(PlainWriter):
             return ["enum", *_qualified_name(type(value)), value.name]
         if isinstance(value, _NEVER_SAVED):
             return ["kept", *_qualified_name(type(value))]
-        if isinstance(value, _SAVED_BY_NAME) and _is_unbound(value):
+        if _is_named(value) and _is_unbound(value):
             return ["same", *_qualified_name(value)]
         if isinstance(value, tuple):
             kind = type(value)
@@ -221,13 +221,19 @@ class GraphReader(PlainReader):
         self._deferred: list[Callable[[], None]] = []
         self._packages: set[str] = set()
 
-    def restore(self, root: object) -> None:
+    def restore(self, root: object, simulators: Iterable[object] = ()) -> None:
         """Restore the state into ``root``.
+
+        Args:
+            root: the fresh object. If it is an environment of Gymnasium, objects may be created of the classes of its
+                package, and of those of the environments inside it.
+            simulators: further objects whose packages have such classes.
 
         Raises:
             ArgumentError: the state belongs to another kind of object.
         """
-        self._packages = {kind.__module__.partition(".")[0] for env in _nested_envs(root) for kind in type(env).__mro__}
+        engines = (*_nested_envs(root), *simulators)
+        self._packages = {kind.__module__.partition(".")[0] for engine in engines for kind in type(engine).__mro__}
         self._packages -= {"builtins", "abc", "typing", "recurl"}
         try:
             begin, self._nodes = json.loads(self._text)
@@ -258,7 +264,7 @@ class GraphReader(PlainReader):
             if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
                 raise ArgumentError(f"{kind} is not a named tuple.")
             return tuple.__new__(kind, self._items(rest[2], fresh))
-        if tag == "same" and isinstance(fresh, _SAVED_BY_NAME) and _qualified_name(fresh) == tuple(rest):
+        if tag == "same" and _is_named(fresh) and _qualified_name(fresh) == tuple(rest):
             return fresh
         raise ArgumentError(f"The state has {'.'.join(map(str, rest))} where a fresh environment has {fresh!r}.")
 
@@ -304,6 +310,9 @@ class GraphReader(PlainReader):
                 filled[key] = item
             return
         before: Any = list(cast("list[Any]", fresh)) if isinstance(fresh, list | collections.deque) else None
+        if isinstance(fresh, set):  # of classes, say, which are those of the fresh set
+            named = {("same", *_qualified_name(item)): item for item in cast("set[Any]", fresh) if _is_named(item)}
+            before = [named.get(tuple(each)) if _is_name(each) else None for each in contents]
         items = [self._required(item) for item in self._items(contents, before)]
         made.clear()
         if isinstance(made, set):
@@ -476,6 +485,15 @@ class GraphReader(PlainReader):
 def _qualified_name(value: Any) -> tuple[str, str]:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or ""
     return str(getattr(value, "__module__", None) or ""), str(name)
+
+
+def _is_named(value: Any) -> bool:
+    """Return whether an object is saved by its name."""
+    return isinstance(value, _SAVED_BY_NAME)
+
+
+def _is_name(written: Any) -> bool:
+    return isinstance(written, list) and cast("list[Any]", written)[0] == "same"
 
 
 def _is_unbound(value: Any) -> bool:

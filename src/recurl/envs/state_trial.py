@@ -18,14 +18,13 @@ from recurl.envs.state_plain import UnsavableError
 __all__ = ["obstacle"]
 
 _TIMEOUT_SECONDS = 10.0
-_STEPS = 20
 
 
 class _TrialTimeoutError(Exception):
     pass
 
 
-def obstacle(make: Callable[[], EnvBase]) -> str | None:
+def obstacle(make: Callable[[], EnvBase], steps: int = 20) -> str | None:
     """Return the reason why a saved state doesn't reproduce an environment's behavior in another instance, or None.
 
     One environment steps, and its state is saved and restored in a second one. Both then take the same actions, across
@@ -33,6 +32,7 @@ def obstacle(make: Callable[[], EnvBase]) -> str | None:
 
     Args:
         make: function that creates an environment.
+        steps: number of steps after the state is restored; half as many follow each of two resets before.
     """
     end = time.monotonic() + _TIMEOUT_SECONDS
     try:
@@ -41,7 +41,7 @@ def obstacle(make: Callable[[], EnvBase]) -> str | None:
             original = stack.enter_context(make())
             if time.monotonic() > end:
                 raise _TrialTimeoutError
-            return _first_difference(original, stack.enter_context(make()), end)
+            return _first_difference(original, stack.enter_context(make()), steps, end)
     except _TrialTimeoutError:
         return f"a trial of it takes longer than {_TIMEOUT_SECONDS:g} s"
     except Exception as error:  # noqa: BLE001 - third-party code may raise anything
@@ -50,15 +50,15 @@ def obstacle(make: Callable[[], EnvBase]) -> str | None:
         return f"a trial of it raised {type(error).__name__}: {error}"
 
 
-def _first_difference(original: EnvBase, copy: EnvBase, end: float) -> str | None:
+def _first_difference(original: EnvBase, copy: EnvBase, steps: int, end: float) -> str | None:
     original.set_seed(0)
     for begin in (original.reset(), original.reset()):
         root = begin
-        for _ in range(_STEPS // 2):
+        for _ in range(steps // 2):
             root = _step(original, original.rand_action(root), end)[1]
     copy.set_state(original.get_state())
     roots = root, root.clone()
-    for count in (_STEPS, 1 + _STEPS // 4):
+    for count in (steps, 1 + steps // 4):
         for step in range(count):
             action = original.rand_action(roots[0])[ACTION]
             mine, theirs = (

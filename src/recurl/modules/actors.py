@@ -138,8 +138,10 @@ class ProbabilisticActor(SamplingSequence):
             ``TanhNormal``.
         distribution_kwargs: further keyword arguments of ``distribution_class``, such as
             ``{"low": -2.0, "high": 2.0}``.
-        return_log_prob: also write the log-probability of the action (joint over all its parts) to
-            ``"action_log_prob"``, shape ``[*B]``, as required by PPO.
+        return_log_prob: also write the log-probability of the action (joint over all its parts) to ``log_prob_key``,
+            shape ``[*B]``, as required by PPO.
+        log_prob_key: key of the log-probability, which losses learn from the policy; when None, that of the action with
+            ``_log_prob``, as in ``"action_log_prob"``.
         default_interaction_type: how to act outside of ``set_exploration_type`` blocks; deterministic by default.
 
     Raises:
@@ -173,6 +175,7 @@ class ProbabilisticActor(SamplingSequence):
         distribution_class: Callable[..., d.Distribution],
         distribution_kwargs: Mapping[str, Any] | None = None,
         return_log_prob: bool = False,
+        log_prob_key: NestedKey | None = None,
         default_interaction_type: ExplorationType = ExplorationType.DETERMINISTIC,
     ) -> None:
         if not isinstance(module, TensorDictModuleBase):  # type: ignore[reportUnnecessaryIsInstance] # users err
@@ -183,13 +186,15 @@ class ProbabilisticActor(SamplingSequence):
         _check_parameters(distribution_class, in_keys, distribution_kwargs or {})
         out = _out_keys(out_keys, spec)
         composite = isinstance(distribution_class, type) and issubclass(distribution_class, CompositeDistribution)
+        joint = f"{ACTION}_log_prob" if len(out) > 1 and not composite else None
+        log_prob: Any = joint if log_prob_key is None else log_prob_key
         sampler = Sampler(
             dict(in_keys) if isinstance(in_keys, Mapping) else _as_list(in_keys),  # type: ignore[arg-type] # tensordict's key type
             out,  # type: ignore[arg-type] # tensordict's own, invariant key type
             distribution_class=distribution_class,  # type: ignore[arg-type] # a function does as well
             distribution_kwargs=dict(distribution_kwargs or {}),
             return_log_prob=return_log_prob,
-            log_prob_keys=[f"{ACTION}_log_prob"] if len(out) > 1 and not composite else None,
+            log_prob_keys=None if log_prob is None else [log_prob],
             default_interaction_type=default_interaction_type,
         )
         super().__init__(module, sampler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -93,6 +94,8 @@ class PettingZooEnv(MultiAgentEnv):
                 [ True,  True, False, False,  True]])
     """
 
+    _simulation = ("envs",)
+
     def __init__(
         self,
         task: Callable[..., Any] | str | Any,
@@ -164,6 +167,19 @@ class PettingZooEnv(MultiAgentEnv):
         infos = first.reset()[1]
         paths = (path for info in infos.values() for path in candidate_paths(name) if value_at(info, path) is not None)
         return next(paths, None)
+
+    def _simulators(self) -> Iterable[object]:
+        return [part for env in self.envs for part in (env, getattr(env, "unwrapped", None))]
+
+    def _trial_env(self) -> MultiAgentEnv:
+        """Return a single environment: each is stepped for itself."""
+        return PettingZooEnv(
+            copy.deepcopy(self.envs[0]),
+            agents_leave=self._agents_leave,
+            agent_ids=self._ids is not None,
+            return_state=self._returns_state,
+            device=self.device,
+        )
 
     def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
         seen: list[Mapping[str, Any]] = [{}] * self.num_envs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -67,6 +67,9 @@ class VmasEnv(MultiAgentEnv):
         torch.Size([12, 2, 1])
     """
 
+    _simulation = ("simulator", "_random")
+    _trial_steps = 4  # enough for tensors, of which a simulator consists; a step takes milliseconds
+
     def __init__(
         self,
         scenario: Any,
@@ -128,6 +131,9 @@ class VmasEnv(MultiAgentEnv):
             yield
         finally:
             self._random, shared[:] = list(shared), before
+
+    def _simulators(self) -> Iterable[object]:
+        return [self.simulator, self.simulator.scenario]
 
     def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
         with self._own_random():

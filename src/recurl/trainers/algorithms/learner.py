@@ -436,9 +436,9 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             self.set_parameters(parameters)
         if begin_anew:
             seed_everything(self.config.seed, "restart", self.env_steps, rank())
-            scaler = self.parts().get("scaler")
-            if isinstance(scaler, RewardScaler):
-                scaler.returns.zero_()
         self.restored_episodes = not begin_anew and self.collector.load_state_dict(state["collector"])
         if not self.restored_episodes:
             self.collector.set_seed(self._env_seed("restart", self.env_steps))
+            scaler = self.parts().get("scaler")
+            if isinstance(scaler, RewardScaler):
+                scaler.returns.zero_()

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.core.keys import MASK
 from recurl.distributed import average_
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
@@ -76,6 +77,9 @@ class PPO(OnPolicy[PPOConfig]):
             wanted = last or self._adapts or self.config.compile  # compiled code has them
             self.loss.metrics = self.diagnostics if wanted else False
             for minibatch in minibatches:  # whole sequences, each from its stored state
+                mask = None if self.config.cuda_graph else minibatch.get(MASK, None)
+                if mask is not None and not mask.any():  # no agent takes part
+                    continue
                 losses = gradients(minibatch)  # of the clipped objective, the value loss and the entropy bonus
                 if self._adapts and (len(epochs) > 1 or epochs[-1]):  # at the first step, only rounding differs
                     self._adapt(losses["kl_approx"])

@@ -78,7 +78,8 @@ class AgentsStep(NamedTuple):
     """Outcome of a step for all agents. Values of agents that took no part in the step are ignored.
 
     Attributes:
-        observation: observations after the step, ``[n, A, ...]``; of an agent whose episode ended, the last one.
+        observation: observations after the step, ``[n, A, ...]``; of an agent whose episode ended, the last one. All
+            results may be memory that the next step overwrites.
         reward: rewards, ``[n, A]``.
         terminated: whether the episode of each agent terminated, bool ``[n, A]``, or ``[n]`` for all agents alike.
         truncated: likewise, whether it was cut off.
@@ -341,7 +342,7 @@ class MultiAgentEnv(EnvBase):
         return like(tensordict, entries, self.batch_size, self.device)
 
     def _flags(self, name: str, value: Any) -> Tensor:
-        """Return flags ``[n]`` or ``[n, A]`` as ``[n, A]``."""
+        """Return flags ``[n]`` or ``[n, A]`` as ``[n, A]``, in memory that the environments don't write to."""
         flags = torch.as_tensor(value, device=self.device)
         wanted = [self._shape] if name == "active" else [self._shape, self._shape[:1]]
         if flags.dtype != torch.bool or tuple(flags.shape) not in wanted:
@@ -349,7 +350,7 @@ class MultiAgentEnv(EnvBase):
                 f"{name} of {type(self).__name__} must be bool of shape {' or '.join(str(list(s)) for s in wanted)}, "
                 f"got {flags.dtype} of shape {list(flags.shape)}."
             )
-        return flags if flags.ndim == len(self._shape) else flags.unsqueeze(-1).expand(self._shape)
+        return (flags if flags.ndim == len(self._shape) else flags.unsqueeze(-1).expand(self._shape)).clone()
 
     def _named(self, flags: Tensor) -> list[str]:
         return [name for name, any_ in zip(self.agents, flags.any(0).tolist(), strict=True) if any_]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import gymnasium as gym
@@ -243,12 +243,12 @@ class MultiAgentEnv(EnvBase):
         """
 
     @abstractmethod
-    def _step_envs(self, actions: Tensor) -> AgentsStep:
+    def _step_envs(self, actions: Any) -> AgentsStep:
         """Step all environments.
 
         Args:
-            actions: actions of all agents, ``[n, A, ...]``: integers, int64, or numbers. Those of agents that take no
-                part (:attr:`active`) are arbitrary.
+            actions: actions of all agents, a tensor ``[n, A, ...]``: integers, int64, or numbers; a dict or tuple of
+                tensors for such a space. Those of agents that take no part (:attr:`active`) are arbitrary.
         """
 
     # -- rows
@@ -305,7 +305,7 @@ class MultiAgentEnv(EnvBase):
     def _step(self, tensordict: Step) -> Step:
         self._check_began("step")
         actions = read_on_device(self.readers[1].space, self.batch_size, tensordict[ACTION])
-        outcome = self._step_envs(actions.reshape(*self._shape, *actions.shape[1:]))
+        outcome = self._step_envs(each_tensor(actions, lambda value: value.unflatten(0, self._shape)))
         present, name = self._present, type(self).__name__
         ends = {key: self._flags(key, value) for key, value in (("terminated", outcome[2]), ("truncated", outcome[3]))}
         terminated, truncated = ends["terminated"] & self.active, ends["truncated"] & self.active
@@ -476,6 +476,16 @@ def _where(flags: Tensor, values: _Entries, others: _Entries | None) -> _Entries
         mask = flags.reshape(*flags.shape, *(1,) * (value.ndim - flags.ndim))
         chosen[key] = torch.where(mask, value, 0) if others is None else torch.where(mask, value, others[key])
     return chosen
+
+
+def each_tensor(actions: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to every tensor of actions: one, or those in a dict or tuple."""
+    if isinstance(actions, dict):
+        parts = cast("dict[str, Any]", actions)
+        return {name: each_tensor(part, function) for name, part in parts.items()}
+    if isinstance(actions, tuple):
+        return tuple(each_tensor(part, function) for part in cast("tuple[Any, ...]", actions))
+    return function(actions)
 
 
 def check_equal_spaces(what: str, found: Mapping[str, gym.Space[Any]], advice: str) -> None:

@@ -90,6 +90,35 @@ def test_absent_agents_by_hand():
     assert [int(x) for x in "00001000100"] == batch["next", "truncated"][0, :, 0].int().tolist()
 
 
+class InPlace(Walkers):
+    """Every result is memory that the next step, or reset, overwrites."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.results = {}
+
+    def _written(self, found):
+        kept = self.results.setdefault(type(found), found)
+        for memory, value in zip(kept, found, strict=True):
+            memory.copy_(value)
+        return kept
+
+    def _reset_envs(self, envs, seed):
+        found = super()._reset_envs(envs, seed)
+        return self._written(found._replace(active=self.active | envs[:, None]))
+
+    def _step_envs(self, actions):
+        return self._written(super()._step_envs(actions))
+
+
+def test_results_may_be_overwritten():
+    batches = []
+    for kind in (Walkers, InPlace):
+        torch.manual_seed(0)
+        batches.append(rollout(kind(return_state=True)))
+    assert (batches[0] == batches[1]).exclude(("collector", "traj_ids")).all()
+
+
 def test_agents_that_all_begin_anew_do_not_end_their_environment():
     env = Walkers(1, lives=(3, 3), waits=(0, 0))
     batch = rollout(env, 14)

@@ -123,6 +123,32 @@ def test_dict_and_discrete_observations():
 ONE = Game()
 
 
+PUSH = spaces.Box(-1, 1, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict(gait=spaces.Discrete(3, start=1), push=PUSH),
+        spaces.Tuple([spaces.Discrete(2), spaces.Dict(push=PUSH)]),
+    ],
+)
+def test_actions_of_several_parts(space):
+    class Checked(Game):
+        def step(self, actions):
+            assert all(space.contains(action) for action in actions.values())
+            return super().step(actions)
+
+    env = PettingZooEnv(Checked, 2, action=space)
+    batch = env.rollout(10, break_when_any_done=False)
+    for row, game in enumerate(env.envs):
+        for t, actions in enumerate(game.actions):
+            for agent, action in actions.items():
+                push = action["push"] if isinstance(space, spaces.Dict) else action[1]["push"]
+                key = ("action", "push") if isinstance(space, spaces.Dict) else ("action", "1", "push")
+                assert torch.equal(torch.from_numpy(push), batch[key][3 * row + NAMES.index(agent), t])
+
+
 def test_agents_with_numbers_for_names():
     class Numbered(Game):
         def __init__(self):

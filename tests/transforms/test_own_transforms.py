@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import gymnasium as gym
@@ -176,6 +178,29 @@ def test_rewards_are_transformed_at_steps() -> None:
 def test_hooks_that_would_not_be_called_are_refused(name: str, advice: str) -> None:
     with pytest.raises(UnsupportedError, match=f"Own.*{name}.*{advice}"):
         type("Own", (Transform,), {name: lambda self, tensordict: tensordict})
+
+
+def test_attributes_of_torchrls_transforms() -> None:
+    transform: Any = Called()
+    with pytest.raises(
+        AttributeError, match=r"'Called' object has no attribute 'parent': a transform doesn't know its"
+    ):
+        _ = transform.parent
+    with pytest.raises(AttributeError, match=r"no attribute 'register_buffer': a transform isn't a torch\.nn\.Module"):
+        transform.register_buffer("loc", torch.zeros(2))
+    with pytest.raises(AttributeError, match=r"'Called' object has no attribute 'locc'$"):
+        _ = transform.locc
+    assert isinstance(copy.deepcopy(transform), Called)
+    assert isinstance(pickle.loads(pickle.dumps(transform)), Called)
+
+    class Net(Called, torch.nn.Module):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 1)
+
+    assert [name for name, _ in Net().named_parameters()] == ["linear.weight", "linear.bias"]
+    assert copy.deepcopy(Net()).linear.weight.shape == (1, 2)
 
 
 def test_keys_are_checked() -> None:

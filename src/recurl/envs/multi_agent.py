@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import gymnasium as gym
@@ -79,7 +79,8 @@ class AgentsStep(NamedTuple):
     """Outcome of a step for all agents. Values of agents that took no part in the step are ignored.
 
     Attributes:
-        observation: observations after the step, ``[n, A, ...]``; of an agent whose episode ended, the last one.
+        observation: observations after the step, ``[n, A, ...]``; of an agent whose episode ended, the last one. All
+            results may be memory that the next step overwrites.
         reward: rewards, ``[n, A]``.
         terminated: whether the episode of each agent terminated, bool ``[n, A]``, or ``[n]`` for all agents alike.
         truncated: likewise, whether it was cut off.
@@ -255,12 +256,12 @@ class MultiAgentEnv(EnvBase):
         """
 
     @abstractmethod
-    def _step_envs(self, actions: Tensor) -> AgentsStep:
+    def _step_envs(self, actions: Any) -> AgentsStep:
         """Step all environments.
 
         Args:
-            actions: actions of all agents, ``[n, A, ...]``: integers, int64, or numbers. Those of agents that take no
-                part (:attr:`active`) are arbitrary.
+            actions: actions of all agents, a tensor ``[n, A, ...]``: integers, int64, or numbers; a dict or tuple of
+                tensors for such a space. Those of agents that take no part (:attr:`active`) are arbitrary.
         """
 
     # -- rows
@@ -317,7 +318,7 @@ class MultiAgentEnv(EnvBase):
     def _step(self, tensordict: Step) -> Step:
         self._check_began("step")
         actions = read_on_device(self.readers[1].space, self.batch_size, tensordict[ACTION])
-        outcome = self._step_envs(actions.reshape(*self._shape, *actions.shape[1:]))
+        outcome = self._step_envs(each_tensor(actions, lambda value: value.unflatten(0, self._shape)))
         present, name = self._present, type(self).__name__
         ends = {key: self._flags(key, value) for key, value in (("terminated", outcome[2]), ("truncated", outcome[3]))}
         terminated, truncated = ends["terminated"] & self.active, ends["truncated"] & self.active
@@ -354,7 +355,7 @@ class MultiAgentEnv(EnvBase):
         return like(tensordict, entries, self.batch_size, self.device)
 
     def _flags(self, name: str, value: Any) -> Tensor:
-        """Return flags ``[n]`` or ``[n, A]`` as ``[n, A]``."""
+        """Return flags ``[n]`` or ``[n, A]`` as ``[n, A]``, in memory that the environments don't write to."""
         flags = torch.as_tensor(value, device=self.device)
         wanted = [self._shape] if name == "active" else [self._shape, self._shape[:1]]
         if flags.dtype != torch.bool or tuple(flags.shape) not in wanted:
@@ -362,7 +363,7 @@ class MultiAgentEnv(EnvBase):
                 f"{name} of {type(self).__name__} must be bool of shape {' or '.join(str(list(s)) for s in wanted)}, "
                 f"got {flags.dtype} of shape {list(flags.shape)}."
             )
-        return flags if flags.ndim == len(self._shape) else flags.unsqueeze(-1).expand(self._shape)
+        return (flags if flags.ndim == len(self._shape) else flags.unsqueeze(-1).expand(self._shape)).clone()
 
     def _named(self, flags: Tensor) -> list[str]:
         return [name for name, any_ in zip(self.agents, flags.any(0).tolist(), strict=True) if any_]
@@ -495,6 +496,16 @@ def _where(flags: Tensor, values: _Entries, others: _Entries | None) -> _Entries
         mask = flags.reshape(*flags.shape, *(1,) * (value.ndim - flags.ndim))
         chosen[key] = torch.where(mask, value, value.new_zeros(()) if others is None else others[key])
     return chosen
+
+
+def each_tensor(actions: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to every tensor of actions: one, or those in a dict or tuple."""
+    if isinstance(actions, dict):
+        parts = cast("dict[str, Any]", actions)
+        return {name: each_tensor(part, function) for name, part in parts.items()}
+    if isinstance(actions, tuple):
+        return tuple(each_tensor(part, function) for part in cast("tuple[Any, ...]", actions))
+    return function(actions)
 
 
 def entries_of(space: gym.Space[Any]) -> spaces.Dict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -53,6 +53,21 @@ _UNUSED_HOOKS = {
     "init": _STATE_ADVICE,
 }
 """Methods of TorchRL's transforms that recurl never calls, and their replacements."""
+
+
+_NO_MODULE = "a transform isn't a torch.nn.Module: assign tensors and modules, on the environment's device"
+_NO_PARENT = (
+    "a transform doesn't know its environment: the specs are the arguments of transform_observation_spec and others, "
+    "and the batch size and device those of the TensorDict"
+)
+_ABSENT_ATTRIBUTES = {
+    **dict.fromkeys(("parent", "container"), _NO_PARENT),
+    **dict.fromkeys(
+        ("register_buffer", "register_parameter", "to", "state_dict", "load_state_dict", "parameters", "buffers"),
+        _NO_MODULE,
+    ),
+}
+"""Attributes of TorchRL's transforms that recurl's lack, and what to write instead."""
 
 
 def makes_memory(function: _F) -> _F:
@@ -260,6 +275,17 @@ class Transform:
     def __call__(self, tensordict: TensorDictBase) -> Any:
         """Call :meth:`forward`."""
         return self.forward(tensordict)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError for a name that is missing, with advice for those of TorchRL's transforms."""
+            inherited = getattr(super(), "__getattr__", None)  # of a subclass that is a torch.nn.Module, too
+            if inherited is not None:
+                return inherited(name)
+            advice = f": {_ABSENT_ATTRIBUTES[name]}." if name in _ABSENT_ATTRIBUTES else ""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(message, name=name, obj=self)
 
     def __iter__(self) -> Iterator[Transform]:
         yield self

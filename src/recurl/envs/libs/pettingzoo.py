@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ from recurl.core.keys import ACTION_MASK, OBSERVATION, NestedKey, normalize_key
 from recurl.core.messages import nearest
 from recurl.core.specs import choice_counts
 from recurl.envs.gym_spaces import ActionReader, MaskReader, candidate_paths, find_mask, value_at
-from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces, entries_of
+from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces, each_tensor, entries_of
 from recurl.envs.tasks.dynamics import check_count
 
 __all__ = ["PettingZooEnv"]
@@ -191,12 +191,13 @@ class PettingZooEnv(MultiAgentEnv):
         agents = [env.agents for env in self.envs]
         return AgentsReset(self._stacked(seen, infos, agents), self._listed(agents))
 
-    def _step_envs(self, actions: Tensor) -> AgentsStep:
-        host, before = actions.cpu(), self.active.tolist()
+    def _step_envs(self, actions: Any) -> AgentsStep:
+        host, before = each_tensor(actions, Tensor.cpu), self.active.tolist()
         outcomes: list[Any] = []
-        for index, (env, chosen, active) in enumerate(zip(self.envs, host, before, strict=True)):
+        for index, (env, active) in enumerate(zip(self.envs, before, strict=True)):
             acting = {agent: a for a, agent in enumerate(self._keys) if active[a]}
-            outcome = env.step({agent: self._action_reader.read(chosen[a]) for agent, a in acting.items()})
+            chosen = {agent: self._action_reader.read(_chosen(host, index, a)) for agent, a in acting.items()}
+            outcome = env.step(chosen)
             for what, values in zip(("observation", "reward", "termination", "truncation"), outcome, strict=False):
                 wanted = [*acting, *env.agents] if what == "observation" else acting
                 self._check_complete(index, "step", what, wanted, values)
@@ -266,6 +267,16 @@ class PettingZooEnv(MultiAgentEnv):
             close = getattr(env, "close", None)
             if callable(close):
                 close()
+
+
+def _chosen(actions: Any, env: int, agent: int) -> Any:
+    """Return the action of one agent as an ActionReader reads it, with the parts of a tuple by number."""
+    if isinstance(actions, tuple):
+        actions = {str(number): part for number, part in enumerate(cast("tuple[Any, ...]", actions))}
+    if isinstance(actions, dict):
+        parts = cast("dict[str, Any]", actions)
+        return {name: _chosen(part, env, agent) for name, part in parts.items()}
+    return actions[env, agent]
 
 
 def _named(name: str) -> Callable[..., Any]:

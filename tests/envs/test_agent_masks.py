@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 import recurl
-from recurl.core.errors import ArgumentError, UsageError
+from recurl.core.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.envs import AgentsReset, AgentsStep, MultiAgentEnv, PettingZooEnv, check_env_specs
 from recurl.trainers import PPO, PPOConfig, R2D2Config, RunFolder, evaluate_run
 from tests.trainers.run.test_trainer import train
@@ -94,6 +94,22 @@ def test_masks_of_pettingzoo(place):
     assert batch["collector", "mask"].sum(-1).tolist() == [3 + 2, 6 + 2] * 2
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_running_episodes_are_restored(place):
+    of_game, of_env = PLACES[place]
+    mine, theirs = (PettingZooEnv(lambda: Doors(**of_game), num_envs=2, **of_env) for _ in range(2))
+    assert mine.state_obstacle is None  # a trial, in which the games reject forbidden choices
+    root = mine.reset()
+    for _ in range(4):
+        root = mine.step_and_maybe_reset(mine.rand_action(root))[1]
+    theirs.reset()
+    theirs.set_state(mine.get_state())
+    for _ in range(LAST):
+        step = mine.rand_action(root)
+        (before, root), (other, _) = (env.step_and_maybe_reset(step.clone()) for env in (mine, theirs))
+        assert all(torch.equal(value, other[key]) for key, value in before.items(True, True))
+
+
 def test_an_entry_that_is_no_mask_is_an_observation():
     env = PettingZooEnv(Doors, action_mask=None)
     assert env.observation_spec["action_mask"].dtype == torch.int8
@@ -104,6 +120,8 @@ def test_an_entry_that_is_no_mask_is_an_observation():
 def test_masks_that_are_missing():
     with pytest.raises(ArgumentError, match="The mask 'legal' must be in the observation"):
         PettingZooEnv(Doors, action_mask="legal")
+    with pytest.raises(ArgumentError, match=r"and info has \['action_mask'\]"):
+        PettingZooEnv(lambda: Doors("info"), action_mask="legal")
     for cut, lacks in ((False, ("b", 2)), (True, ("b", 6))):
         env = PettingZooEnv(lambda cut=cut, lacks=lacks: Doors("info", cut=cut, lacks=lacks))
         with pytest.raises(
@@ -196,7 +214,7 @@ def test_masks_of_an_own_environment():
         (lambda: Gates(masks=torch.zeros(2, 3)).rollout(2), UsageError, "the mask of environments .* allows none"),
         (lambda: Gates(action=spaces.Box(-1, 1, (2,))), ArgumentError, "Masks are for Discrete and MultiDiscrete"),
         (lambda: Gates(action_mask="legal"), ArgumentError, "The mask 'legal' must be in the observation"),
-        (lambda: Gates()._read(torch.ones(1, 2, 1)), Exception, r"must be \['observation', 'action_mask'\]"),
+        (lambda: Gates()._read(torch.ones(1, 2, 1)), ArgumentTypeError, r"must be \['observation', 'action_mask'\]"),
     ],
 )
 def test_refusals(make, error, said):

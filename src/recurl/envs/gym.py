@@ -23,10 +23,9 @@ from recurl.envs.gym_spaces import (
     MaskReader,
     ObservationReader,
     brief,
-    candidate_paths,
+    find_in_info,
     find_mask,
     missing_mask_error,
-    value_at,
     without,
 )
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
@@ -167,7 +166,7 @@ class GymWrapper(EnvBase):
         if choice_counts(action):
             self._first_reset = _parts(self._call("reset"), "reset", _RESET)
             info = self._first_reset[1]
-            path = next((path for path in candidate_paths(key) if value_at(info, path) is not None), None)
+            path = find_in_info(info, key)
             if path is not None:
                 return MaskReader(path, "info", action, batch_size, self._env)
         if key == ACTION_MASK:

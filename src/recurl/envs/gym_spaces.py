@@ -32,6 +32,7 @@ __all__ = [
     "box_spec",
     "brief",
     "candidate_paths",
+    "find_in_info",
     "find_mask",
     "find_path",
     "missing_mask_error",
@@ -626,6 +627,11 @@ def find_mask(space: gym.Space[Any], key: NestedKey, action: TensorSpec, owner: 
             "ordinary observation."
         )
     return path
+
+
+def find_in_info(info: Any, key: NestedKey) -> tuple[str, ...] | None:
+    """Return the path of a mask in an ``info``, or None; the parts of a nested key may be joined by dots."""
+    return next((path for path in candidate_paths(key) if value_at(info, path) is not None), None)
 
 
 def missing_mask_error(

@@ -467,7 +467,7 @@ class MultiAgentEnv(EnvBase):
         from recurl.envs import multi_agent_state  # noqa: PLC0415 - as above
 
         if self._obstacle is None:
-            return {"agents": multi_agent_state.save(self, self._names), "shape": list(self._shape)}
+            return {"agents": multi_agent_state.save(self, self._names, self.num_envs), "shape": list(self._shape)}
         return super().get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from recurl.core.importing import how_to_install, load_object
 from recurl.core.keys import ACTION_MASK, OBSERVATION, NestedKey, normalize_key
 from recurl.core.messages import nearest
 from recurl.core.specs import choice_counts
-from recurl.envs.gym_spaces import ActionReader, MaskReader, candidate_paths, find_mask, value_at
+from recurl.envs.gym_spaces import ActionReader, MaskReader, find_in_info, find_mask, missing_mask_error
 from recurl.envs.multi_agent import AgentsReset, AgentsStep, MultiAgentEnv, check_equal_spaces, each_tensor, entries_of
 from recurl.envs.tasks.dynamics import check_count
 
@@ -131,11 +131,18 @@ class PettingZooEnv(MultiAgentEnv):
         acting = {name: first.action_space(agent) for name, agent in zip(agents, self._keys, strict=True)}
         check_equal_spaces("observation", observed, _PAD)
         check_equal_spaces("action", acting, _PAD)
-        space, mask = observed[agents[0]], action_mask
+        self._options: dict[str, Any] = {
+            "agents_leave": agents_leave,
+            "action_mask": action_mask,
+            "agent_ids": agent_ids,
+            "return_state": return_state,
+            "device": device,
+        }
+        options, space = {**self._options}, observed[agents[0]]
         self._action_reader = ActionReader(acting[agents[0]], [], True)
-        in_info = None if mask is None else self._find_in_info(space, mask)
+        in_info = None if action_mask is None else self._find_in_info(space, action_mask)
         if in_info is not None:
-            mask = ".".join(in_info)
+            options["action_mask"] = mask = ".".join(in_info)
             choices = spaces.MultiBinary(sum(choice_counts(self._action_reader.spec)))
             space = spaces.Dict({**entries_of(space).spaces, mask: choices})
         super().__init__(
@@ -143,11 +150,7 @@ class PettingZooEnv(MultiAgentEnv):
             num_envs,
             observation_space=space,
             action_space=acting[agents[0]],
-            agents_leave=agents_leave,
-            action_mask=mask,
-            agent_ids=agent_ids,
-            return_state=return_state,
-            device=device,
+            **options,
         )
         self._is_dict = isinstance(observed[agents[0]], spaces.Dict)
         self._reader = self._own.rebatched([])
@@ -164,22 +167,18 @@ class PettingZooEnv(MultiAgentEnv):
         first, spec = self.envs[0], self._action_reader.spec
         if find_mask(space, name, spec, _name(first)) is not None or not choice_counts(spec):
             return None
-        infos = first.reset()[1]
-        paths = (path for info in infos.values() for path in candidate_paths(name) if value_at(info, path) is not None)
-        return next(paths, None)
+        infos = first.reset()[1].values()
+        path = next((path for info in infos if (path := find_in_info(info, name)) is not None), None)
+        if path is None and normalize_key(name) != ACTION_MASK:
+            raise missing_mask_error(name, space, next(iter(infos), {}), spec, _name(first))
+        return path
 
     def _simulators(self) -> Iterable[object]:
         return [part for env in self.envs for part in (env, getattr(env, "unwrapped", None))]
 
     def _trial_env(self) -> MultiAgentEnv:
         """Return a single environment: each is stepped for itself."""
-        return PettingZooEnv(
-            copy.deepcopy(self.envs[0]),
-            agents_leave=self._agents_leave,
-            agent_ids=self._ids is not None,
-            return_state=self._returns_state,
-            device=self.device,
-        )
+        return PettingZooEnv(copy.deepcopy(self.envs[0]), **self._options)
 
     def _reset_envs(self, envs: Tensor, seed: int | None) -> AgentsReset:
         seen: list[Mapping[str, Any]] = [{}] * self.num_envs

@@ -445,6 +445,33 @@ def test_larger_inputs_and_states_are_tried() -> None:
         build(DecaysForSmallInputs)
 
 
+class Amplifies(Sum):
+    """A valid step whose features magnify rounding: that of sequences differs from that of single steps."""
+
+    factor = 3e4
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h = time.recur(torch.full_like(states[0], 0.5), F.linear(x, weight), states[0])
+        rounded = h / 3 * 3 if time is ONE_STEP else h
+        return 100.0 * (self.factor * rounded).sin(), (h,)
+
+
+class AmplifiesMore(Amplifies):
+    factor = 1e12
+
+
+def test_rounding_that_a_step_amplifies_is_no_violation() -> None:
+    build(Amplifies)
+    with pytest.raises(ArgumentError, match="must give the same results over a sequence as step by step; the features"):
+        build(AmplifiesMore)
+
+
+@pytest.mark.parametrize("seed", [13, 16])
+def test_gtrxl_passes_whatever_its_initial_parameters(seed: int) -> None:
+    torch.manual_seed(seed)
+    CellModule(CELLS["gtrxl"], 128, 128 if seed == 16 else 112, in_key="x", out_key="y")
+
+
 def test_every_layer_is_tried() -> None:
     build(Deeper)
     with pytest.raises(ArgumentError, match=r"must be a function of input.*the features differed by"):

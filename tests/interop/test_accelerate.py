@@ -442,6 +442,37 @@ def test_sb3_contrib_learns_the_same(lstms: dict[str, bool]) -> None:
     torch.testing.assert_close(*learned, rtol=1e-4, atol=1e-6)
 
 
+def test_layers_in_plain_lists_are_reported() -> None:
+    model = nn.Module()
+    model.memory, shared = nn.GRU(3, 4), nn.Linear(3, 4)
+    model.several, model.named = [shared, nn.LSTM(3, 4)], {"critic": nn.Sequential(nn.GRU(3, 4))}
+    model.head, model.alias = shared, (model.memory,)
+    done = recurl.accelerate(model)
+    assert done.swapped == {"memory": "torch.nn.GRU"}
+    assert done.kept == {
+        "several[1]": "a list hides it from torch: use a torch.nn.ModuleList",
+        "named['critic']": "a dict hides it from torch: use a torch.nn.ModuleDict",
+    }
+    del model.memory
+    with pytest.raises(ArgumentError, match=r"Nothing to accelerate: several\[1\] stays as it was: a list hides it"):
+        recurl.accelerate(model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_bidirectional_modules_of_torchrl_stay_as_they_were() -> None:
+    peer = pytest.importorskip("torchrl.modules")
+    from tensordict import TensorDict
+
+    layer = nn.LSTM(3, 4, bidirectional=True, batch_first=True)
+    memory = peer.LSTMModule(lstm=layer, in_keys=["x", "h", "c"], out_keys=["y", ("next", "h"), ("next", "c")])
+    model = nn.Sequential(memory)
+    done = recurl.accelerate(model)
+    assert model[0] is memory
+    assert "it is bidirectional" in done.kept["0"]
+    assert done.swapped == {"0.lstm": "torch.nn.LSTM"}
+    model[0](TensorDict({"x": torch.randn(2, 3), "is_init": torch.zeros(2, 1, dtype=torch.bool)}, [2]))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", ["LSTMModule", "GRUModule"])
 def test_torchrl(name: str) -> None:

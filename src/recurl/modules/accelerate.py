@@ -53,7 +53,7 @@ def accelerate(model: nn.Module) -> Accelerated:
       and keys. In recurrent mode these write the next states of every step, where TorchRL writes those at the ends of
       sequences and zeros elsewhere, and also start a sequence where ``("collector", "traj_ids")`` changes. Losses that
       run the network on the batch and then on its ``"next"``, as ``DQNLoss``, so begin the latter with the state after
-      the first step instead of zeros: their values differ.
+      the first step instead of zeros: their values differ. Bidirectional ones stay; their layers are swapped.
 
     Args:
         model: an agent, a policy (``model.policy`` of SB3-Contrib), an actor and critic in a ``ModuleList``.
@@ -88,6 +88,7 @@ def accelerate(model: nn.Module) -> Accelerated:
             (result.swapped if why is None else result.kept)[place or "the model"] = why or name
         elif (why := _other_layer(module)) is not None:
             result.kept[place or "the model"] = why
+    _report_unregistered(model, result)
     if not result.swapped:
         raise ArgumentError(f"Nothing to accelerate: {str(result) or 'the model has no torch.nn.LSTM or GRU'}.")
     for place, module in model.named_modules():
@@ -106,6 +107,22 @@ def _other_layer(module: nn.Module) -> str | None:
     if kind.__module__.startswith("torch.ao.") and kind.__name__ in ("LSTM", "GRU"):
         return "its weights are quantized, which recurl's backends don't read"
     return None
+
+
+def _report_unregistered(model: nn.Module, result: Accelerated) -> None:
+    """Report modules with recurrent layers in plain lists and dicts, which torch doesn't find in the model."""
+    found, own = set(model.modules()), vars(nn.Module()).keys()
+    for place, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in own or not isinstance(value, list | tuple | dict):
+                continue
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                if not isinstance(item, nn.Module) or item in found:
+                    continue
+                if any(isinstance(one, nn.RNNBase) for one in item.modules()):
+                    spot, kind = f"{place}.{name}" if place else name, type(value).__name__
+                    proper = "ModuleDict" if isinstance(value, dict) else "ModuleList"
+                    result.kept[f"{spot}[{key!r}]"] = f"a {kind} hides it from torch: use a torch.nn.{proper}"
 
 
 def _swap_passes(place: str, module: nn.Module, result: Accelerated) -> None:
@@ -167,6 +184,8 @@ def _of_torchrls(module: Any) -> nn.Module | str:
     layer = module.lstm if lstm else module.gru
     if type(layer) not in (nn.LSTM, nn.GRU):
         return "it is python_based: call make_cudnn_based() first"
+    if layer.bidirectional:
+        return "it is bidirectional, and recurl's module runs such a layer over sequences only, not in single steps"
     if any(map(has_hooks, module.modules())) or [*module.buffers()] or layer.training != module.training:
         return "it has hooks, buffers, or a layer in another mode (train, eval), which a replacement would lose"
     if any(name not in layer.state_dict() for name in (f"weight_hh_l{k}" for k in range(layer.num_layers))):

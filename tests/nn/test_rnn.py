@@ -73,6 +73,29 @@ def test_inputs_of_other_shapes_are_refused() -> None:
             GRU(4, 6)(x)
 
 
+@pytest.mark.parametrize("cell", PAIRS)
+def test_positional_arguments_are_those_of_torch_nn(cell: str) -> None:
+    for kind in PAIRS[cell]:
+        net = kind(4, 6, 1, True, True, 0.0, False, 0, "meta", torch.float64)
+        assert (net.batch_first, net.weight_ih_l0.device.type, net.weight_ih_l0.dtype) == (True, "meta", torch.float64)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "s5", "gtrxl(window=4)", "gated_deltanet", "mlstm"])
+def test_shapes_on_meta(cell: str) -> None:
+    flags = torch.zeros(5, 3, dtype=torch.bool)
+    results = []
+    for device in ("cpu", "meta"):
+        net = recurl.nn.CellNet(cell, 4, 8, num_layers=2, device=device)
+        x = torch.zeros(5, 3, 4, device=device, requires_grad=True)
+        for resets in (None, flags.to(device)):
+            features, states = net(x, None, resets)
+            step, _ = net(x[:1], states)
+            features.sum().backward()
+            results.append([tensor.shape for tensor in (features, step, *states, x.grad)])
+            assert {tensor.device.type for tensor in (features, step, *states, x.grad)} == {device}
+    assert results[:2] == results[2:]
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_cells_equal_torch_nn(bias: bool) -> None:
     for ours, torchs in (

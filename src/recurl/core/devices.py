@@ -13,7 +13,16 @@ import torch
 
 from recurl.core.errors import ArgumentError
 
-__all__ = ["check_device", "check_memory", "checked_device", "core_count", "cpu_name", "numbered", "total_memory"]
+__all__ = [
+    "check_device",
+    "check_memory",
+    "checked_device",
+    "core_count",
+    "cpu_name",
+    "is_autocast_on",
+    "numbered",
+    "total_memory",
+]
 
 
 @overload
@@ -83,6 +92,17 @@ def check_device(device: str) -> None:
     except Exception as error:  # torch raises errors of many types here
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
+
+
+def is_autocast_on(device: torch.device) -> bool:
+    """Return whether autocast is enabled for a device; it never is for one that has none, such as ``meta``.
+
+    Example:
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     is_autocast_on(torch.device("cpu")), is_autocast_on(torch.device("meta"))
+        (True, False)
+    """
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def core_count() -> int:

@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.core.devices import is_autocast_on
 from recurl.core.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.core.keys import NestedKey, next_key
 from recurl.core.precision import resolve_precision
@@ -238,7 +239,7 @@ class RecurrentModule(TensorDictModuleBase):
             raise UsageError(
                 f"The input {key!r} is on {value.device} but the module on {net.device}: move one of them with .to()."
             )
-        if torch.is_autocast_enabled(value.device.type) and value.is_floating_point():
+        if is_autocast_on(value.device) and value.is_floating_point():
             return value.to(net.dtype)  # the recurrence keeps its own precision under autocast
         raise UsageError(
             f"The input {key!r} has dtype {value.dtype} but the module {net.dtype}: convert one of them with .to()."

@@ -57,11 +57,11 @@ class RecurrentNet(nn.Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         python_based: bool = False,
         recurrent_backend: str = "fastest",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         BACKENDS.check_name(recurrent_backend)

@@ -32,11 +32,11 @@ class LSTM(RecurrentNet):
         dropout: dropout probability of outputs between layers, in training.
         bidirectional: also run from end to start; D is then 2, else 1.
         proj_size: P, width of the projected output; 0 for none.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
         python_based: step with plain torch operations instead of ATen's cell kernels.
         recurrent_backend: backend of sequences: ``"fastest"``, or for derivatives of second order and forward mode
             ``"loop"``; others are described [here](../concepts/backends.md).
-        device: device of the parameters.
-        dtype: dtype of the parameters.
 
     Example:
         >>> import torch

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import LSTM
 from torch.nn.utils.rnn import PackedSequence
 
+from recurl.core.devices import is_autocast_on
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.core.precision import resolve_precision
 from recurl.nn.plain import is_of_onnx, is_tracing, plain_layer
@@ -165,7 +166,7 @@ def _check_input(net: RecurrentNet, x: Any) -> None:
 def _check_kind(net: RecurrentNet, value: Tensor, what: str) -> None:
     if value.device != net.device:
         raise ArgumentError(f"{what} is on {value.device} but the parameters on {net.device}: move one with .to().")
-    cast = value.is_floating_point() and torch.is_autocast_enabled(net.device.type)
+    cast = value.is_floating_point() and is_autocast_on(net.device)
     if value.dtype != net.dtype and not cast:
         raise ArgumentError(f"{what} has dtype {value.dtype} but the parameters {net.dtype}: convert one with .to().")
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from recurl.core.devices import is_autocast_on
 from recurl.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.core.torch_compat import is_exporting, is_known
 from recurl.recurrence.cells.by_hand import States
@@ -339,7 +340,7 @@ _NO_CONTEXT = nullcontext()
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context that disables autocast on ``device``: a recurrence computes in the dtype of its weights."""
-    if torch.is_autocast_enabled(device.type):
+    if is_autocast_on(device):
         return torch.autocast(device.type, enabled=False)
     return _NO_CONTEXT
 

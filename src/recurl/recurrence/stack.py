@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recurl.core.autograd import custom_backward_allowed
+from recurl.core.devices import is_autocast_on
 from recurl.core.errors import ArgumentError
 from recurl.core.torch_compat import is_compiling
 from recurl.native.library import can_call
@@ -70,7 +71,7 @@ def run_stack(
     Under autocast, every backend casts x and the states to the dtype of the weights and computes in it, since rounding
     errors of a recurrence accumulate over time.
     """
-    if torch.is_autocast_enabled(x.device.type):
+    if is_autocast_on(x.device):
         dtype = _dtype_of(weights)
         with torch.autocast(x.device.type, enabled=False):
             cast = None if states is None else tuple(state.to(dtype) for state in states)
@@ -190,7 +191,7 @@ def step_stack(
 
     Autocast is handled as in :func:`run_stack`.
     """
-    if torch.is_autocast_enabled(x.device.type):
+    if is_autocast_on(x.device):
         dtype = _dtype_of(weights)
         with torch.autocast(x.device.type, enabled=False):
             cast = None if states is None else tuple(state.to(dtype) for state in states)

@@ -294,6 +294,9 @@ class SequenceIndex:
 
     @_Cached
     def _host(self) -> HostPlan:
+        if self.starts.is_meta:  # sizes are those of any segments: here rows without resets
+            order, time = self.segment_ids, max(self.batch_shape[-1], 1)
+            return HostPlan(order[: self.rows], order[: self.rows], order, torch.full((time,), self.rows))
         first = self.starts.nonzero().squeeze(-1)
         lengths = torch.diff(first, append=first.new_full((1,), self.num_tokens))
         by_length = lengths.argsort(descending=True, stable=True)
@@ -456,8 +459,8 @@ def _is_eager() -> bool:
 
 
 def readable(value: Tensor) -> bool:
-    """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
-    return not (is_compiling() or is_functorch_active() or is_captured(value))
+    """Return whether values may be read: not under function transforms, during CUDA graph capture, or on ``meta``."""
+    return not (is_compiling() or is_functorch_active() or is_captured(value) or value.is_meta)
 
 
 def is_captured(value: Tensor) -> bool:

@@ -185,6 +185,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, capsys):
         ("--suite atari", "invalid choice 'atari' for argument '--suite'"),
         ("--set epoch=3", "ppo has no option 'epoch'. Did you mean epochs?"),
         ("--set cell=gru", "--set can't set cell, which the benchmark sets itself"),
+        ("--set checkpoint_every=5", "--set can't set checkpoint_every, which the benchmark sets itself"),
         ("--steps 100", "--steps must cover one batch of 32768 steps (256 environments x 128), got 100: raise it"),
         ("--seeds 0", "--seeds must be positive"),
         ("--budget 0", "--budget must be positive"),

@@ -266,9 +266,9 @@ def test_a_refusal_shows_the_file_in_the_working_directory(tmp_path, monkeypatch
 
 
 def test_the_suggested_resume_command_includes_the_permission(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run (1)")
     folder.create(PPOConfig(env="recurl/TMaze-v0", cell="tests.own_cells:FastWeights"))
-    with pytest.raises(ArgumentError, match=f"recurl train --resume {tmp_path / 'run'} --trust-run"):
+    with pytest.raises(ArgumentError, match=rf"recurl train --resume '{tmp_path}/run \(1\)' --trust-run"):
         folder.create(PPOConfig(env="recurl/TMaze-v0"))
 
 

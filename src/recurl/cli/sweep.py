@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -79,5 +80,5 @@ def run(args: SweepArguments) -> int:
         failed = f"{len(sweep.failed)} of {len(args.jobs)} runs failed: {', '.join(sweep.failed)}"
         print(f"{failed}. The same command retries them.")
         return 1
-    print(f"Compare them: recurl compare {options.run_dir}")
+    print(f"Compare them: recurl compare {shlex.quote(str(options.run_dir))}")
     return 0

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from recurl.core.errors import ArgumentError
 from recurl.core.untrusted import read_bytes
-from recurl.trainers.files.durable import write_atomic
+from recurl.trainers.files.durable import remove_partial, write_atomic
 
 _MAX_BYTES = 2**26  # size of the file
 
@@ -62,7 +62,7 @@ class ResultsFile(Generic[_Row]):
         self.rows: list[_Row] = self._read(command) if path.exists() else []
 
     def add(self, result: _Row) -> None:
-        """Add a result and rewrite the whole file.
+        """Add a result and rewrite the whole file; only one process may do so at a time.
 
         Raises:
             StorageError: the file can't be written.
@@ -72,6 +72,7 @@ class ResultsFile(Generic[_Row]):
         writer = csv.DictWriter(text, self._names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(row) for row in self.rows)
+        remove_partial(self.path)
         write_atomic(self.path, text.getvalue().encode())
 
     def _read(self, command: str) -> list[_Row]:

@@ -10,6 +10,7 @@ the option explicitly.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -151,7 +152,7 @@ def resume_command(path: Path, values: Mapping[str, Any]) -> str:
         values: its options.
     """
     trust = " --trust-run" if names_of_code(values, imported=()) else ""
-    return f"recurl train --resume {path}{trust}"
+    return f"recurl train --resume {shlex.quote(str(path))}{trust}"
 
 
 def _place(module: str) -> str:

@@ -52,6 +52,13 @@ def test_presets_and_files(tmp_path):
     assert jobs(f"--run-dir out --config {file}")[0].config.algorithm == "r2d2"
 
 
+def test_options_of_a_cell_may_hold_commas():
+    found = jobs(f"{BASE} --set cell=gtrxl(window=8,heads=2),gru,mlstm(heads=2) gamma=0.5,0.9")
+    cells = ["gtrxl(window=8,heads=2)"] * 2 + ["gru"] * 2 + ["mlstm(heads=2)"] * 2
+    assert [job.config.cell for job in found] == cells
+    assert found[0].name == "cell=gtrxl-window=8,heads=2-,gamma=0.5,seed=0"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

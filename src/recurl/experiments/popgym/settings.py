@@ -59,7 +59,10 @@ _COMMON = {
     "previous_action": True,
     "logger": "none",
 }
-_FIXED = ("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps", "device", "cuda_graph", "compile")
+_FIXED = (
+    *("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps"),
+    *("device", "cuda_graph", "compile", "checkpoint_every"),
+)
 """Options fixed by the benchmark."""
 _VARYING = (
     *_FIXED,
@@ -68,7 +71,6 @@ _VARYING = (
     "vectorization",
     "threads",
     "logger",
-    "checkpoint_every",
     "callback",
 )
 """Options that are not part of a setting because they vary between runs or depend on the machine."""

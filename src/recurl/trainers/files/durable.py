@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -113,6 +114,21 @@ def replacing(path: Path) -> Generator[Any]:
                 partial.unlink()
             raise
         sync_folder(path.parent)
+
+
+def remove_partial(path: Path) -> None:
+    """Remove what processes that were killed while they wrote ``path`` have left; call it while no other may write.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     _ = Path(name, "rows.csv.4711.partial").write_text("a,b")
+        ...     remove_partial(Path(name, "rows.csv"))
+        ...     list(Path(name).iterdir())
+        []
+    """
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*{_SUFFIX}"):
+        left.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, data: bytes) -> None:

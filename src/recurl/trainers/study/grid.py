@@ -16,6 +16,7 @@ from recurl.trainers.config import RunConfig
 
 _DIVIDED = frozenset({"num_envs", "env_groups"})  # by worker processes
 _WORKERS = ("env_workers", "env_groups")
+_BETWEEN = re.compile(r",(?![^()]*\))")  # commas outside of parentheses, which hold the options of a cell
 
 
 class Job(NamedTuple):
@@ -29,7 +30,7 @@ class Job(NamedTuple):
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Parse options and their values from texts of the form ``field=a,b``.
+    """Parse options and their values from texts of the form ``field=a,b``; commas in parentheses divide nothing.
 
     Raises:
         ArgumentError: a text is malformed, or an option or one of its values is repeated.
@@ -37,17 +38,20 @@ def parse_settings(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     Example:
         >>> parse_settings(["cell=lstm,gru", "learning_rate=1e-3"])
         {'cell': ('lstm', 'gru'), 'learning_rate': ('1e-3',)}
+        >>> parse_settings(["cell=gtrxl(window=8,heads=2),gru"])
+        {'cell': ('gtrxl(window=8,heads=2)', 'gru')}
     """
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         name = name.removeprefix("--").replace("-", "_")
-        if not (equals and name and all(values.split(","))):
+        parts = tuple(_BETWEEN.split(values))
+        if not (equals and name and all(parts)):
             raise ArgumentError(f"--set takes field=value,value such as cell=lstm,gru, got {text!r}.")
         if name in found:
             raise ArgumentError(f"--set got {name} twice.")
-        found[name] = tuple(values.split(","))
-        if len(set(found[name])) < len(found[name]):
+        found[name] = parts
+        if len(set(parts)) < len(parts):
             raise ArgumentError(f"--set {name} has a value twice: {values}.")
     return found
 

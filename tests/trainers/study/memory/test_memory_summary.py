@@ -87,8 +87,11 @@ def test_one_run_has_no_interval():
 def test_rows_are_read_as_they_were_written(tmp_path):
     rows = [result(run, 0.5) for run in RUNS]
     file = ResultsFile(tmp_path / "memory.csv", MemoryResult, "recurl bench memory")
+    left = tmp_path / "memory.csv.4711.partial"
+    left.write_text("task,ce")  # by a process that was killed
     for row in rows:
         file.add(row)
+    assert not left.exists()
     assert ResultsFile(tmp_path / "memory.csv", MemoryResult, "recurl bench memory").rows == rows
     path = tmp_path / "memory.csv"
     path.write_text(path.read_text().replace("TMaze10,", "TMaze11,"))

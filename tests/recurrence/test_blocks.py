@@ -579,7 +579,7 @@ def test_every_row_of_shm_is_learned() -> None:
         (lambda: LRUCell(max_phase=0.0), ArgumentError, "max_phase must be positive and finite, got 0"),
         (lambda: LRUCell(max_phase=math.nan), ArgumentError, "max_phase must be positive and finite, got nan"),
         (lambda: RGLRUCell(heads=3).parameters(SIZES), ArgumentError, "heads must divide the state's width, 4; got 3"),
-        (lambda: GTrXLCell(heads=3).parameters(SIZES), ArgumentError, "divide hidden_size, .*, 4; got 3. Use 1, 2, 4"),
+        (lambda: GTrXLCell(heads=3).parameters(SIZES), ArgumentError, "divide hidden_size, 4; got 3. Use 1, 2, 4, for example, or give head_size"),
         (lambda: MLSTMCell(heads=8).parameters(SIZES), ArgumentError, "8, into parts of 2 or more; got 8. Use 1, 2, 4"),
         (lambda: Mamba2Cell(heads=3).parameters(SIZES), ArgumentError, "times hidden_size, 8; got 3. Use 1, 2, 4"),
         (lambda: GatedDeltaNetCell(heads=3).parameters(SIZES), ArgumentError, "divide hidden_size, .*, 4; got 3"),

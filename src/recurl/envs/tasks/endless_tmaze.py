@@ -174,6 +174,8 @@ class EndlessTMazeVectorEnv(TaskVectorEnv):
         Example:
             >>> EndlessTMazeVectorEnv.optimal_return(corridor_length=100)
             1.0
+            >>> EndlessTMazeVectorEnv.optimal_return(random_lengths=True)
+            1.0
             >>> EndlessTMazeVectorEnv.optimal_return(max_episode_steps=22)  # two corridors of five
             0.4
         """
@@ -206,7 +208,7 @@ def _in_time(corridor_length: int, corridors: int, random_lengths: bool, limit: 
     total, found = np.ones(1), list[float]()
     for _ in range(corridors):
         total = np.convolve(total, taken)[: limit + 1]
-        found.append(float(total.sum()))
+        found.append(min(1.0, float(total.sum())))
     return found
 
 

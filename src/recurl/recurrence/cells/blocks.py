@@ -84,11 +84,12 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1))
 
 
-def number_of_heads(heads: int | None, width: int, what: str, least: int = 1) -> int:
+def number_of_heads(heads: int | None, width: int, what: str, least: int = 1, instead: str = "") -> int:
     """Return ``heads``, or for None 4, 2 or 1: the largest that divides ``width`` into parts of ``least`` or more.
 
     Raises:
-        ArgumentError: ``heads`` is more than 1 and doesn't do so; ``what`` names the width.
+        ArgumentError: ``heads`` is more than 1 and doesn't do so; ``what`` names the width, and ``instead`` an option
+            with which any number would do.
     """
     fitting = [number for number in range(1, width + 1) if width % number == 0 and width // number >= least] or [1]
     if heads is None:
@@ -97,7 +98,8 @@ def number_of_heads(heads: int | None, width: int, what: str, least: int = 1) ->
         parts = f", into parts of {least} or more" if least > 1 else ""
         near = sorted(sorted(fitting, key=lambda number: abs(number - heads))[:3])
         raise ArgumentError(
-            f"heads must divide {what}, {width}{parts}; got {heads}. Use {', '.join(map(str, near))}, for example."
+            f"heads must divide {what}, {width}{parts}; got {heads}. Use {', '.join(map(str, near))}, for example"
+            f"{f', or give {instead}' if instead else ''}."
         )
     return heads
 
@@ -112,7 +114,7 @@ def heads_and_width(heads: int | None, width: int | None, hidden_size: int, opti
         option: name of the width, for error messages.
     """
     if heads is None or width is None:
-        heads = number_of_heads(heads, hidden_size, f"hidden_size, where there is no {option}")
+        heads = number_of_heads(heads, hidden_size, "hidden_size", instead=option)
     return heads, width or hidden_size // heads
 
 

@@ -459,8 +459,8 @@ def _is_eager() -> bool:
 
 
 def readable(value: Tensor) -> bool:
-    """Return whether values may be read: not under function transforms, during CUDA graph capture, or on ``meta``."""
-    return not (is_compiling() or is_functorch_active() or is_captured(value) or value.is_meta)
+    """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
+    return not (is_compiling() or is_functorch_active() or is_captured(value))
 
 
 def is_captured(value: Tensor) -> bool:

@@ -184,11 +184,11 @@ def readers_of(windows: Tensor, boundaries: Boundaries) -> Readers:
     """Return which tokens see a stored window.
 
     The groups are the first M tokens of each segment that is stored with inputs. Where tensors can't be read, as in a
-    CUDA graph, every token is a group, as their number must not depend on the data.
+    CUDA graph or on ``meta``, every token is a group, as their number must not depend on the data.
     """
     start, tokens, past = boundaries.start_index, boundaries.num_tokens, windows.shape[1]
     token = torch.arange(tokens, device=windows.device)
-    if not readable(windows):
+    if windows.is_meta or not readable(windows):
         since = token - start
         return Readers(start, torch.where(since < past, token, tokens).unsqueeze(1), since.unsqueeze(1))
     spacing = spacing_of(windows, tokens)

@@ -60,8 +60,16 @@ _COMMON = {
     "logger": "none",
 }
 _FIXED = (
-    *("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps"),
-    *("device", "cuda_graph", "compile", "checkpoint_every"),
+    "env",
+    "env_kwargs",
+    "cell",
+    "num_layers",
+    "seed",
+    "total_steps",
+    "device",
+    "cuda_graph",
+    "compile",
+    "checkpoint_every",
 )
 """Options fixed by the benchmark."""
 _VARYING = (

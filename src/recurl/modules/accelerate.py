@@ -116,12 +116,12 @@ def _report_unregistered(model: nn.Module, result: Accelerated) -> None:
         for name, value in vars(module).items():
             if name in own or not isinstance(value, list | tuple | dict):
                 continue
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                if not isinstance(item, nn.Module) or item in found:
-                    continue
-                if any(isinstance(one, nn.RNNBase) for one in item.modules()):
-                    spot, kind = f"{place}.{name}" if place else name, type(value).__name__
-                    proper = "ModuleDict" if isinstance(value, dict) else "ModuleList"
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            spot, kind = f"{place}.{name}" if place else name, type(value).__name__
+            proper = "ModuleDict" if isinstance(value, dict) else "ModuleList"
+            for key, item in items:
+                hidden = isinstance(item, nn.Module) and item not in found
+                if hidden and any(isinstance(one, nn.RNNBase) for one in item.modules()):
                     result.kept[f"{spot}[{key!r}]"] = f"a {kind} hides it from torch: use a torch.nn.{proper}"
 
 

@@ -119,6 +119,9 @@ def replacing(path: Path) -> Generator[Any]:
 def remove_partial(path: Path) -> None:
     """Remove what processes that were killed while they wrote ``path`` have left; call it while no other may write.
 
+    Raises:
+        StorageError: if it can't be removed.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as name:
@@ -127,8 +130,9 @@ def remove_partial(path: Path) -> None:
         ...     list(Path(name).iterdir())
         []
     """
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*{_SUFFIX}"):
-        left.unlink(missing_ok=True)
+    with writing(path):
+        for left in path.parent.glob(f"{glob.escape(path.name)}.*{_SUFFIX}"):
+            left.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -4,7 +4,8 @@ Checks compare outputs, states after segments and gradients with a loop in float
 segment and a replayed CUDA graph whose segments change. Then milliseconds, forward and forward with backward, of
 replayed graphs and of eager calls, medians over calls, beside flash-linear-attention if it is installed (``simple_gla``
 or ``gated_delta_rule``, segments as ``cu_seqlens``; where it refuses gradients, for its times) and beside an
-associative scan over states. Nothing is timed if a check fails. Usage::
+associative scan over states. ``simple_gla`` has no rates: its time without the product of keys and rates ("fla") and
+with it ("fla with rates"), which computes the same function. Nothing is timed if a check fails. Usage::
 
     python benchmarks/bench_matrix_recurrence.py
     python benchmarks/bench_matrix_recurrence.py --dtypes bf16 --forms delta --shapes 256x128
@@ -221,17 +222,15 @@ def eager(function: Callable[[], Any]) -> float:
     return milliseconds(function, "cuda")
 
 
-def flash(case: Case, shape: tuple[int, int]) -> Timed:
-    """Time flash-linear-attention; the rate of the plain form is part of its keys."""
+def flash(case: Case, shape: tuple[int, int], rates: bool) -> Timed:
+    """Time flash-linear-attention, in the plain form with or without the product of keys and rates."""
     inputs, delta = case.inputs, case.inputs.delta
     resets = int(inputs.boundaries.starts.sum()) > shape[0]
     view = (1, shape[0] * shape[1]) if resets else shape
     first = inputs.boundaries.starts.nonzero().squeeze(-1)
     offsets = torch.cat([first, first.new_tensor([inputs.key.shape[0]])]) if resets else None
     query, key, value, decay, rate = (one.reshape(*view, *one.shape[1:]).contiguous() for one in inputs[:5])
-    if not delta:
-        key = (key * rate.unsqueeze(-1)).to(key.dtype)
-    given = [query, key, value, decay, *([rate] if delta else [])]
+    given = [query, key, value, decay, *([rate] if rates else [])]
     for one in given:
         one.requires_grad_()
     grad = case.grad.reshape(value.shape)
@@ -241,7 +240,10 @@ def flash(case: Case, shape: tuple[int, int]) -> Timed:
         call = lambda: run(query, key, value, decay, rate, **rest)[0]  # noqa: E731
     else:
         run = importlib.import_module("fla.ops.simple_gla").chunk_simple_gla
-        call = lambda: run(query, key, value, g=decay, **rest)[0]  # noqa: E731
+
+        def call() -> Tensor:
+            written = key * rate.to(key.dtype).unsqueeze(-1) if rates else key
+            return run(query, written, value, g=decay, **rest)[0]
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -327,15 +329,17 @@ def table(args: argparse.Namespace) -> None:
         took = ours(case, kernels)
         write("triton", dtype, form, name, segments, took)
         line = f"{dtype} {form} {name} {segments:8}".ljust(32) + str(took)
-        other = peer("fla", lambda case=case, name=name: flash(case, SHAPES[name])) if installed else None
-        if other is not None:
-            write("fla", dtype, form, name, segments, other)
-            forward, both = (
-                (took.forward / other.forward, took.both / other.both)
-                if max(other.forward, other.both) < float("inf")
-                else (took.eager_forward / other.eager_forward, took.eager_both / other.eager_both)
-            )
-            line += f"{forward:8.2f}{both:8.2f}   fla{other}"
+        for rates in ((True,) if FORMS[form] else (False, True)) if installed else ():
+            peer_name = "fla" if FORMS[form] or not rates else "fla with rates"
+            other = peer(peer_name, partial(flash, case, SHAPES[name], rates))
+            if other is not None:
+                write(peer_name, dtype, form, name, segments, other)
+                forward, both = (
+                    (took.forward / other.forward, took.both / other.both)
+                    if max(other.forward, other.both) < float("inf")
+                    else (took.eager_forward / other.eager_forward, took.eager_both / other.eager_both)
+                )
+                line += f"{forward:8.2f}{both:8.2f}   {peer_name}{other}"
         print(line, flush=True)
 
 

@@ -2,8 +2,9 @@
 
 Checks compare results and gradients with the reference, token by token in float64, at sizes that don't divide tiles,
 and test determinism, NaN in one segment and a replayed CUDA graph. Then milliseconds of a replayed graph, beside
-torch's compiled flex_attention with a mask of documents and a sliding window, without scores of distances, in the same
-run; the time to create its mask is separate. Nothing is timed if a check fails. Usage::
+torch's compiled flex_attention with a mask of documents and a sliding window, in the same run: without scores of
+distances, and with them, which computes the same function and gradients. The time to create its mask is separate.
+Nothing is timed if a check fails. Usage::
 
     python benchmarks/bench_attention.py                   # a GPU
     python benchmarks/bench_attention.py --only checks     # or stream, stored, step
@@ -195,15 +196,21 @@ def stream(kernels: AttentionKernels, device: str, forms: list[str], hidden: int
         print(f"{form:6}{sizes:>14}{every:7}{hidden:8}{forward:9.4f}{both:9.4f}", flush=True)
         write(name, form, shape, every, hidden, forward, both)
         if not hidden and device == "cuda" and form != "ieee":
-            flex(form, shape, every, case, (forward, both))
+            for scores in (False, True):
+                flex(form, shape, every, case, (forward, both), scores)
 
 
-def flex(form: str, shape: tuple[int, int], every: int, case: Case, ours: tuple[float, float]) -> None:
-    """Time torch's flex_attention on the same stream, as one row of documents."""
+def flex(form: str, shape: tuple[int, int], every: int, case: Case, ours: tuple[float, float], scores: bool) -> None:
+    """Time torch's flex_attention on the same stream, as one row of documents, with or without scores of distances."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: PLC0415 - slow to import
 
     torch.backends.cuda.matmul.allow_tf32 = form == "tf32"
     document, tokens = case.inputs.boundaries.segment_ids, shape[0] * shape[1]
+    position = case.inputs.position.detach().clone().requires_grad_()
+    name = "flex_attention with scores" if scores else "flex_attention"
+
+    def scored(score: Tensor, _: Any, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + position[query, head, (query - key).clamp(0, PAST)]
 
     def allowed(_: Any, __: Any, query: Tensor, key: Tensor) -> Tensor:
         return (document[query] == document[key]) & (query >= key) & (query - key <= PAST)
@@ -212,24 +219,27 @@ def flex(form: str, shape: tuple[int, int], every: int, case: Case, ours: tuple[
         create = torch.compile(create_block_mask)
         mask = create(allowed, None, None, tokens, tokens, device="cuda")
         making = milliseconds(lambda: create(allowed, None, None, tokens, tokens, device="cuda"), "cuda")
-        run = torch.compile(flex_attention)
+        compiled = torch.compile(flex_attention)
         leaves = [one.transpose(0, 1)[None].contiguous().requires_grad_() for one in case.inputs[:3]]
         grad = case.grad.transpose(0, 1)[None].contiguous()
 
+        def run() -> Tensor:
+            return compiled(*leaves, score_mod=scored if scores else None, block_mask=mask, scale=1.0)
+
         def forward() -> Tensor:
             with torch.no_grad():
-                return run(*leaves, block_mask=mask, scale=1.0)
+                return run()
 
         def both() -> Any:
-            return torch.autograd.grad(run(*leaves, block_mask=mask, scale=1.0), leaves, grad)
+            return torch.autograd.grad(run(), [*leaves, position] if scores else leaves, grad)
 
         took = timed(forward, "cuda"), timed(both, "cuda")
     except Exception as error:  # noqa: BLE001 - any error of a peer is printed
-        print(f"      flex_attention: {type(error).__name__} {str(error)[:300]!r}", flush=True)
+        print(f"      {name}: {type(error).__name__} {str(error)[:300]!r}", flush=True)
         return
     ratios = ", ".join(f"{one / other:.2f}" for one, other in zip(ours, took, strict=True))
-    print(f"      flex_attention {took[0]:28.4f}{took[1]:9.4f}   mask {making:.3f}; we take {ratios} of it", flush=True)
-    write("flex_attention", form, shape, every, 0, *took, making)
+    print(f"      {name} {took[0]:.4f} {took[1]:.4f}   mask {making:.3f}; we take {ratios} of it", flush=True)
+    write(name, form, shape, every, 0, *took, making)
 
 
 def steps(forms: list[str]) -> None:

@@ -174,13 +174,16 @@ class BatchWriter:
 
         Direct writes must include the root of a step, even if it repeats the ``next`` of the previous step.
         """
-        if self._rows is not ... or self._carried or self._states is not None or not self._entries:
+        if self._rows is not ... or self._carried or not self._entries:
             return None
-        return self._entries
+        return self._entries if self._states is None else self._entries | self._states.in_place()
 
     def allocated(self, step: dict[_Key, Tensor]) -> dict[_Key, Tensor] | None:
         """Allocate the batch for steps with these entries, ``[*B, ...]`` each, and return :meth:`memory`."""
-        self._allocate(step)
+        entries = dict(step)
+        if self._states is not None:
+            self._states.expect(entries)
+        self._allocate(entries)
         return self.memory()
 
     def clear(self) -> None:

@@ -58,6 +58,11 @@ def interact_and_write(
         done[number].append(tensordict.get(NEXT).get(DONE))
         stepped(tensordict.batch_size.numel())
 
+    def run(rest: _StepsInPlace) -> tuple[Tensor, list[Step], None]:
+        after = rest.run(write, stepped)
+        writers[0].finish()
+        return rest.done, [after], None
+
     steps, (policy, *others) = writers[0].steps, policies
     if others or not isinstance(policy, CompiledNetwork):
         reason = "the environment steps in groups" if others else "the policy isn't one call of the C++ library"
@@ -65,8 +70,7 @@ def interact_and_write(
     else:
         if example:
             with set_recurrent_mode(False), torch.no_grad(), suppress(NotCompiled):
-                whole = _steps_in_place(envs[0], policy, roots[0], writers[0].allocated(example))
-                return whole.done, [whole.run(write, stepped)], None
+                return run(_steps_in_place(envs[0], policy, roots[0], writers[0].allocated(example)))
             writers[0].clear()
             example.clear()
         roots = interact_in_turn(envs, policies, roots, 1, write=write)
@@ -77,7 +81,7 @@ def interact_and_write(
                 reason = str(why)
             else:
                 example.update((path, value[0].clone()) for path, value in rest.memory.items())
-                return rest.done, [rest.run(write, stepped)], None
+                return run(rest)
         roots = interact_in_turn(envs, policies, roots, steps - 1, write=write, first=1)
     for writer in writers:
         writer.finish()

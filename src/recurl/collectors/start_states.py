@@ -57,6 +57,14 @@ class SparseStates:
         self._starts = starts
         self._batch_size, self._device = batch_size, device
         self._entries: dict[_Path, tuple[TensorDict, Tensor]] = {}
+        self._like: dict[_Path, Tensor] = {}  # states of one step
+        self._steps: dict[_Path, Tensor] = {}  # states of all steps, before they are stored
+        self._stored: set[int] = set()
+
+    def expect(self, found: dict[_Path, Tensor]) -> dict[_Path, Tensor]:
+        """Remove the states from the entries of a step, and return those before it: all steps have such states."""
+        self._like = self._starts.take(found)
+        return self._like
 
     def take(self, step: int, rows: Any, found: dict[_Path, Tensor]) -> None:
         """Remove the states from the entries of a step, and store them if a sequence begins there.
@@ -66,9 +74,21 @@ class SparseStates:
             rows: index of the rows in the batch.
             found: entries of the step.
         """
-        for key, state in self._starts.take(found).items():
-            if self._starts.begin(step):
+        states = self.expect(found)
+        if self._starts.begin(step):
+            self._stored.add(step)
+            for key, state in states.items():
                 self.write(step, rows, key, state)
+
+    def in_place(self) -> dict[_Path, Tensor]:
+        """Return memory for the states before and after all steps, ``[T, *B, ...]``; :meth:`finish` reads it."""
+        *rows, steps = self._batch_size
+        self._steps = {
+            path: torch.empty((steps, *rows, *state.shape[len(rows) :]), dtype=state.dtype)
+            for key, state in self._like.items()
+            for path in (key, next_key(key))
+        }
+        return self._steps
 
     def write(self, step: int, rows: Any, key: _Path, state: Tensor) -> None:
         """Store the state before the first step of a sequence."""
@@ -83,6 +103,10 @@ class SparseStates:
 
     def finish(self, batch: TensorDict) -> None:
         """Add the states to the batch."""
+        for key in self._like if self._steps else ():
+            for step in range(0, self._batch_size[-1], self._starts.every):
+                if step not in self._stored:
+                    self.write(step, ..., key, self._steps[key][step])
         for key, (entry, _) in self._entries.items():
             batch.set(key, entry)
 

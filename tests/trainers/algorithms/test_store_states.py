@@ -72,8 +72,8 @@ def test_a_resumed_run_continues_with_either():
 @pytest.mark.parametrize(
     ("options", "every"),
     [
-        ({}, None),
-        ({"store_states": "starts"}, 8),
+        ({}, 8),
+        ({"store_states": "all"}, None),
         ({"device": "cuda"}, 8),
         ({"device": "cuda", "store_states": "all"}, None),
         ({"device": "cuda", "sequence_length": 7}, None),

@@ -75,9 +75,9 @@ def _chunks(stored: Tensor | None, boundaries: Boundaries) -> tuple[_Chunks, boo
     tokens, length = boundaries.num_tokens, boundaries.batch_shape[-1]
     rows = torch.arange(tokens, device=boundaries.device).unflatten(0, (-1, length))
     inside = stored is not None
-    if stored is not None and spacing_of(stored, tokens) % _CHUNK == 0:
-        inside = False  # states are stored only where chunks begin
-    elif stored is not None and readable(stored):
+    if stored is not None and not readable(stored):
+        inside = spacing_of(stored, tokens) % _CHUNK != 0  # else states are stored only where chunks begin
+    elif stored is not None:
         inside = False
         within = rows[:, 1:][boundaries.starts[rows[:, 1:]]]
         if stored.requires_grad or (stored_at(stored, within, tokens) != 0).any():

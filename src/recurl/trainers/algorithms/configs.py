@@ -169,7 +169,7 @@ class OnPolicyConfig(CriticConfig):
     """Coefficient of the symmetry loss; 0 only measures it."""
     store_states: Literal["auto", "all", "starts"] = "auto"
     """Recurrent states stored in a batch: those of all steps, or only those at the starts of training sequences, which
-    saves memory. auto uses starts on a GPU if rows divide into whole sequences."""
+    saves memory. auto uses starts if rows divide into whole sequences and one process collects."""
 
     more_envs_on_gpu: ClassVar[bool] = True
     actor_kind: ClassVar[str | None] = "distribution"
@@ -195,9 +195,7 @@ class OnPolicyConfig(CriticConfig):
     @property
     def states_every(self) -> int | None:
         """Interval, in steps, at which a batch stores recurrent states; None to store them at every step."""
-        only_starts = self.store_states == "starts"
-        if self.store_states == "auto":
-            only_starts = self.device != "cpu" and self._starts_obstacle is None
+        only_starts = self.store_states != "all" and self._starts_obstacle is None
         return self.sequence_steps if only_starts else None
 
     @property

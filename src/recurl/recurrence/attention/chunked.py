@@ -188,7 +188,7 @@ def readers_of(windows: Tensor, boundaries: Boundaries) -> Readers:
     """
     start, tokens, past = boundaries.start_index, boundaries.num_tokens, windows.shape[1]
     token = torch.arange(tokens, device=windows.device)
-    if windows.is_meta or not readable(windows):
+    if not readable(windows):
         since = token - start
         return Readers(start, torch.where(since < past, token, tokens).unsqueeze(1), since.unsqueeze(1))
     spacing = spacing_of(windows, tokens)

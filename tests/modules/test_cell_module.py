@@ -103,6 +103,17 @@ def test_empty_sequences(cell: str, backend: str) -> None:
         assert all((value == 0).all() for value in found[len(module.out_keys) :])
 
 
+@pytest.mark.parametrize("backend", ["loop", "scan"])
+@pytest.mark.parametrize("cell", KNOWN)
+def test_shapes_on_meta(cell: str, backend: str) -> None:
+    module = make(cell, backend)
+    batch = random_batch(module, (2, 4))
+    with set_recurrent_mode(True):
+        expected, found = module(batch.clone()), copy.deepcopy(module).to("meta")(batch.to("meta"))
+    for key in module.out_keys:
+        assert (found[key].shape, found[key].device.type) == (expected[key].shape, "meta")
+
+
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from recurl.modules import S5Module
 from recurl.nn import CellNet
 from recurl.recurrence import (
     BACKENDS,
+    CELLS,
     ONE_STEP,
     Boundaries,
     Cell,
@@ -601,3 +603,19 @@ def test_every_row_of_shm_is_learned() -> None:
 def test_options_that_are_refused(make: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("cell", "option"),
+    [
+        (type(cell), field.name)
+        for cell in CELLS.values()
+        if is_dataclass(cell)
+        for field in fields(cell)
+        if field.default is not None
+    ],
+)
+def test_options_without_a_number(cell: type, option: str) -> None:
+    """None is refused where it isn't the default."""
+    with pytest.raises(ArgumentTypeError, match=f"{option} must be .*, got None"):
+        cell(**{option: None})

@@ -262,12 +262,12 @@ def _layout(boundaries: Boundaries) -> _Layout:
 
 
 def _read(value: Tensor, most: int) -> int:
-    """Read an integer from 1 to ``most`` from the device."""
+    """Read an integer from 1 to ``most`` from the device; ``most`` on ``meta``, where there is nothing to read."""
     if is_compiling():
         # This clamp doesn't change the value. It keeps two reads of the same length, as by two layers, distinct:
         # torch.compile would merge them into one read but use two symbols for the sizes that depend on it.
         value = value.clamp(min=-_count_reads())
-    number = int(value.item())
+    number = most if value.is_meta else int(value.item())
     if is_compiling():
         check(number >= 1)
         check(number <= most)

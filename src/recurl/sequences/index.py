@@ -446,7 +446,7 @@ def _is_cacheable(entries: _Entries) -> bool:
     """Return whether edits of the entries can be detected."""
     given = [entry for entry in entries if entry is not None]
     return _is_eager() and all(
-        type(e) is Tensor and (e.is_cpu or (readable(e) and not e.is_inference())) for e in given
+        type(e) is Tensor and (e.is_cpu or not (is_captured(e) or e.is_inference())) for e in given
     )
 
 
@@ -459,8 +459,8 @@ def _is_eager() -> bool:
 
 
 def readable(value: Tensor) -> bool:
-    """Return whether values may be read: not under function transforms, nor during CUDA graph capture."""
-    return not (is_compiling() or is_functorch_active() or is_captured(value))
+    """Return whether values may be read: not on ``meta``, under function transforms, or during CUDA graph capture."""
+    return not (is_compiling() or is_functorch_active() or value.is_meta or is_captured(value))
 
 
 def is_captured(value: Tensor) -> bool:

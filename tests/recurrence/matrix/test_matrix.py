@@ -180,6 +180,27 @@ def test_gradients_that_are_not_finite_reach_earlier_tokens_of_their_segment(bac
 
 
 @DELTA
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("where", [(2, 4), (1,), (3,)], ids=["value and rate", "key", "log_decay"])
+def test_what_overflows_stays_in_its_segment(where: tuple[int, ...], backend: str, delta: bool) -> None:
+    """Numbers are finite, but not their products: with those of the token itself, or with queries of other segments."""
+    case, token = Case((2, 40), 0.2, None), 54
+    start = case.boundaries.start_index
+    other = start != start[token]
+    assert all(part.any() for part in (other[40:token], other[token:72]))  # of the chunk
+    case.inputs[0][other] *= 1e170
+    clean = case.with_gradients(backend, delta)
+    for number in where:
+        case.inputs[number] = case.inputs[number].detach().clone()
+        case.inputs[number][token, 0] = 1e170
+    found = case.with_gradients(backend, delta)
+    before = (torch.arange(80) < token) & ~other
+    assert torch.equal(found[0][before], clean[0][before])
+    for one, expected in zip(found, clean, strict=True):
+        assert torch.equal(one[other], expected[other])
+
+
+@DELTA
 def test_stored_states_inside_segments_are_never_read(delta: bool) -> None:
     case = Case((3, 40))
     assert case.states is not None

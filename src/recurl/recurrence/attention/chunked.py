@@ -66,15 +66,20 @@ class _Scored(NamedTuple):
 
     Attributes:
         scores: ``[G, heads, Q, K]``, at least float32; hugely negative where a key isn't allowed.
+        forbidden: bool ``[G, 1, Q, K]``, where it isn't.
         tainted: bool ``[G, Q]``: tokens that aren't finite, or attend to a key or value that isn't.
     """
 
     scores: Tensor
+    forbidden: Tensor
     tainted: Tensor
 
     def weights(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the softmax; ``total`` is the logarithm of the sum of a token's exponentials, ``[G, heads, Q]``."""
-        return (self.scores - total.unsqueeze(-1)).exp().to(dtype)
+        """Return the softmax; ``total`` is the logarithm of the sum of a token's exponentials, ``[G, heads, Q]``.
+
+        Gradients of weights are products of all pairs, which may overflow: those of keys that aren't allowed are zero.
+        """
+        return (self.scores - total.unsqueeze(-1)).exp().masked_fill(self.forbidden, 0).to(dtype)
 
     @property
     def total(self) -> Tensor:
@@ -188,7 +193,7 @@ def readers_of(windows: Tensor, boundaries: Boundaries) -> Readers:
     """
     start, tokens, past = boundaries.start_index, boundaries.num_tokens, windows.shape[1]
     token = torch.arange(tokens, device=windows.device)
-    if windows.is_meta or not readable(windows):
+    if not readable(windows):
         since = token - start
         return Readers(start, torch.where(since < past, token, tokens).unsqueeze(1), since.unsqueeze(1))
     spacing = spacing_of(windows, tokens)
@@ -221,7 +226,8 @@ def _scored(content: Tensor, position: Tensor, distance: Tensor, allowed: Tensor
     distance = distance.clamp(0, position.shape[-1] - 1).expand(allowed.shape)
     scores = content + position.transpose(1, 2).gather(-1, distance.unsqueeze(1).expand(content.shape))
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return _Scored(scores.masked_fill(~allowed.unsqueeze(1), _least(scores)), tainted)
+    forbidden = ~allowed.unsqueeze(1)
+    return _Scored(scores.masked_fill(forbidden, _least(scores)), forbidden, tainted)
 
 
 def _least(scores: Tensor) -> float:

@@ -59,7 +59,8 @@ def windowed_attention(
             backends follow ``torch.set_float32_matmul_precision``.
 
     Returns:
-        ``[N, heads, D]``, differentiable in all tensors, by ``chunked`` to any order and in forward mode.
+        ``[N, heads, D]``, differentiable in all tensors; by ``chunked`` also in forward mode, and to any order in eager
+        mode.
 
     Raises:
         ArgumentTypeError: an argument isn't a tensor, or boundaries aren't :class:`Boundaries`.

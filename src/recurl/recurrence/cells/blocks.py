@@ -132,15 +132,18 @@ def initialize_step_offset(offset: Tensor) -> None:
         step += torch.log(-torch.expm1(-step))  # the inverse of softplus
 
 
-def check_sizes(**least: tuple[int | None, int]) -> None:
-    """Check that sizes are integers and not too small; each is given with its minimum, and None is skipped."""
+def check_sizes(**least: tuple[int, int]) -> None:
+    """Check that sizes are integers and not too small; each is given with its minimum."""
     for name, (size, smallest) in least.items():
-        if size is None:
-            continue
         if not isinstance(size, int) or isinstance(size, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - users
             raise ArgumentTypeError(f"{name} must be an int, got {size!r}.")
         if size < smallest:
             raise ArgumentError(f"{name} must be at least {smallest}, got {size}.")
+
+
+def check_optional_sizes(**least: tuple[int | None, int]) -> None:
+    """Check sizes that may also be None."""
+    check_sizes(**{name: (size, smallest) for name, (size, smallest) in least.items() if size is not None})
 
 
 def check_flags(**values: object) -> None:

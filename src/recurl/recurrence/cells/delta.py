@@ -14,6 +14,7 @@ from recurl.recurrence.cells.blocks import (
     Block,
     affine,
     check_conv_width,
+    check_optional_sizes,
     check_sizes,
     convolve,
     encode,
@@ -61,7 +62,7 @@ class GatedDeltaNetCell(Block, name="gated_deltanet"):
     read_at_starts: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
-        check_sizes(heads=(self.heads, 1), key_size=(self.key_size, 1), value_size=(self.value_size, 1))
+        check_optional_sizes(heads=(self.heads, 1), key_size=(self.key_size, 1), value_size=(self.value_size, 1))
         check_sizes(feed_forward=(self.feed_forward, 0))
         check_conv_width(self.conv_width)
 

@@ -18,6 +18,7 @@ from recurl.recurrence.cells.blocks import (
     Block,
     affine,
     check_numbers,
+    check_optional_sizes,
     check_sizes,
     encode,
     encoder,
@@ -68,8 +69,8 @@ class GTrXLCell(Block, name="gtrxl"):
     read_at_starts: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
-        check_sizes(window=(self.window, 1), heads=(self.heads, 1), head_size=(self.head_size, 1))
-        check_sizes(feed_forward=(self.feed_forward, 1))
+        check_optional_sizes(heads=(self.heads, 1), head_size=(self.head_size, 1))
+        check_sizes(window=(self.window, 1), feed_forward=(self.feed_forward, 1))
         check_numbers(gate_bias=self.gate_bias)
         if not math.isfinite(self.gate_bias):
             raise ArgumentError(f"gate_bias must be finite, got {self.gate_bias}.")

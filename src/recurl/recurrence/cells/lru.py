@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recurl.core.errors import ArgumentError
-from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_sizes
+from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_optional_sizes
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
 from recurl.recurrence.cells.state_space import StateSpace, input_to_state, polar
@@ -46,7 +46,7 @@ class LRUCell(StateSpace, name="lru"):
     def __post_init__(self) -> None:
         check_flags(norm=self.norm)
         check_numbers(min_radius=self.min_radius, max_radius=self.max_radius, max_phase=self.max_phase)
-        check_sizes(state_size=(self.state_size, 1))
+        check_optional_sizes(state_size=(self.state_size, 1))
         if not 0 <= self.min_radius < self.max_radius <= 1:
             raise ArgumentError(
                 f"min_radius and max_radius must be in order and in [0, 1], got {self.min_radius} and "

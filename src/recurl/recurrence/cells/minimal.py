@@ -15,6 +15,7 @@ from recurl.recurrence.cells.blocks import (
     Block,
     affine,
     check_conv_width,
+    check_optional_sizes,
     check_sizes,
     convolve,
     encode,
@@ -45,7 +46,8 @@ class Minimal(Block):
     num_gates: ClassVar[int]
 
     def __post_init__(self) -> None:
-        check_sizes(state_size=(self.state_size, 1), feed_forward=(self.feed_forward, 0))
+        check_optional_sizes(state_size=(self.state_size, 1))
+        check_sizes(feed_forward=(self.feed_forward, 0))
         check_conv_width(self.conv_width)
 
     @property

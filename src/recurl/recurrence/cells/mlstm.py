@@ -14,6 +14,7 @@ from recurl.recurrence.cells.blocks import (
     Block,
     affine,
     check_conv_width,
+    check_optional_sizes,
     check_sizes,
     convolve,
     encode,
@@ -59,7 +60,8 @@ class MLSTMCell(Block, name="mlstm"):
     read_at_starts: ClassVar[tuple[str, ...]] = ("h",)
 
     def __post_init__(self) -> None:
-        check_sizes(heads=(self.heads, 1), expand=(self.expand, 1))
+        check_optional_sizes(heads=(self.heads, 1))
+        check_sizes(expand=(self.expand, 1))
         check_conv_width(self.conv_width)
 
     def _heads(self, sizes: Sizes) -> tuple[int, int]:

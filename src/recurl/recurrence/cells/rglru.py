@@ -16,6 +16,7 @@ from recurl.recurrence.cells.blocks import (
     Block,
     affine,
     check_conv_width,
+    check_optional_sizes,
     check_sizes,
     convolve,
     encode,
@@ -61,7 +62,8 @@ class RGLRUCell(Block, name="rglru"):
     child_name: ClassVar[str] = "rglru"
 
     def __post_init__(self) -> None:
-        check_sizes(state_size=(self.state_size, 1), heads=(self.heads, 1), feed_forward=(self.feed_forward, 0))
+        check_optional_sizes(state_size=(self.state_size, 1))
+        check_sizes(heads=(self.heads, 1), feed_forward=(self.feed_forward, 0))
         check_conv_width(self.conv_width)
 
     @property

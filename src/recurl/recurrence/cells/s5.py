@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError, MissingDependencyError
-from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_sizes
+from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_optional_sizes
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
 from recurl.recurrence.cells.state_space import StateSpace, input_to_state, polar
@@ -59,7 +59,7 @@ class S5Cell(StateSpace, name="s5"):
     def __post_init__(self) -> None:
         check_flags(norm=self.norm)
         check_numbers(min_step=self.min_step, max_step=self.max_step)
-        check_sizes(state_size=(self.state_size, 2))
+        check_optional_sizes(state_size=(self.state_size, 2))
         if self.state_size is not None and self.state_size % 2:
             raise ArgumentError(
                 f"state_size must be even, since its numbers form conjugate pairs; got {self.state_size}."

@@ -148,6 +148,7 @@ class _Chunk(NamedTuple):
         query: ``[G, heads, C, K]``.
         key: ``[G, heads, C, K]``.
         written: u, ``[G, heads, C, V]``.
+        same: bool ``[G, 1, C, C]``, whether the second token is the first one or before it in its segment.
         decayed: ``[G, heads, C, C]``, what remains at the first token of what the second one has written.
         kept: ``[G, heads, C]``, what remains of the state before the segment.
         state: that state where it is from before the chunk, ``[G, heads, K, V]``.
@@ -160,6 +161,7 @@ class _Chunk(NamedTuple):
     query: Tensor
     key: Tensor
     written: Tensor
+    same: Tensor
     decayed: Tensor
     kept: Tensor
     state: Tensor
@@ -191,7 +193,7 @@ class _Chunk(NamedTuple):
         same = (start.unsqueeze(2) == start.unsqueeze(1)) & (order.unsqueeze(1) >= order)
         same, carried = same.unsqueeze(1), carried.unsqueeze(1)
         lost = ~query.isfinite().all(-1)
-        broken = ~(key.isfinite().all(-1) & value.isfinite().all(-1) & rate.isfinite() & (log_decay < torch.inf))
+        broken = ~(key.isfinite().all(-1) & value.isfinite().all(-1) & rate.isfinite() & log_decay.exp().isfinite())
         bad_state = ~state.isfinite().flatten(2).all(2)
         state = torch.where(bad_state[..., None, None], 0, state)
         tainted = (same & broken.unsqueeze(-2)).any(-1) | (carried & bad_state.unsqueeze(-1))
@@ -206,19 +208,20 @@ class _Chunk(NamedTuple):
         later = torch.where(same & same.mT.logical_not(), log_decay.unsqueeze(-1), 0).cumsum(-2)
         decayed = torch.where(same, later, -torch.inf).exp()
         kept = torch.where(same, log_decay.unsqueeze(-2), 0).sum(-1).exp()
-        written = value
-        chunk = _Chunk(query, key, written, decayed, kept, state, carried, stored, tainted, lost)
+        chunk = _Chunk(query, key, value, same, decayed, kept, state, carried, stored, tainted, lost)
+        # So is what overflows: values to be written, or with the delta rule a row of the system that they solve.
+        written = rate.unsqueeze(-1) * (value - chunk._read(key) if delta else value)
+        system = rate.unsqueeze(-1) * chunk._products(key) if delta else written
+        overflown = ~(written.isfinite().all(-1) & system.isfinite().all(-1))
+        tainted = tainted | (same & overflown.unsqueeze(-2)).any(-1)
+        written, system = (torch.where(overflown.unsqueeze(-1), 0, x) for x in (written, system))
         if delta:
-            written = value - chunk._read(key)
-        written = rate.unsqueeze(-1) * written
-        if delta:
-            system = rate.unsqueeze(-1) * decayed * (key @ key.mT)
             written = torch.linalg.solve_triangular(system, written, upper=False, unitriangular=True)
-        return chunk._replace(written=written)
+        return chunk._replace(written=written, tainted=tainted)
 
     def results(self) -> Tensor:
         """Return the results, ``[G, heads, C, V]``."""
-        result = (self.query @ self.key.mT * self.decayed) @ self.written + self._read(self.query)
+        result = self._products(self.query) @ self.written + self._read(self.query)
         return result.masked_fill((self.tainted | self.lost).unsqueeze(-1), torch.nan)
 
     def last_state(self) -> Tensor:
@@ -251,6 +254,10 @@ class _Chunk(NamedTuple):
         weights = at(self.decayed).unsqueeze(-1) * of_group(self.key)
         state = at(self.kept)[..., None, None] * before + weights.mT @ of_group(self.written)
         return state.masked_fill(at(self.tainted)[..., None, None], torch.nan)
+
+    def _products(self, x: Tensor) -> Tensor:
+        """Return the products of vectors ``[G, heads, C, K]`` with the keys of their segments, decayed."""
+        return torch.where(self.same, x @ self.key.mT, 0) * self.decayed
 
     def _read(self, x: Tensor) -> Tensor:
         """Return what vectors ``[G, heads, C, K]`` read from the states before the segments, decayed."""

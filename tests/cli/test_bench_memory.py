@@ -233,14 +233,22 @@ def test_runs_of_other_commands_in_the_folder_are_left_alone(tmp_path):
     assert kept.is_dir()
 
 
-def test_results_of_a_cell_that_is_not_here_name_the_way_out(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        ("away.module:Cell", "No module named 'away'"),
+        ("gru*0", "a cell must have at least one layer, got 'gru*0': write gru."),
+        ("none*2", "none has no layers, got 'none*2'"),
+    ],
+)
+def test_results_of_a_cell_that_is_not_here_name_the_way_out(tmp_path, capsys, cell, why):
     arguments = [*small(1, steps=64), "--tasks", "RepeatPrevious4", "--out", str(tmp_path)]
     assert main([*arguments, "--cells", "none"]) == 0
     table = tmp_path / "memory.csv"
     lines = table.read_text().splitlines()
-    table.write_text("\n".join([*lines, lines[1].replace(",none,", ",away.module:Cell,", 1)]))
+    table.write_text("\n".join([*lines, lines[1].replace(",none,", f",{cell},", 1)]))
     assert main([*arguments, "--table"]) == 2
     said = capsys.readouterr().err
-    assert f"{table} holds results of the cell 'away.module:Cell', which can't be loaded here." in said
-    assert "No module named 'away'" in said
+    assert f"{table} holds results of the cell {cell!r}, which can't be loaded here." in said
+    assert why in said
     assert main([*arguments, "--table", "--cells", "none"]) == 0

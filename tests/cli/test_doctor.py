@@ -158,6 +158,8 @@ def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--env CartPole-v1", "both --env and --policy"),
         ("run --env CartPole-v1 --policy wires:policy", "Name a run, or"),
         ("run --policy wires:policy", "Name a run, or"),
+        ("run --num-envs 2", "--num-envs can't be given with a run, whose own environment is checked: leave it out"),
+        ("run --env-kwargs k=8 --drop-observations x", "--env-kwargs, --drop-observations can't be given with a run"),
         ("no/run", "no/run"),
         ("--colour red", "--colour"),
         ("--num-envs many --env CartPole-v1 --policy wires:policy", "--num-envs"),

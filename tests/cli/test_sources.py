@@ -51,7 +51,7 @@ def test_the_help_shows_the_defaults_of_the_preset(capsys):
         ("ppo --preset", r"Missing value for argument '--preset'"),
         ("pppo --preset maze", r"There is no algorithm 'pppo': use .* Did you mean ppo\?"),
         ("ppo --preset maze --logger wandbb", r"invalid choice 'wandbb' .* Did you mean wandb\?"),
-        ("--resume run --preset maze", r"Unrecognized options: --resume, run"),
+        ("--resume run --preset maze", r"takes only --trust-run, --resume, .*; got --preset maze: leave"),
     ],
 )
 def test_mistakes(words, message):

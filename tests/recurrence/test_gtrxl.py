@@ -12,6 +12,7 @@ from recurl.core.errors import ArgumentError, UsageError
 from recurl.modules import GTrXLModule, set_recurrent_mode
 from recurl.recurrence import DEFAULT_OPTIONS, GTrXLCell, load_cell, segments
 from recurl.recurrence.attention import chunked
+from recurl.recurrence.cells import gtrxl
 from recurl.sequences.index import SequenceIndex
 
 INPUTS, HIDDEN = 3, 4
@@ -159,12 +160,17 @@ def test_a_module_whose_window_does_not_fit_into_memory_names_one_that_does() ->
         GTrXLModule(3, 8, window=10**9, in_key="x", out_key="y")
 
 
-def test_windows_that_do_not_fit_into_memory_name_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"), [(segments.Segments, "_kept"), (segments, "windowed_attention"), (gtrxl, "sinusoids")]
+)
+def test_windows_that_do_not_fit_into_memory_name_those_that_do(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError
 
     module, batch = memory(num_layers=1), batch_of(2, 5, 3, layers=1)
-    monkeypatch.setattr(segments.Segments, "_kept", fail)
+    monkeypatch.setattr(owner, name, fail)
     monkeypatch.setattr(segments, "_free_on_host", lambda: 2 * 3 * 10 * (HIDDEN + 1) * 8)
     with pytest.raises(UsageError, match=r"The windows after 10 tokens, of 3 inputs of 4 numbers.*a window of 2 fits"):
         run(module, batch, "loop")

@@ -85,6 +85,16 @@ def test_options_of_other_algorithms_of_its_kind(kind):
         kind(env=ENV, **GRAPH, backend="pad")
 
 
+def test_a_backend_of_another_device_is_refused_before_a_run_begins():
+    words = "--backend {} needs --device {}, got {}: use that device, or --backend fastest"
+    with pytest.raises(ArgumentError, match=words.format("triton", "cuda", "cpu")):
+        PPOConfig(env=ENV, backend="triton", device="cpu")
+    with pytest.raises(ArgumentError, match=words.format("cpu", "cpu", "cuda:1")):
+        PPOConfig(env=ENV, backend="cpu", device="cuda:1", cuda_graph=False)
+    assert PPOConfig(env=ENV, backend="triton", device="cpu", cell="none").backend == "triton"
+    assert PPOConfig(env=ENV, backend="triton", device="cuda").on_cpu().backend == "fastest"
+
+
 def test_options_of_impala():
     assert ImpalaConfig(env=ENV, overlap=True).on_cpu().overlap is False
     with pytest.raises(ArgumentError, match=r"--overlap on a GPU .* needs --env-workers"):

@@ -184,7 +184,7 @@ def test_what_is_given_is_kept(given, size):
     [
         (PPOConfig, {}, True, True, "captured and compiled"),
         (PPOConfig, {"backend": "pad"}, False, False, "not captured, which needs --backend fastest or triton"),
-        (PPOConfig, {"backend": "cpu"}, False, False, "not captured or compiled, which needs --backend fastest"),
+        (PPOConfig, {"backend": "loop"}, False, False, "not captured, which needs --backend fastest or triton"),
         (
             PPOConfig,
             {"sequence_length": 48},
@@ -253,6 +253,7 @@ def test_a_graph_that_is_asked_for_asks_for_a_gpu(env):
         ({"cell": "slstm"}, "a cell other than slstm, which loops over single steps, unless it is asked for (--dev"),
         ({"overlap": True}, "which needs a single process, unless"),
         ({"collectors": "ray:2"}, "which needs a single process, unless"),
+        ({"backend": "cpu"}, "which needs another backend than cpu"),
         ({"env": "tests.trainers.test_machine:Strict-v0"}, "which needs an environment that takes random actions, un"),
         ({"env": TMaze}, "which needs an environment with an id, unless"),
         ({"env": lambda: gym.make("CartPole-v1")}, "which needs an environment with an id, unless"),
@@ -587,6 +588,10 @@ def test_a_gpu_makes_no_options_impossible(kind, options, monkeypatch):
         return
     with monkeypatch.context() as patched:
         pretend(patched)
+        if options.get("backend") == "cpu" and options.get("device") == "cuda":
+            with pytest.raises(ArgumentError, match="--backend cpu needs --device cpu"):
+                kind(env=TASK, **options)
+            return
         config = kind(env=TASK, **options)
     assert not config.cuda_graph or (config.graph_obstacle is None and config.device == "cuda")
     assert not config.compile or config.compile_obstacle is None

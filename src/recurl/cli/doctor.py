@@ -14,7 +14,7 @@ from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
 from recurl.core.errors import ArgumentError, RecurlError
 from recurl.core.importing import load_object
-from recurl.core.ranges import Count
+from recurl.core.ranges import Count, flag
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
 from recurl.trainers import RunFolder, load_agent, make_env
@@ -39,9 +39,9 @@ class Doctor(ReadsRun):
     """Gymnasium id, jax:..., vmas/... or pettingzoo/... as in recurl train, or module:function that returns a recurl
     environment."""
     num_envs: Count | None = None
-    """Rows of the environment; by default a single one without batch dimension."""
+    """Rows of the environment --env; by default a single one without batch dimension."""
     env_kwargs: tuple[str, ...] = ()
-    """Arguments of the environment as name=value, such as k=8."""
+    """Arguments of the environment --env as name=value, such as k=8."""
     drop_observations: tuple[str, ...] = ()
     """Observations to drop from a Gymnasium id; the parts of a nested name are joined by dots."""
     policy: str | None = None
@@ -76,6 +76,12 @@ def run(args: Doctor) -> int:
         return 0
     if (args.run is None) == (args.env is None) or (args.env is None) != (args.policy is None):
         raise ArgumentError("Name a run, or both --env and --policy (see recurl doctor --help).")
+    given = [name for name in ("num_envs", "env_kwargs", "drop_observations") if getattr(args, name)]
+    if args.run is not None and given:
+        raise ArgumentError(
+            f"{', '.join(map(flag, given))} can't be given with a run, whose own environment is checked: leave "
+            f"{'it' if len(given) == 1 else 'them'} out, or name --env and --policy instead."
+        )
     registers = args.registers
     policy, env = _from_run(args.run, trust=args.trust_run) if args.run is not None else _from_names(args)
     with env:

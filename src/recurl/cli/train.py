@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from recurl.cli.arguments import ReadsRun, parse_arguments, parse_subcommand
+from recurl.cli.arguments import ReadsRun, parse_known_arguments, parse_subcommand
 from recurl.cli.faults import error_of_environment
 from recurl.cli.help import HELP, HELP_ALL
 from recurl.cli.notices import notify
@@ -24,7 +24,7 @@ from recurl.cli.sources import Sources, plain, read_sources, with_defaults
 from recurl.cli.speed import notify_if_slow
 from recurl.collectors import Collector
 from recurl.core.errors import ArgumentError, CallbackError, EnvError, NonFiniteError, StorageError, WorkerError
-from recurl.core.ranges import Steps
+from recurl.core.ranges import Steps, fields_of, flag
 from recurl.distributed import (
     broadcast,
     is_local_main_process,
@@ -68,11 +68,23 @@ def kinds(extra: type[Any] = NewRunOptions) -> dict[str, Any]:
 
 def read(arguments: list[str]) -> Any:
     """Parse the arguments: options of a new run, or a run to resume."""
-    if not arguments:
+    if any(word.partition("=")[0] == "--resume" for word in arguments):
+        return _read_resume(arguments)
+    args = read_run(arguments, read_sources(arguments), prog="recurl train") if arguments else None
+    if args is None:
         raise ArgumentError(f"recurl train needs an algorithm ({', '.join(ALGORITHMS)}), or --resume RUN.")
-    return read_run(arguments, read_sources(arguments), prog="recurl train") or parse_arguments(
-        Resume, arguments, prog="recurl train"
-    )
+    return args
+
+
+def _read_resume(arguments: list[str]) -> Resume:
+    args, others = parse_known_arguments(Resume, arguments, prog="recurl train")
+    if others:
+        raise ArgumentError(
+            f"A resumed run keeps its algorithm and options, so that recurl train --resume takes only "
+            f"{', '.join(flag(field.name) for field in fields_of(Resume))}; got {' '.join(others)}: leave it out, or "
+            f"start another run with the networks of this one (--init-from {args.resume})."
+        )
+    return args
 
 
 def read_run(arguments: list[str], sources: Sources, *, prog: str, extra: type[Any] = NewRunOptions) -> Any:

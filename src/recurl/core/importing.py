@@ -100,11 +100,13 @@ def with_arguments(text: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"more than {_LONGEST:,} characters")
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
-        if isinstance(call, ast.Call) and not call.args and all(word.arg for word in call.keywords):
-            return name, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+            words = {word.arg: word.value for word in call.keywords}
+            if None not in words and len(words) == len(call.keywords):
+                return name, {str(word): ast.literal_eval(value) for word, value in words.items()}
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
         raise ValueError(str(error) or type(error).__name__) from error
-    raise ValueError("other than keyword arguments")
+    raise ValueError("other than keyword arguments, each given once")
 
 
 def how_to_install(module: str) -> str:

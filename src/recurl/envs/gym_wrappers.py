@@ -66,10 +66,16 @@ def with_clear_errors(name: str, build: Callable[[], _T]) -> _T:
     except ModuleNotFoundError as error:
         raise _missing_module(name, error) from error
     except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
-        hint = "" if "Did you mean" in str(error) else _MODULE_HINT
+        hint = "" if "Did you mean" in str(error) else _with_namespace(name) or _MODULE_HINT
         raise ArgumentError(f"Gymnasium can't create {name!r}: {error}{hint}") from error
     except (gym.error.Error, ImportError) as error:
         raise ArgumentError(f"Gymnasium can't create {name!r}: {error}") from error
+
+
+def _with_namespace(name: str) -> str:
+    """Return a suggestion of the ids that are this name in a namespace, or an empty string if there are none."""
+    found = [known for known in gym.registry if known.partition("/")[2] == name]
+    return f" Did you mean {' or '.join(found)}?" if found else ""
 
 
 def _missing_module(name: str, error: ModuleNotFoundError) -> Exception:

@@ -109,13 +109,14 @@ def _show_table(args: BenchMemory, tasks: Sequence[MemoryTask]) -> int:
 
 def _check_cells(path: Path, cells: Sequence[str]) -> None:
     """Check that the cells of a file's results can be loaded."""
-    for name, _ in map(split_layers, cells):
+    for cell in cells:
         try:
+            name, _ = split_layers(cell)
             if name != NO_CELL:
                 load_cell(name)
         except (ArgumentError, ArgumentTypeError) as error:
             raise ArgumentError(
-                f"{path} holds results of the cell {name!r}, which can't be loaded here. Make it available, or name "
+                f"{path} holds results of the cell {cell!r}, which can't be loaded here. Make it available, or name "
                 f"the cells to show, as in --cells gru. ({error})"
             ) from error
 

@@ -84,8 +84,14 @@ class ResultsFile(Generic[_Row]):
             raise ArgumentError(f"{path} can't be read: {error.strerror}.") from error
         except (UnicodeDecodeError, csv.Error) as error:
             raise ArgumentError(f"{path} is not a UTF-8 table ({error}): fix or remove it.") from error
-        if not lines or lines[0] != self._names:
-            raise ArgumentError(f"{path} must hold results of {command}, with the columns {', '.join(self._names)}.")
+        header = lines[0] if lines else []
+        if header != self._names:
+            lacks = [name for name in self._names if name not in header]
+            got = f"it lacks {', '.join(lacks)}" if lacks else "it has others besides, or another order"
+            raise ArgumentError(
+                f"{path} must hold results of {command}, with the columns {', '.join(self._names)}, but {got}: restore "
+                "them, or name another folder (--out)."
+            )
         rows: dict[Hashable, _Row] = {}
         for line in filter(None, lines[1:]):
             try:

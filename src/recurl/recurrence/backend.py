@@ -286,6 +286,10 @@ class LayerRegistry(Registry[Backend, Support]):
         if reason is not None:
             raise self._refused(name, "module", reason)
 
+    def device_of(self, name: str) -> str | None:
+        """Return the only type of device that the backend ``name`` serves, such as ``"cuda"``; None for any."""
+        return self._backends[name].device if name in self._backends else None
+
     def implementation_for(self, name: str, cell: Cell) -> Backend:
         """Return the backend of this name for ``cell``, or its linear-recurrence implementation, without checks."""
         backend = self.named(name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -115,16 +116,7 @@ class Segments:
             *(query, key, value, position, self.boundaries, before, to_key, to_value),
             *(self.backend, self.precision),
         )
-        if not self.after:
-            return result, before
-        if is_compiling():
-            return result, self._kept(inputs, before)
-        try:
-            return result, self._kept(inputs, before)
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-                raise
-            raise _too_long(before, inputs.shape[0]) from error
+        return result, self._kept(inputs, before) if self.after else before
 
     def _kept(self, inputs: Tensor, before: Tensor) -> Tensor:
         """Return the last M inputs after every token, from the stream and from stored windows, ``[N, M, E]``."""
@@ -140,6 +132,21 @@ class Segments:
         later = later[torch.arange(windows.shape[0], device=at.device)[:, None, None], still]
         later = torch.where((at < tokens)[..., None, None], later, 0)
         return kept.index_add(0, at.clamp(max=tokens - 1).flatten(), later.flatten(0, 1))
+
+
+@contextmanager
+def _explaining_long_windows(call: LayerCall) -> Generator[None]:
+    """Context manager that tells which window fits where one of attention needs more memory than there is.
+
+    Its scores need memory as well as the inputs that are kept.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        out_of_memory = isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+        if not out_of_memory or call.cell.attention(call.x.shape[-1]) is None:
+            raise
+        raise _too_long(call.states[0], call.x.shape[0]) from error
 
 
 def _too_long(before: Tensor, tokens: int) -> UsageError:
@@ -203,7 +210,7 @@ class LinearBackend:
             with nullcontext() if is_compiling() else recorded_as(self.name):
                 return call.cell.step(call.x, call.states, *call.weights, time=time)
 
-        with without_autocast(call.x.device):
+        with without_autocast(call.x.device), nullcontext() if is_compiling() else _explaining_long_windows(call):
             if call.options.recompute and not is_functorch_active():  # torch.func decides itself what to save
                 return checkpoint(step, use_reentrant=False)
             return step()

@@ -250,6 +250,7 @@ class RunConfig:
             self._check_cell()
         self._check_given_collectors()
         self._fit_machine()
+        self._check_backend_device()
         self._check_env()
         self._check_collectors()
         self.check()
@@ -384,6 +385,16 @@ class RunConfig:
             raise ArgumentError(
                 f"{', '.join(both)} can't be in both {flag(self.private_option or '')} and --drop-observations, which "
                 "takes it from all networks."
+            )
+
+    def _check_backend_device(self) -> None:
+        from recurl.recurrence import BACKENDS  # noqa: PLC0415 - see above
+
+        serves = BACKENDS.device_of(self.backend)
+        if self.cell != NO_CELL and serves not in (None, self.device.partition(":")[0]):
+            raise ArgumentError(
+                f"--backend {self.backend} needs --device {serves}, got {self.device}: use that device, or "
+                "--backend fastest."
             )
 
     def _check_cell(self) -> None:

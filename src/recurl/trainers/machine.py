@@ -121,6 +121,8 @@ def _obstacle(config: RunConfig, tasks: bool | None) -> str | None:
         return "a single rank or a task, unless it is asked for"
     if _ranks() > 1 and torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return "one for each rank"
+    if config.cell != NO_CELL and BACKENDS.device_of(config.backend) not in (None, "cuda"):
+        return f"another backend than {config.backend}"
     return foreign_part(config) or _looping_cell(config)
 
 

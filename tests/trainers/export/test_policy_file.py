@@ -271,6 +271,15 @@ def test_a_run_from_a_gpu_is_exported_anywhere(tmp_path, monkeypatch):
     assert export_run(folder, "torch").exists()
 
 
+def test_a_cell_without_a_step_in_cpp_has_other_formats(tmp_path):
+    folder = trained(tmp_path, PPOConfig, MEMORY, {"cell": "slstm"})
+    with pytest.raises(
+        UnsupportedError, match=r"no step for this slstm\. Export it in another format, torch or onnx\."
+    ):
+        export_run(folder, "compiled")
+    assert not (folder.path / "policy.recurl").exists()
+
+
 def test_mistakes(lstm, tmp_path, monkeypatch):
     with pytest.raises(ArgumentError, match="--format must be one of torch, onnx, compiled, got 'tf'"):
         export_run(lstm, "tf")

@@ -192,10 +192,12 @@ def split_layers(cell: str) -> tuple[str, int]:
     """Split a cell such as ``s5*4`` into its name and number of layers.
 
     Raises:
-        ArgumentError: layers are requested for ``none``.
+        ArgumentError: there would be no layer, or layers are requested for ``none``.
     """
     match = _LAYERS.fullmatch(cell)
     name, depth = (match[1], int(match[2])) if match else (cell, 1)
+    if depth < 1:
+        raise ArgumentError(f"--cells: a cell must have at least one layer, got {cell!r}: write {name}.")
     if name == NO_CELL and depth != 1:
         raise ArgumentError(f"--cells: {NO_CELL} has no layers, got {cell!r}: write {NO_CELL}.")
     return name, depth

@@ -69,8 +69,8 @@ def load_cell(text: str) -> Cell:
         name, options = with_arguments(text)
     except ValueError as error:
         raise ArgumentError(
-            f"The options of a cell must be numbers, strings or None by name, as in s5(state_size=64); got "
-            f"{shown(text)}."
+            f"The options of a cell must be numbers, strings or None by name, each given once, as in "
+            f"s5(state_size=64); got {shown(text)}."
         ) from error
     if not options:
         return _cell(name)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recurl.core.archive import damage
-from recurl.core.errors import ArgumentError, MissingDependencyError
+from recurl.core.errors import ArgumentError, MissingDependencyError, UnsupportedError
 from recurl.core.keys import IS_INIT, next_key
 from recurl.core.messages import quiet
 from recurl.core.torch_compat import EXPORT_LOGGER
@@ -122,7 +122,10 @@ def _write_compiled(policy: PolicyStep, example: tuple[Tensor, ...], path: Path)
 
     outputs = (*policy.actions, *map(next_key, policy.states))
     with set_exploration_type(ExplorationType.DETERMINISTIC):
-        function = function_of(Network([policy.actor]), entries, keys, outputs, record)
+        try:
+            function = function_of(Network([policy.actor]), entries, keys, outputs, record)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error} Export it in another format, torch or onnx.") from error
     write_function(function, recorders[-1], path)
 
 

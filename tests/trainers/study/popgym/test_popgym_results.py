@@ -58,6 +58,8 @@ def test_results_of_another_setting_are_refused(tmp_path, change, message):
     ("damage", "message"),
     [
         (lambda text: text.replace("mmer", "score"), "must hold results of recurl bench popgym, with the columns task"),
+        (lambda text: text.replace("mmer", "score"), "but it lacks mmer: restore them, or name another folder"),
+        (lambda text: text.replace(",mmer", ",mmer,score", 1), "but it has others besides, or another order"),
         (lambda text: text.replace("0.5", "half"), "holds a row that can't be read .*half"),
         (lambda text: text[: text.index("fast")], r"holds a row that can't be read \(it has 9 entries, not 14\)"),
         (

@@ -257,6 +257,8 @@ def test_bits_are_those_of_steps_that_make_tensors(case: str) -> None:
         {"set_truncated": True},
         {"reset_at_each_iter": True, "exploration_type": ExplorationType.DETERMINISTIC},
         {"storing_device": "cpu"},
+        {"sequence_length": 8},
+        {"sequence_length": 1, "set_truncated": True},
     ],
 )
 def test_options_change_nothing(options: dict) -> None:
@@ -316,8 +318,13 @@ def test_a_policy_changed_between_batches_writes_its_new_outputs(change: str) ->
         check_equal(ours, theirs)
 
 
-def test_a_step_that_is_no_call_of_the_library_is_made_by_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    collector, expected = (collector_of("random ends", cls, []) for cls in (TransformedEnv, Apart))
+@pytest.mark.parametrize("length", [None, 4, 5])
+def test_a_step_that_is_no_call_of_the_library_is_made_by_the_modules(
+    length: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector, expected = (
+        collector_of("random ends", cls, [], sequence_length=length) for cls in (TransformedEnv, Apart)
+    )
     run = StepsInMemory.__call__
 
     def refuse(self: StepsInMemory, step: int) -> bool:
@@ -443,7 +450,6 @@ def observed(env: EnvBase) -> nn.Module:
         (cartpole, [TensorDictPrimer(extra=Unbounded(2), random=True)], {}, "sets more than constants"),
         (cartpole, [Rewarding()], {}, r"sets \[\('reward',\)\] of the environment"),
         (cartpole, [Doubled()], {}, "sets more than constants"),
-        (cartpole, [], {"sequence_length": 10}, "in one piece"),
         (lambda: OwnEnv("recurl/MaskedCartPole-v1", num_envs=3), [], {}, "OwnEnv may do more than GymWrapper"),
         (lambda: GroupedEnv([cartpole(2), cartpole(2)]), [], {}, "steps in groups"),
         (cartpole, [], {"init_random_frames": 1000}, "isn't one call of the C"),

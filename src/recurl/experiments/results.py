@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, StorageError
 from recurl.core.untrusted import read_bytes
 from recurl.trainers.files.durable import remove_partial, write_atomic
 
@@ -65,15 +65,19 @@ class ResultsFile(Generic[_Row]):
         """Add a result and rewrite the whole file; only one process may do so at a time.
 
         Raises:
-            StorageError: the file can't be written.
+            StorageError: the file can't be written; the message holds the row.
         """
         self.rows.append(result)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(row) for row in self.rows)
-        remove_partial(self.path)
-        write_atomic(self.path, text.getvalue().encode())
+        try:
+            remove_partial(self.path)
+            write_atomic(self.path, text.getvalue().encode())
+        except StorageError as error:
+            row = text.getvalue().splitlines()[-1]
+            raise StorageError(f"{error} To keep the result, add this row to the file:\n{row}") from error
 
     def _read(self, command: str) -> list[_Row]:
         path = self.path

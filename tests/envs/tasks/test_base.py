@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from recurl.core.errors import ArgumentError, UsageError
 from recurl.envs.tasks import TASKS, MaskedCartPoleVectorEnv, RepeatPreviousVectorEnv, TMazeEnv, TMazeVectorEnv
 from recurl.envs.tasks.base import check_actions
-from recurl.envs.tasks.dynamics import check_count, parts
+from recurl.envs.tasks.dynamics import check_count, is_number, parts
 
 # Short episodes, so that a few dozen steps see terminations, truncations and resets.
 SHORT = {
@@ -278,6 +278,15 @@ def test_integers_of_every_kind_are_actions():
 def test_counts_are_checked(value):
     with pytest.raises(ArgumentError, match="rows must be an integer of at least 1; got"):
         check_count("rows", value, minimum=1)
+
+
+def test_arguments_may_be_numbers_of_numpy():
+    count = check_count("rows", np.int64(7), minimum=1)
+    assert (count, type(count)) == (7, int)
+    assert is_number(np.float32(0.5))
+    assert not is_number(np.bool_(True))
+    env = gymnasium.make("recurl/RepeatPrevious-v0", k=np.int32(2), episode_length=np.int64(8))
+    assert env.reset(seed=0)[0] in env.observation_space
 
 
 def test_unknown_autoreset_mode_is_refused(task):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias, cast
 
@@ -28,9 +29,9 @@ def check_count(name: str, value: Any, minimum: int) -> int:
         >>> check_count("k", 4, minimum=1)
         4
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:  # NumPy's integers are Integral
         raise ArgumentError(f"{name} must be an integer of at least {minimum}; got {value!r}")
-    return value
+    return int(value)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -47,7 +48,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Return whether an argument is an integer or a float, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, Real)
 
 
 class Dynamics(ABC):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, StorageError
 from recurl.experiments.memory.suites import find_tasks, make_runs
 from recurl.experiments.memory.summary import MemorySummary
 from recurl.experiments.memory.training import MemoryResult
@@ -97,6 +97,13 @@ def test_rows_are_read_as_they_were_written(tmp_path):
     path.write_text(path.read_text().replace("TMaze10,", "TMaze11,"))
     with pytest.raises(ArgumentError, match=r"can't be read \(there is no task 'TMaze11'\)"):
         ResultsFile(path, MemoryResult, "recurl bench memory")
+
+
+def test_a_result_that_cannot_be_written_is_in_the_message(tmp_path):
+    file = ResultsFile(tmp_path / "memory.csv", MemoryResult, "recurl bench memory")
+    file.path.mkdir()  # as good as a full disk
+    with pytest.raises(StorageError, match="To keep the result, add this row to the file:\nRepeatPrevious4,gru,"):
+        file.add(result(RUNS[0], 0.5))
 
 
 def test_an_interval_over_tasks_covers_other_tasks():

@@ -81,7 +81,7 @@ def test_a_replay_buffer_of_images_is_refused_with_the_size_that_fits(monkeypatc
 
 
 def test_a_batch_of_images_is_refused_with_the_size_that_fits(monkeypatch):
-    config = PPOConfig(env="x", num_envs=64)
+    config = PPOConfig(env="x", num_envs=64, store_states="all")
     steps = fitting(
         config, monkeypatch, r"for a batch, .*of a gradient step.*; a batch \(--num-envs x --rollout-steps\) of "
     )

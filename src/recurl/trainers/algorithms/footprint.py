@@ -52,8 +52,9 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
 
     Example:
         >>> from recurl.trainers import PPOConfig
-        >>> {name: size // 2**20 for name, size in footprint(PPOConfig(env="x", hidden_size=1024)).items()}
-        {'the networks': 128, 'a batch': 16}
+        >>> config = PPOConfig(env="x", cell="gtrxl(window=256)", hidden_size=1024)
+        >>> {name: size // 2**20 for name, size in footprint(config).items()}
+        {'the networks': 400, 'a batch': 1057}
     """
     weights, states = (_NUMBER * numbers for numbers in weights_and_states(config))
     if not learning:
@@ -76,8 +77,11 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
 
 
 def _stored(config: RunConfig, states: int) -> int:
-    """Return the bytes of states that a batch stores per step."""
-    return 2 * states if config.states_every is None else states // config.states_every
+    """Return the bytes of states that a batch needs per step: stored, and large ones returned by a pass over it."""
+    if config.states_every is None:
+        return 2 * states
+    large = config.cell != NO_CELL and bool(load_cell(config.cell).read_at_starts)
+    return states // config.states_every + large * states
 
 
 def _window(config: RunConfig) -> int:

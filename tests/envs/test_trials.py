@@ -146,7 +146,15 @@ def test_memory_and_previous_inputs_are_kept_within_a_trial_and_replayed(form):
     if form == "wrapped":
         source = {"env": Counting}
     options = PPOConfig(
-        num_envs=4, rollout_steps=32, cell="gru", hidden_size=4, device="cpu", **source, **own, **OPTIONS
+        num_envs=4,
+        rollout_steps=32,
+        cell="gru",
+        hidden_size=4,
+        device="cpu",
+        store_states="all",
+        **source,
+        **own,
+        **OPTIONS,
     )
     learner = PPO(options)
     batch = learner.collect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -48,28 +48,13 @@ class Task:
 
     @property
     def optimal_return(self) -> Callable[..., float]:
-        """Return of the best policy with memory, as a function of the environment's keyword arguments (`k`, ...).
-
-        It raises an ArgumentError where the environment would.
-        """
-        return self._checked("optimal_return")
+        """Return of the best policy with memory, as a function of the environment's keyword arguments (`k`, ...)."""
+        return _imported(self.vector_entry_point).optimal_return
 
     @property
     def memoryless_return(self) -> Callable[..., float]:
         """Expected return of the best memoryless policy of the current observation, as a function of the same."""
-        return self._checked("memoryless_return")
-
-    def _checked(self, name: str) -> Callable[..., float]:
-        """Return a function of the arguments of the task, preceded by the checks of these."""
-        make: Any = self.vector_env
-        found: Callable[..., float] = getattr(make, name)
-
-        @wraps(found)
-        def checked(*args: Any, **kwargs: Any) -> float:
-            make(1, *args, **kwargs)
-            return found(*args, **kwargs)
-
-        return checked
+        return _imported(self.vector_entry_point).memoryless_return
 
 
 def _imported(entry_point: str) -> Any:

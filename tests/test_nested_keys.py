@@ -262,7 +262,7 @@ COLLECTIONS: dict[str, Callable[[Case, type[RecurrentModule]], TensorDictBase]] 
     "step_mdp": stepped,
     "in place": lambda case, kind: collector(case, kind, Case.env, in_place=True),
     "lengths": lambda case, kind: collector(case, kind, Case.env, max_frames_per_traj=3, set_truncated=True),
-    "sequences": lambda case, kind: collector(case, kind, Case.env, sequence_length=6),
+    "sequences": lambda case, kind: collector(case, kind, Case.env, in_place=True, sequence_length=6),
     "unlowered": unlowered,
     "serial": lambda case, kind: collector(case, kind, lambda case: SerialEnv(2, case.env)),
     "primed inside": lambda case, kind: batched(case, kind, SerialEnv),

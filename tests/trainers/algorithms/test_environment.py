@@ -28,7 +28,6 @@ def test_rows_device_and_arguments(kind):
         ({"env": "Zzqxw-v0"}, "Zzqxw.* doesn't exist.* as module:id, such as ale_py:ALE/Pong-v5"),
         ({"env": "CartPoel-v1"}, r"Did you mean: `CartPole`\?$"),
         ({"env": "RockSample-v0"}, r"`RockSample` doesn't exist\. Did you mean recurl/RockSample-v0\?$"),
-        ({"env": "popgym-LabyrinthEscapeEasy-v0"}, r"Did you mean recurl/popgym-LabyrinthEscapeEasy-v0\?$"),
         (
             {"env": "no_such:Env-v0"},
             "there is no module 'no_such': install the package that provides the module 'no_such', or name a file",

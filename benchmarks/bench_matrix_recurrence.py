@@ -329,8 +329,8 @@ def table(args: argparse.Namespace) -> None:
         took = ours(case, kernels)
         write("triton", dtype, form, name, segments, took)
         line = f"{dtype} {form} {name} {segments:8}".ljust(32) + str(took)
-        for rates in ((True,) if FORMS[form] else (False, True)) if installed else ():
-            peer_name = "fla" if FORMS[form] or not rates else "fla with rates"
+        peers = {"fla": FORMS[form]} | ({} if FORMS[form] else {"fla with rates": True})  # whether they have rates
+        for peer_name, rates in peers.items() if installed else ():
             other = peer(peer_name, partial(flash, case, SHAPES[name], rates))
             if other is not None:
                 write(peer_name, dtype, form, name, segments, other)

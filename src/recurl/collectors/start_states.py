@@ -62,7 +62,7 @@ class SparseStates:
         self._stored: set[int] = set()
 
     def expect(self, found: dict[_Path, Tensor]) -> dict[_Path, Tensor]:
-        """Remove the states from the entries of a step, and return those before it: all steps have such states."""
+        """Remove the states from the entries of a step, and return those before it; all steps have such ones."""
         self._like = self._starts.take(found)
         return self._like
 
@@ -103,10 +103,10 @@ class SparseStates:
 
     def finish(self, batch: TensorDict) -> None:
         """Add the states to the batch."""
-        for key in self._like if self._steps else ():
-            for step in range(0, self._batch_size[-1], self._starts.every):
-                if step not in self._stored:
-                    self.write(step, ..., key, self._steps[key][step])
+        begins = range(0, self._batch_size[-1], self._starts.every)
+        for step in sorted({*begins} - self._stored) if self._steps else ():  # those written in place
+            for key in self._like:
+                self.write(step, ..., key, self._steps[key][step])
         for key, (entry, _) in self._entries.items():
             batch.set(key, entry)
 

@@ -159,6 +159,13 @@ def test_normalized_advantages_are_estimated_at_once(passes, monkeypatch):
     learner.close()
 
 
+def test_v_trace_computes_no_states_of_a_separate_actor(passes):
+    learner = Impala(config(ImpalaConfig, shared_trunk=False))
+    learner.write_advantages(learner.collect())
+    assert passes == [(64, True), (64, False)]  # critic and actor
+    learner.close()
+
+
 def test_a_state_that_is_not_finite_is_found_where_it_is_stored():
     learner = PPO(config(store_states="starts"))
     batch = learner.collect()

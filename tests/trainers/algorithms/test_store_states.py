@@ -139,7 +139,7 @@ def test_values_of_large_states_are_estimated_for_few_rows_at_once(kind, make, c
     states = footprints.large_states(chosen)
     assert passes == [(80, True)]
     passes.clear()
-    monkeypatch.setattr(footprints, "_STATES_AT_ONCE", 3 * 16 * states)
+    monkeypatch.setitem(footprints._STATES_AT_ONCE, "cpu", 3 * 16 * states)
     torch.testing.assert_close(learner.write_advantages(parts), expected)
     assert passes == [(32, True), (32, True), (16, True)]
     for key in learner.estimator.out_keys:
@@ -150,7 +150,7 @@ def test_values_of_large_states_are_estimated_for_few_rows_at_once(kind, make, c
 
 
 def test_normalized_advantages_are_estimated_at_once(passes, monkeypatch):
-    monkeypatch.setattr(footprints, "_STATES_AT_ONCE", 1)
+    monkeypatch.setitem(footprints._STATES_AT_ONCE, "cpu", 1)
     learner = A2C(config(A2CConfig, cell="gtrxl(window=4)", normalize_advantages=True))
     batch = learner.collect()
     learner.write_advantages(batch)

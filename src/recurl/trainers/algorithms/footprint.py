@@ -16,7 +16,7 @@ from recurl.trainers.machine import weights_and_states
 
 _NUMBER = 4  # bytes of a float32
 _FLAGS_AND_REWARD = 20  # bytes per step
-_STATES_AT_ONCE = 2**28  # bytes of large states that an estimate of values computes at once
+_STATES_AT_ONCE = {"cpu": 2**28, "cuda": 2**31}  # bytes of large states that an estimate of values computes at once
 _NETWORKS, _BATCH, _FRAMES, _REPLAY = "the networks", "a batch", "the images of a gradient step", "the replay buffer"
 
 
@@ -89,7 +89,7 @@ def large_states(config: RunConfig) -> int:
     return large * _NUMBER * weights_and_states(config)[1]
 
 
-def rows_at_once(states: int, steps: int) -> int:
+def rows_at_once(states: int, steps: int, device: torch.device) -> int:
     """Return the number of rows of a batch whose values are estimated at once.
 
     The pass of the critic returns the states after all steps. Bootstrap steps read those at the ends of sequences,
@@ -99,19 +99,22 @@ def rows_at_once(states: int, steps: int) -> int:
     Args:
         states: result of :func:`large_states`.
         steps: number of steps of a row.
+        device: where they are estimated; a GPU, which few rows don't occupy, takes more of them at once.
 
     Example:
-        >>> rows_at_once(2**20, steps=64), rows_at_once(0, steps=64) > 10**6
+        >>> cpu = torch.device("cpu")
+        >>> rows_at_once(2**20, steps=64, device=cpu), rows_at_once(0, steps=64, device=cpu) > 10**6
         (4, True)
     """
-    rows = max(1, _STATES_AT_ONCE // max(1, states * steps))
+    rows = max(1, _STATES_AT_ONCE.get(device.type, _STATES_AT_ONCE["cpu"]) // max(1, states * steps))
     return 1 << (rows.bit_length() - 1)
 
 
 def _returned(config: RunConfig, states: int) -> int:
     """Return the bytes of large states that an estimate of values needs at once, if the batch stores few."""
-    rows = 0 if config.states_every is None else min(config.num_envs, rows_at_once(states, config.rollout_steps))
-    return rows * config.rollout_steps * states
+    steps = config.rollout_steps
+    rows = min(config.num_envs, rows_at_once(states, steps, torch.device(config.device)))
+    return 0 if config.states_every is None else rows * steps * states
 
 
 def _window(config: RunConfig) -> int:

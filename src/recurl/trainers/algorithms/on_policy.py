@@ -271,7 +271,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         Rows with large recurrent states are processed in parts; see
         :func:`~recurl.trainers.algorithms.footprint.rows_at_once`.
         """
-        keys, rows = self.estimator.tensor_keys, rows_at_once(self._states, batch.batch_size[1:].numel())
+        keys, device = self.estimator.tensor_keys, torch.device(self.config.device)
+        rows = rows_at_once(self._states, batch.batch_size[1:].numel(), device)
         whole = self.estimator.average or rows >= batch.batch_size[0]
         with span(ADVANTAGES), global_statistics(), torch.no_grad():
             parts = [self._results(part) for part in ([batch] if whole else batch.split(rows))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -125,10 +126,13 @@ class ActorCritic(NamedTuple):
 
     def inputs(self, batch: Step) -> Step:
         """Return the inputs of the networks; the states after the steps of ``batch`` need not be computed."""
-        inputs = inputs_of(batch, self.keys, self.networks)
+        return self.without(self.states, inputs_of(batch, self.keys, self.networks))
+
+    def without(self, states: Iterable[NestedKey], inputs: Step) -> Step:
+        """Mark some recurrent states as not needed after the steps of ``inputs``, and return these."""
         if isinstance(inputs, Entries):
             read = {normalize_key(key) for network in self.networks for m in network.modules for key in m.in_keys}
-            inputs.unread = frozenset(map(next_key, self.states)) - read
+            inputs.unread = frozenset(map(next_key, states)) - read
         return inputs
 
     def run(self, inputs: Step) -> tuple[d.Distribution, Step]:

@@ -7,7 +7,9 @@ import torch
 
 from recurl.core.errors import ArgumentError, NonFiniteError
 from recurl.core.keys import NEXT
+from recurl.nn.recurrent_net import RecurrentNet
 from recurl.trainers import A2C, PPO, A2CConfig, Impala, ImpalaConfig, PPOConfig
+from recurl.trainers.algorithms import footprint as footprints
 from recurl.trainers.algorithms.footprint import footprint
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
@@ -110,6 +112,57 @@ def test_the_footprint_is_smaller():
     learner = PPO(config(store_states="starts"))
     batch = learner.collect()
     assert starts <= sum(value.nbytes for value in batch.values(True, True))
+    learner.close()
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Tokens of each pass of a recurrent network over sequences, and whether it returns states."""
+    found, run = [], RecurrentNet.run
+
+    def recorded(net, x, states, boundaries, backend, options):
+        found.append((boundaries.num_tokens, options.after))
+        return run(net, x, states, boundaries, backend, options)
+
+    monkeypatch.setattr(RecurrentNet, "run", recorded)
+    return found
+
+
+@pytest.mark.parametrize("cell", ["gtrxl(window=4)", "gated_deltanet"])
+@pytest.mark.parametrize(("kind", "make"), [(PPOConfig, PPO), (ImpalaConfig, Impala)])
+def test_values_of_large_states_are_estimated_for_few_rows_at_once(kind, make, cell, passes, monkeypatch):
+    chosen = config(kind, cell=cell, num_envs=5, total_steps=800)
+    learner = make(chosen)
+    batch = learner.collect()
+    whole, parts = batch.clone(), batch.clone()
+    expected = learner.write_advantages(whole)
+    states = footprints.large_states(chosen)
+    assert passes == [(80, True)]
+    passes.clear()
+    monkeypatch.setitem(footprints._STATES_AT_ONCE, "cpu", 3 * 16 * states)
+    torch.testing.assert_close(learner.write_advantages(parts), expected)
+    assert passes == [(32, True), (32, True), (16, True)]
+    for key in learner.estimator.out_keys:
+        torch.testing.assert_close(parts[key], whole[key])
+    kept = sum(value.nbytes for value in batch.values(True, True))
+    assert 2 * 16 * states < footprint(chosen)["a batch"] <= kept + 2 * 16 * states
+    learner.close()
+
+
+def test_normalized_advantages_are_estimated_at_once(passes, monkeypatch):
+    monkeypatch.setitem(footprints._STATES_AT_ONCE, "cpu", 1)
+    learner = A2C(config(A2CConfig, cell="gtrxl(window=4)", normalize_advantages=True))
+    batch = learner.collect()
+    learner.write_advantages(batch)
+    assert passes == [(64, True)]
+    assert batch["advantage"].mean().abs() < 1e-6
+    learner.close()
+
+
+def test_v_trace_computes_no_states_of_a_separate_actor(passes):
+    learner = Impala(config(ImpalaConfig, shared_trunk=False))
+    learner.write_advantages(learner.collect())
+    assert passes == [(64, True), (64, False)]  # critic and actor
     learner.close()
 
 

@@ -145,8 +145,10 @@ class VTrace(ValueEstimator):
         check_starts(batch, plan.states, sequences.segments.starts)
         if unroll is not None:
             unroll.check(batch, sequences)
+        unread = [key for key in plan.states if unroll is None or key not in unroll.states]  # those of the actor
         with set_recurrent_mode(True):
-            dist, run = plan.run(inputs_in_sequence(batch, sequences, plan.keys, plan.networks))
+            inputs = inputs_in_sequence(batch, sequences, plan.keys, plan.networks)
+            dist, run = plan.run(plan.without(unread, inputs))
         stored = unroll is None
         values = self._stored(batch, sequences) if stored else self._computed(batch, sequences, unroll, run)
         keys = self.tensor_keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from recurl.trainers.machine import weights_and_states
 
 _NUMBER = 4  # bytes of a float32
 _FLAGS_AND_REWARD = 20  # bytes per step
+_STATES_AT_ONCE = {"cpu": 2**28, "cuda": 2**31}  # bytes of large states that an estimate of values computes at once
 _NETWORKS, _BATCH, _FRAMES, _REPLAY = "the networks", "a batch", "the images of a gradient step", "the replay buffer"
 
 
@@ -54,7 +56,7 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
         >>> from recurl.trainers import PPOConfig
         >>> config = PPOConfig(env="x", cell="gtrxl(window=256)", hidden_size=1024)
         >>> {name: size // 2**20 for name, size in footprint(config).items()}
-        {'the networks': 400, 'a batch': 1057}
+        {'the networks': 400, 'a batch': 160}
     """
     weights, states = (_NUMBER * numbers for numbers in weights_and_states(config))
     if not learning:
@@ -64,7 +66,7 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
     others = 2 * (observed.images + observed.others) + _FLAGS_AND_REWARD
     parts = {
         _NETWORKS: 4 * weights,  # with gradients and Adam's two moments
-        _BATCH: config.frames_per_batch * (_stored(config, states) + others),
+        _BATCH: config.frames_per_batch * (_stored(config, states) + others) + _returned(config, large_states(config)),
     }
     if observed.encoded_images and config.gradient_steps_per_batch:
         frames = -(-config.frames_per_batch // config.gradient_steps_per_batch)
@@ -77,11 +79,42 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
 
 
 def _stored(config: RunConfig, states: int) -> int:
-    """Return the bytes of states that a batch needs per step: stored, and large ones returned by a pass over it."""
-    if config.states_every is None:
-        return 2 * states
+    """Return the bytes of states that a batch stores per step."""
+    return 2 * states if config.states_every is None else states // config.states_every
+
+
+def large_states(config: RunConfig) -> int:
+    """Return the bytes of the recurrent states of a step if these are matrices or windows, else 0."""
     large = config.cell != NO_CELL and bool(load_cell(config.cell).read_at_starts)
-    return states // config.states_every + large * states
+    return large * _NUMBER * weights_and_states(config)[1]
+
+
+def rows_at_once(states: int, steps: int, device: torch.device) -> int:
+    """Return the number of rows of a batch whose values are estimated at once.
+
+    The pass of the critic returns the states after all steps. Bootstrap steps read those at the ends of sequences,
+    whose number isn't known on a GPU: instead of fewer states, large ones are returned for fewer rows. The number is a
+    power of two, so that most batches have parts of one size.
+
+    Args:
+        states: result of :func:`large_states`.
+        steps: number of steps of a row.
+        device: where they are estimated; a GPU, which few rows don't occupy, takes more of them at once.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> rows_at_once(2**20, steps=64, device=cpu), rows_at_once(0, steps=64, device=cpu) > 10**6
+        (4, True)
+    """
+    rows = max(1, _STATES_AT_ONCE.get(device.type, _STATES_AT_ONCE["cpu"]) // max(1, states * steps))
+    return 1 << (rows.bit_length() - 1)
+
+
+def _returned(config: RunConfig, states: int) -> int:
+    """Return the bytes of large states that an estimate of values needs at once, if the batch stores few."""
+    steps = config.rollout_steps
+    rows = min(config.num_envs, rows_at_once(states, steps, torch.device(config.device)))
+    return 0 if config.states_every is None else rows * steps * states
 
 
 def _window(config: RunConfig) -> int:
@@ -132,7 +165,13 @@ def _fitting(config: RunConfig, parts: dict[str, int]) -> str:
 
 def _fitting_window(config: RunConfig, parts: dict[str, int]) -> int:
     """Return the window with which the run fits, or 0."""
+    present = _window(config)
     states = _NUMBER * weights_and_states(config)[1]
-    of_windows = config.frames_per_batch * _stored(config, states) + config.replay_steps * states
-    room = total_memory(config.device) - (sum(parts.values()) - of_windows)
-    return max(0, room * _window(config) // max(1, of_windows))
+
+    def needed(window: int) -> int:
+        of_step = states * window // max(1, present)
+        stored = config.frames_per_batch * _stored(config, of_step) + config.replay_steps * of_step
+        return stored + _returned(config, of_step)
+
+    room = total_memory(config.device) - (sum(parts.values()) - needed(present))
+    return max(0, bisect_right(range(present), room, key=needed) - 1)

@@ -28,6 +28,7 @@ from recurl.objectives.symmetry import MirroredStates, SymmetryLoss
 from recurl.objectives.value.estimator import ValueEstimator
 from recurl.sequences.entries import Entries, Step
 from recurl.trainers.algorithms.configs import OnPolicyConfig
+from recurl.trainers.algorithms.footprint import large_states, rows_at_once
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.symmetries import load_symmetries
 from recurl.trainers.networks.actor_critic import ActorCritic
@@ -111,6 +112,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         ends = bootstraps_at_ends_only(torch.device(config.device))
         apart = config.compile and not ends and not (world_size() > 1 and self.estimator.average)
         self._results = execution.compile(self.estimator.results, backend="inductor" if apart else "eager")
+        self._states = large_states(config)
         self._compiled = self._gradients("inductor") if config.compile else None
         if config.cuda_graph:
             from recurl.trainers.optim.cuda_graph import CudaGraphStep  # noqa: PLC0415 - imported where it is used
@@ -124,7 +126,10 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     @abstractmethod
     def make_estimator(self) -> ValueEstimator:
-        """Build the advantage estimator for the networks in ``agent``."""
+        """Build the advantage estimator for the networks in ``agent``.
+
+        Unless it averages, rows must not depend on each other: parts of a batch may be passed to it one by one.
+        """
 
     @abstractmethod
     def make_loss(self) -> PolicyGradientLoss:
@@ -261,11 +266,18 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         return self.summary(batch, explained, [[(losses, self.optimizer.descend(self.total(losses)))]])
 
     def write_advantages(self, batch: TensorDictBase) -> Tensor:
-        """Write advantages and value targets into a batch, and return the explained variance of the critic."""
-        keys = self.estimator.tensor_keys
+        """Write advantages and value targets into a batch, and return the explained variance of the critic.
+
+        Rows with large recurrent states are processed in parts; see
+        :func:`~recurl.trainers.algorithms.footprint.rows_at_once`.
+        """
+        keys, device = self.estimator.tensor_keys, torch.device(self.config.device)
+        rows = rows_at_once(self._states, batch.batch_size[1:].numel(), device)
+        whole = self.estimator.average or rows >= batch.batch_size[0]
         with span(ADVANTAGES), global_statistics(), torch.no_grad():
-            for key, result in self._results(batch).items():
-                batch.set(key, result.unsqueeze(-1))
+            parts = [self._results(part) for part in ([batch] if whole else batch.split(rows))]
+            for key in parts[0]:
+                batch.set(key, torch.cat([part[key] for part in parts]).unsqueeze(-1))
             mask = mask_of(batch)
             mask = None if mask is None else mask.unsqueeze(-1)
             return explained_variance(batch[keys.value], batch[keys.value_target], mask)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recurl.core.errors import ArgumentError
+from recurl.execution.traced import InductorFunction
 from recurl.recurrence import Boundaries, gated_matrix_recurrence, record_backends
 from recurl.recurrence.matrix import MATRIX, chunked
 
@@ -255,6 +256,18 @@ def test_it_compiles(spacing: int, delta: bool) -> None:
     torch.testing.assert_close(found, wanted)
     grads = [torch.autograd.grad(sum(one.sum() for one in outputs), tensors) for outputs in (found, wanted)]
     torch.testing.assert_close(*grads)
+
+
+@DELTA
+def test_inductor_compiles_a_row_of_one_chunk(delta: bool) -> None:
+    case = Case((1, 16), stored=None)
+    boundaries = case.boundaries
+
+    def run(*given: Tensor) -> tuple[Tensor]:
+        output, _ = gated_matrix_recurrence(*given, None, boundaries, "chunked", delta=delta, after=False)
+        return (output.reshape(16, HEADS * VALUES),)
+
+    torch.testing.assert_close(InductorFunction(run, case.inputs)(*case.inputs), run(*case.inputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

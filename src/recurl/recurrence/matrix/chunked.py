@@ -134,7 +134,9 @@ class _Chunks(NamedTuple):
     def joined(self, chunks: list[Tensor]) -> Tensor:
         """Return chunks as one tensor ``[N, ...]``; the inverse of :meth:`cut`."""
         if self.length is not None:
-            return torch.cat(chunks, 1)[:, : self.length].flatten(0, 1)
+            # Inductor leaves out a copy of one tensor, but takes its strides for those of the copy.
+            rows = chunks[0] if len(chunks) == 1 else torch.cat(chunks, 1)
+            return rows[:, : self.length].flatten(0, 1)
         numbers = torch.cat([at.flatten() for at in self.tokens])
         places = torch.arange(numbers.shape[0], device=numbers.device)
         order = numbers.new_zeros(self.total + 1).scatter(0, numbers, places)

@@ -153,8 +153,8 @@ def _too_long(before: Tensor, tokens: int) -> UsageError:
     """Return the error for windows that don't fit into memory after so many tokens."""
     _, past, width = before.shape
     free = torch.cuda.mem_get_info(before.device)[0] if before.is_cuda else _free_on_host()
-    fits = min(past - 1, free // (3 * tokens * width * before.element_size()))  # the windows, and twice their parts
-    advice = f"a window of {fits} fits: shorten it, or " if fits > 0 else ""
+    fits = free // (3 * tokens * width * before.element_size())  # the windows, and twice their parts
+    advice = f"a window of {fits} fits: shorten it, or " if 0 < fits < past else ""
     return UsageError(
         f"The windows after {tokens} tokens, of {past} inputs of {width - 1} numbers, don't fit into the memory of "
         f"{before.device}; {advice}process fewer tokens at once, in a narrower dtype or with narrower layers."

@@ -7,10 +7,12 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rich.console import Console
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl.core.errors import ArgumentError
+from recurl.core.errors import ArgumentError, NonFiniteError
 from recurl.envs import GymWrapper
+from recurl.modules import CellModule
+from recurl.recurrence import Cell
 from recurl.trainers import (
     DQNConfig,
     Evaluation,
@@ -45,6 +47,30 @@ def test_every_row_plays_its_share(episodes):
     # Two free steps to the junction, then the wall until the limit.
     assert evaluation.lengths == [6] * episodes
     assert evaluation.returns == pytest.approx([-0.4] * episodes)
+
+
+class Growing(Cell):
+    """Cell whose state overflows, and whose features are 0."""
+
+    def parameters(self, sizes):
+        return {"weight": (sizes.hidden_size, sizes.input_size)}
+
+    def step(self, x, states, weight):
+        h = 1e20 * (states[0] + 1)
+        return x @ weight.t() * 0, (h,)
+
+
+def test_an_overflowing_memory_is_told_from_a_faulty_environment():
+    memory = CellModule(Growing(), 4, 8, in_key="observation", out_key="memory")
+    forward = TensorDictModule(lambda x: torch.zeros(x.shape[:-1], dtype=torch.int64), ["memory"], ["action"])
+    policy = TensorDictSequential(memory, forward)
+    with (
+        make_env(CONFIG, 4, policy=policy) as env,
+        pytest.raises(
+            NonFiniteError, match=r"The policy must .*, but a hidden state at step 1 of the evaluation isn't: train it"
+        ),
+    ):
+        evaluate_policy(policy, env, episodes=4)
 
 
 def test_a_run_is_evaluated_greedily_and_repeatably(tmp_path):

@@ -146,6 +146,7 @@ class _EpisodeRecorder:
     Args:
         quota: number of episodes of each environment.
         observations: keys of the observations.
+        states: keys of the hidden states of the policy.
         max_steps: step limit of an episode.
         progress: called after every step with the numbers of finished episodes and of steps.
         kept: keys of the entries of every step to keep; none are kept when empty.
@@ -156,6 +157,7 @@ class _EpisodeRecorder:
         self,
         quota: list[int],
         observations: list[NestedKey],
+        states: list[NestedKey],
         max_steps: int,
         progress: Callable[[int, int], None],
         kept: Sequence[NestedKey] = (),
@@ -166,7 +168,7 @@ class _EpisodeRecorder:
         self._return = [0.0] * len(quota)
         self._length = [0] * len(quota)
         self._absent = [0] * len(quota)  # steps for which each row has waited for its agent
-        self._observations = observations
+        self._observations, self._states = observations, states
         self._max_steps = max_steps
         self._progress = progress
         self._kept = kept
@@ -187,9 +189,11 @@ class _EpisodeRecorder:
         rewards = after[REWARD].flatten().tolist()
         dones, ends = (after[key].flatten().tolist() for key in (DONE, TERMINATED))
         if not all(map(math.isfinite, rewards)):
-            self._refuse("a reward", step)
+            raise _faulty("environment", "a reward", step, "fix the environment")
         if not all_finite([after[key] for key in self._observations]):
-            self._refuse("an observation", step)
+            raise _faulty("environment", "an observation", step, "fix the environment")
+        if not all_finite([after[key] for key in self._states]):
+            raise _faulty("policy", "a hidden state", step, "train it with a lower --learning-rate, or another --cell")
         mask = tensordict.get(AGENT_MASK, None)
         present = [True] * len(dones) if mask is None else mask.flatten().tolist()
         self._absent = [0 if here else steps + 1 for here, steps in zip(present, self._absent, strict=True)]
@@ -210,12 +214,6 @@ class _EpisodeRecorder:
                 self._finish(row, ended=end, counts=counted[row])
         self._progress(len(self.returns), (step + 1) * len(rewards))
 
-    def _refuse(self, what: str, step: int) -> None:
-        raise NonFiniteError(
-            f"The environment must return finite numbers, but {what} at step {step} of the evaluation isn't: "
-            "fix the environment."
-        )
-
     def _finish(self, row: int, *, ended: bool, counts: bool) -> None:
         if counts:
             self._left[row] -= 1
@@ -231,6 +229,12 @@ class _EpisodeRecorder:
         """Return the kept entries of the steps of all episodes that count, one episode after another, ``[N]``."""
         batch = cast(TensorDict, lazy_stack(self._steps, 1).contiguous())
         return batch.reshape(-1)[torch.tensor(self._counts, device=batch.device).T.reshape(-1)]
+
+
+def _faulty(source: str, what: str, step: int, remedy: str) -> NonFiniteError:
+    return NonFiniteError(
+        f"The {source} must return finite numbers, but {what} at step {step} of the evaluation isn't: {remedy}."
+    )
 
 
 class _Motion:
@@ -286,17 +290,18 @@ def evaluate_policy(
 
     Raises:
         ArgumentError: if ``episodes`` or ``max_steps`` is not positive, or ``save_episodes`` isn't new.
-        NonFiniteError: if a reward or an observation isn't finite.
+        NonFiniteError: if a reward, an observation or a hidden state isn't finite.
         StorageError: if the episodes can't be written.
     """
     check_bounds(episodes, max_steps)
     check_new_folder(save_episodes)
     rows = env.batch_size.numel()
-    observations = list(env.observation_spec.keys(True, True))
+    states = list(env.state_spec.keys(True, True))
+    observations = [key for key in env.observation_spec.keys(True, True) if key not in states]
     quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
     moves = has_real_part(env.action_spec_unbatched)
     kept = _kept(env) if save_episodes is not None else ()
-    scores = _EpisodeRecorder(quota, observations, max_steps, progress, kept, moves=moves)
+    scores = _EpisodeRecorder(quota, observations, states, max_steps, progress, kept, moves=moves)
     bounded = TransformedEnv(env, StepCounter(max_steps, step_count_key="evaluation_step"))
     with set_exploration_type(ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM):
         interact(bounded, policy, bounded.reset(), sys.maxsize, write=scores.write, stop=scores.complete)

@@ -79,7 +79,7 @@ def evaluate_run(
     Raises:
         ArgumentError: if the run has no such checkpoint, it can't be read or doesn't fit, a number is not positive, or
             ``save_episodes`` isn't new.
-        NonFiniteError: if a parameter of the policy, a reward or an observation isn't finite.
+        NonFiniteError: if a parameter or a hidden state of the policy, a reward or an observation isn't finite.
         StorageError: if the episodes can't be written.
     """
     check_bounds(episodes, 1 if max_steps is None else max_steps)

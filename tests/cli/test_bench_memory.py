@@ -190,6 +190,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, capsys):
         ("--seeds 0", "--seeds must be positive"),
         ("--budget 0", "--budget must be positive"),
         ("--device abacus", "--device abacus can't be used"),
+        ("--table --resume --budget 60", "--table trains nothing: leave out --resume and --budget, or --table"),
         ("--table", "memory.csv holds no results of these tasks yet: train some, without --table"),
         ("--out {tmp}/file/x", "{tmp}/file"),
     ],

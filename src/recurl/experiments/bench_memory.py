@@ -96,6 +96,9 @@ def bench_memory(args: BenchMemory) -> int:
 
 
 def _show_table(args: BenchMemory, tasks: Sequence[MemoryTask]) -> int:
+    given = {"--resume": args.resume, "--budget": args.budget, "--jobs": args.jobs}
+    if unused := [name for name, value in given.items() if value]:
+        raise ArgumentError(f"--table trains nothing: leave out {' and '.join(unused)}, or --table.")
     results = _results(args.out)
     names = {task.name for task in tasks}
     cells = args.cells or tuple(dict.fromkeys(row.cell for row in results.rows if row.task in names))

@@ -166,6 +166,9 @@ class MemorySummary:
                 more = len(names) - _MOST_NAMED
                 shown = ", ".join(names[:_MOST_NAMED]) + (f", and {more:,} more" if more > 0 else "")
                 notes.append(f"{what}: {len(names):,} of {len(self._runs):,} runs: {shown}.")
+        versions = dict.fromkeys(row.versions for row in self._rows)
+        if len(versions) > 1:
+            notes.append(f"Of several versions, whose scores may differ: {', '.join(versions)}.")
         if self.others:
             notes.append(f"Left out: {self.others:,} results of other tasks, cells, seeds or settings.")
         return notes

@@ -66,6 +66,13 @@ def test_results_of_other_settings_are_left_out():
     assert made.others == 2
 
 
+def test_results_of_several_versions_are_named():
+    rows = [result(RUNS[0], 0.5), replace(result(RUNS[1], 0.5), versions="recurl 2")]
+    text = MemorySummary("core", TASKS, RUNS, rows).table()
+    assert "Of several versions, whose scores may differ: recurl 1, recurl 2." in text
+    assert "Of several versions" not in MemorySummary("core", TASKS, RUNS, rows[:1]).table()
+
+
 def test_a_run_without_finished_episodes_has_no_score():
     tasks = find_tasks("popgym", ["RepeatFirstEasy"])
     runs = make_runs(tasks, ["none"], 2, setting("fast", {}), changes={}, steps=None, device="cpu")

@@ -54,7 +54,7 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
 
     Example:
         >>> from recurl.trainers import PPOConfig
-        >>> config = PPOConfig(env="x", cell="gtrxl(window=256)", hidden_size=1024)
+        >>> config = PPOConfig(env="x", cell="gtrxl(window=256)", hidden_size=1024, device="cpu")
         >>> {name: size // 2**20 for name, size in footprint(config).items()}
         {'the networks': 400, 'a batch': 160}
     """

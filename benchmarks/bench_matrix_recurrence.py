@@ -392,7 +392,7 @@ def planned(chunk: int, tile: Tile, piece: int | None = None) -> Callable[[Sizes
     def rule(sizes: Sizes) -> Plan:
         chunks, usual = -(-sizes.length // chunk), plan_for(sizes)
         length = max(1, usual.piece * usual.chunk // chunk) if piece is None else piece
-        return replace(usual, chunk=chunk, piece=min(length, chunks), forward=tile, backward=tile)
+        return Plan(chunk, min(length, chunks), tile, tile, usual.carry)
 
     return rule
 

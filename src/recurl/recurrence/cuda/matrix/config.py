@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from recurl.recurrence.cuda.hardware import ALL_REGISTERS
 
@@ -34,20 +34,16 @@ class Plan:
     Attributes:
         chunk: tokens that are processed at once: 16, 32 or 64.
         piece: chunks of a row that one program processes one after another. Rows of more chunks are cut into pieces.
-        maps: programs of the forward pass that find what pieces do to states.
         forward: programs of the forward pass.
         backward: programs of the backward pass.
         carry: programs that carry states from piece to piece.
-        solve: programs that solve a chunk of the delta rule each.
     """
 
     chunk: int
     piece: int
-    maps: Tile
     forward: Tile
     backward: Tile
     carry: Tile
-    solve: Tile
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,6 @@ class Sizes:
 _LONG = 16  # chunks of a row that may be cut into pieces
 _SHORTEST_PIECE = 8
 _WIDE, _NARROW = 64, 16
-_THREE_PROGRAMS = 168  # registers per thread with which three programs of four warps fit on a multiprocessor
 
 
 def padded(size: int) -> int:
@@ -101,14 +96,13 @@ def plan_for(sizes: Sizes) -> Plan:
     columns = min(values, max(16, 4096 // keys))
     forward = Tile(columns, 4, 1 if wide or sizes.bits > _NARROW else 2, registers)
     backward = Tile(columns, 8 if wide else 4, 1, registers)
-    carry, solve = Tile(min(values, 16), 4, 3), Tile(values, 8 if wide else 4, 1)
-    maps = replace(forward, registers=_THREE_PROGRAMS) if not wide and sizes.bits == _NARROW else forward
+    carry = Tile(min(values, 16), 4, 3)
     chunks = -(-sizes.length // chunk)
     piece = chunks
     if chunks >= _LONG:
         programs = sizes.rows * sizes.heads * -(-sizes.values // forward.columns)
         piece = max(_SHORTEST_PIECE, -(-chunks * programs // (2 * sizes.processors)))
-    return Plan(chunk, min(piece, chunks), maps, forward, backward, carry, solve)
+    return Plan(chunk, min(piece, chunks), forward, backward, carry)
 
 
 def step_tile_for(rows: int, heads: int, keys: int, values: int, processors: int) -> Tile:

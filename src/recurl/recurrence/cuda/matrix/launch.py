@@ -11,9 +11,7 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.cuda.launch import on, processors_of
 from recurl.recurrence.cuda.matrix.backward import backward_kernel
 from recurl.recurrence.cuda.matrix.config import Plan, Tile, padded, step_tile_for
-from recurl.recurrence.cuda.matrix.forward import forward_kernel
-from recurl.recurrence.cuda.matrix.pieces import carry_kernel, maps_kernel
-from recurl.recurrence.cuda.matrix.solve import solve_kernel
+from recurl.recurrence.cuda.matrix.forward import carry_kernel, forward_kernel
 from recurl.recurrence.cuda.matrix.step import step_kernel
 from recurl.recurrence.cuda.prepared import prepared
 from recurl.recurrence.matrix.kernels import MatrixInputs
@@ -53,34 +51,13 @@ class _Call:
         return torch.empty(shape, dtype=torch.bfloat16 if narrow else torch.float32, device=self.device)
 
     def constants(self, tile: Tile, **others: Any) -> dict[str, Any]:
-        sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": self.columns(tile)}
+        columns = min(tile.columns, padded(self.values))
+        sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": columns}
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
         return {**sizes, "DELTA": self.delta, "PRECISION": self.precision, **others, **options}
 
-    def columns(self, tile: Tile) -> int:
-        return min(tile.columns, padded(self.values))
-
     def blocks(self, tile: Tile) -> int:
         return -(-self.values // tile.columns)
-
-    def solved(self, keep: bool) -> tuple[Tensor, ...]:
-        """Return empty memory for what :meth:`solve` finds: X if ``keep``, y_key, y_value, and what pieces need."""
-        shape, dtype = (self.tokens, self.heads), torch.bfloat16 if self.precision == "bf16" else torch.float32
-        keys = self.keys if self.pieces > 1 else 0
-        of_key, of_value, written = (
-            torch.empty(*shape, self.delta * size, dtype=dtype, device=self.device)
-            for size in (self.keys, self.values, keys)
-        )
-        solvers = self.empty(*shape, self.delta * keep * self.plan.chunk)
-        return solvers, of_key, of_value, written, self.empty(self.rows, self.chunks, self.heads)
-
-    def solve(self, to: tuple[Tensor, ...], keep: bool) -> None:
-        """Solve all chunks of the delta rule."""
-        flags = {"CHUNK": self.plan.chunk, "KEEP": keep, "MAPS": self.pieces > 1}
-        constants = {**flags, **self.constants(self.plan.solve), "BLOCK_V": padded(self.values)}
-        del constants["DELTA"]
-        launch = prepared(solve_kernel, self.rows * self.chunks * self.heads, **constants)
-        launch(*self.pair[3:], *self.value, *self.scalars, self.start_index, *to, self.heads, self.length, self.chunks)
 
     def carry(self, added: Tensor, transfer: Tensor, to: Tensor, slots: int, slot_step: int, reverse: bool) -> None:
         """Carry states, or their gradients in reverse, from piece to piece."""
@@ -96,17 +73,16 @@ def saved_like(inputs: MatrixInputs, plan: Plan, precision: str) -> States:
     call = _Call(inputs, plan, precision)
     carried = call.before_chunks(call.chunks - 1)
     transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
-    solved = torch.empty_like(inputs.value) if call.delta else inputs.value.new_empty(0)
-    return carried, solved, transfer, *call.solved(keep=True)[:2]
+    return carried, torch.empty_like(inputs.value) if call.delta else inputs.value.new_empty(0), transfer
 
 
 def run_forward(inputs: MatrixInputs, keep: bool, plan: Plan, precision: str) -> tuple[States, States]:
     """Return the results, and what :func:`run_backward` reads if ``keep``.
 
-    Saved are the states before chunks, the solved values of the delta rule, the maps of the pieces, X and y_key.
+    Saved are the states before chunks, the solved values of the delta rule, and the maps of the pieces.
     """
     call = _Call(inputs, plan, precision)
-    heads, pieces = call.heads, call.pieces
+    tile, heads, pieces = plan.forward, call.heads, call.pieces
     like, after = inputs.value, inputs.after
     output = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     solved = torch.empty_like(output) if keep and call.delta else output
@@ -116,34 +92,26 @@ def run_forward(inputs: MatrixInputs, keep: bool, plan: Plan, precision: str) ->
     carried = call.before_chunks(slots)
     transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
     added = call.empty(call.maps, call.keys, call.values)
-    found = call.solved(keep)
-    solvers, solved_key, solved_value, written, exits = found
-    values = (solved_value, *solved_value.stride()[:2]) if call.delta else call.value
     flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None}
 
-    def find_maps() -> None:
-        keys = (written, *written.stride()[:2]) if call.delta else call.pair[3:]
-        blocks = call.blocks(plan.maps) + (-(-call.keys // call.columns(plan.maps)) if call.delta else 0)
-        constants = call.constants(plan.maps, **flags, BLOCKS=blocks)
-        prepared(maps_kernel, call.maps * blocks, **constants)(
-            *(*keys, *values, *call.scalars, *call.stored, call.start_index, solved_key, exits, added, transfer),
-            *(heads, call.length, call.chunks, pieces - 1, plan.piece),
+    def launch(maps: bool) -> None:
+        ran, blocks = pieces - maps, call.blocks(tile)
+        if maps and call.delta:
+            blocks += -(-call.keys // tile.columns)
+        others = {"BLOCKS": blocks, "MAPS": maps, "AFTER": after and not maps, "KEEP": keep}
+        constants = call.constants(tile, **flags, **others)
+        prepared(forward_kernel, call.rows * ran * heads * blocks, **constants)(
+            *(*call.pair, *call.value, *call.scalars, *call.stored, call.start_index),
+            *(output, solved, ended, carried, added, transfer),
+            *(heads, call.length, call.chunks, ran, plan.piece, slots, slot_step),
         )
 
     with on(call.device):
-        if call.delta:
-            call.solve(found, keep)
         if pieces > 1:
-            find_maps()
+            launch(maps=True)
             call.carry(added, transfer, carried, slots, slot_step, reverse=False)
-        blocks = call.blocks(plan.forward)
-        constants = call.constants(plan.forward, **flags, BLOCKS=blocks, AFTER=after, KEEP=keep)
-        prepared(forward_kernel, call.rows * pieces * heads * blocks, **constants)(
-            *(*call.pair, *values, *call.scalars, *call.stored, call.start_index, solved_key),
-            *(output, solved, ended, carried),
-            *(heads, call.length, call.chunks, pieces, plan.piece, slots, slot_step),
-        )
-    saved = (carried, solved if call.delta else output.new_empty(0), transfer, solvers, solved_key) if keep else ()
+        launch(maps=False)
+    saved = (carried, solved if call.delta else output.new_empty(0), transfer) if keep else ()
     return (output, ended) if after else (output,), saved
 
 
@@ -159,7 +127,7 @@ def run_backward(
     call = _Call(inputs, plan, precision)
     grad_output, grad_after = grads if inputs.after else (grads[0], None)
     tile, heads, pieces, tokens = plan.backward, call.heads, call.pieces, call.tokens
-    carried, solved, transfer, solvers, solved_key = saved
+    carried, solved, transfer = saved
     read = (solved, *solved.stride()[:2]) if call.delta else call.value
     blocks = call.blocks(tile)
     of_keys = torch.float32 if blocks > 1 else inputs.key.dtype
@@ -178,7 +146,7 @@ def run_backward(
         constants = call.constants(tile, **flags, MAPS=maps, TO_STATES=to_states and not maps)
         prepared(backward_kernel, call.rows * (pieces - maps) * heads * blocks, **constants)(
             *(*call.pair, *read, *call.scalars, *call.stored, call.start_index),
-            *(solvers, solved_key, carried, grad_output.contiguous(), *ended, arriving),
+            *(carried, grad_output.contiguous(), *ended, arriving),
             *(*to_keys, to_value, *to_scalars, to_stored, added),
             *(tokens, heads, call.length, call.chunks, pieces, int(maps), plan.piece, call.chunks - 1),
         )

@@ -1,5 +1,5 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
+# ruff: noqa: ANN001, ANN201, ANN202
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
 """Parts of the matrix recurrence kernels: products, the inverse of a chunk, sums over segments, chunks of a stream.
@@ -159,28 +159,3 @@ def store_matrix(pointer, offset, k, v, x, keys, values):
     """Store a contiguous matrix."""
     mask = (k < keys)[:, None] & (v < values)[None, :]
     tl.store(pointer + offset + (k[:, None] * values + v[None, :]), x.to(pointer.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def stored_state(
-    states,
-    token,
-    head,
-    states_token,
-    states_head,
-    states_key,
-    states_value,
-    spacing,
-    k,
-    v,
-    keys,
-    values,
-    HAS_STATES: tl.constexpr,
-):
-    """Load the state stored at a token, zeros if there is none."""
-    if HAS_STATES:
-        offset = token // spacing * states_token + head * states_head
-        state = matrix(states, offset, states_key, states_value, k, v, tl.where(token % spacing == 0, keys, 0), values)
-    else:
-        state = tl.zeros([k.shape[0], v.shape[0]], tl.float32)
-    return state

@@ -174,6 +174,9 @@ def test_windows_that_do_not_fit_into_memory_name_those_that_do(
     monkeypatch.setattr(segments, "_free_on_host", lambda: 2 * 3 * 10 * (HIDDEN + 1) * 8)
     with pytest.raises(UsageError, match=r"The windows after 10 tokens, of 3 inputs of 4 numbers.*a window of 2 fits"):
         run(module, batch, "loop")
+    monkeypatch.setattr(segments, "_free_on_host", lambda: 10**9)  # of which the process may not have so many
+    with pytest.raises(UsageError, match="the memory of cpu; process fewer tokens at once"):
+        run(module, batch, "loop")
     sparse = batch["recurrent_state"][:, ::5]
     with pytest.raises(UsageError, match="The windows after 10 tokens"):
         module.net.run(batch["x"], (sparse,), SequenceIndex.of(batch), "loop", DEFAULT_OPTIONS)

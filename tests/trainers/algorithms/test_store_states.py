@@ -151,10 +151,12 @@ def test_values_of_large_states_are_estimated_for_few_rows_at_once(kind, make, c
 
 def test_normalized_advantages_are_estimated_at_once(passes, monkeypatch):
     monkeypatch.setitem(footprints._STATES_AT_ONCE, "cpu", 1)
-    learner = A2C(config(A2CConfig, cell="gtrxl(window=4)", normalize_advantages=True))
+    chosen = config(A2CConfig, cell="gtrxl(window=4)", normalize_advantages=True)
+    learner = A2C(chosen)
     batch = learner.collect()
     learner.write_advantages(batch)
     assert passes == [(64, True)]
+    assert footprint(chosen)["a batch"] > 64 * footprints.large_states(chosen)
     assert batch["advantage"].mean().abs() < 1e-6
     learner.close()
 

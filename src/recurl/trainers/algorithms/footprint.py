@@ -89,32 +89,34 @@ def large_states(config: RunConfig) -> int:
     return large * _NUMBER * weights_and_states(config)[1]
 
 
-def rows_at_once(states: int, steps: int, device: torch.device) -> int:
+def rows_at_once(config: RunConfig, states: int) -> int:
     """Return the number of rows of a batch whose values are estimated at once.
 
     The pass of the critic returns the states after all steps. Bootstrap steps read those at the ends of sequences,
-    whose number isn't known on a GPU: instead of fewer states, large ones are returned for fewer rows. The number is a
-    power of two, so that most batches have parts of one size.
+    whose number isn't known on a GPU: instead of fewer states, large ones are returned for fewer rows. A GPU, which few
+    rows don't occupy, takes more of them. The number is a power of two, so that most batches have parts of one size.
 
     Args:
+        config: the options.
         states: result of :func:`large_states`.
-        steps: number of steps of a row.
-        device: where they are estimated; a GPU, which few rows don't occupy, takes more of them at once.
 
     Example:
-        >>> cpu = torch.device("cpu")
-        >>> rows_at_once(2**20, steps=64, device=cpu), rows_at_once(0, steps=64, device=cpu) > 10**6
-        (4, True)
+        >>> from recurl.trainers import PPOConfig
+        >>> [rows_at_once(PPOConfig(env="x", device=name, rollout_steps=64), 2**20) for name in ("cpu", "cuda")]
+        [4, 32]
     """
-    rows = max(1, _STATES_AT_ONCE.get(device.type, _STATES_AT_ONCE["cpu"]) // max(1, states * steps))
+    at_once = _STATES_AT_ONCE.get(torch.device(config.device).type, _STATES_AT_ONCE["cpu"])
+    rows = max(1, at_once // max(1, states * config.rollout_steps))
     return 1 << (rows.bit_length() - 1)
 
 
 def _returned(config: RunConfig, states: int) -> int:
     """Return the bytes of large states that an estimate of values needs at once, if the batch stores few."""
-    steps = config.rollout_steps
-    rows = min(config.num_envs, rows_at_once(states, steps, torch.device(config.device)))
-    return 0 if config.states_every is None else rows * steps * states
+    if config.states_every is None:
+        return 0
+    normalizes = getattr(config, "normalize_advantages", False)  # over a batch, which isn't processed in parts
+    rows = config.num_envs if normalizes else min(config.num_envs, rows_at_once(config, states))
+    return rows * config.rollout_steps * states
 
 
 def _window(config: RunConfig) -> int:

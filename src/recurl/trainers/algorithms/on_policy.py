@@ -112,7 +112,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         ends = bootstraps_at_ends_only(torch.device(config.device))
         apart = config.compile and not ends and not (world_size() > 1 and self.estimator.average)
         self._results = execution.compile(self.estimator.results, backend="inductor" if apart else "eager")
-        self._states = large_states(config)
+        self._large_states = large_states(config)
         self._compiled = self._gradients("inductor") if config.compile else None
         if config.cuda_graph:
             from recurl.trainers.optim.cuda_graph import CudaGraphStep  # noqa: PLC0415 - imported where it is used
@@ -271,13 +271,15 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         Rows with large recurrent states are processed in parts; see
         :func:`~recurl.trainers.algorithms.footprint.rows_at_once`.
         """
-        keys, device = self.estimator.tensor_keys, torch.device(self.config.device)
-        rows = rows_at_once(self._states, batch.batch_size[1:].numel(), device)
-        whole = self.estimator.average or rows >= batch.batch_size[0]
+        keys, rows = self.estimator.tensor_keys, rows_at_once(self.config, self._large_states)
         with span(ADVANTAGES), global_statistics(), torch.no_grad():
-            parts = [self._results(part) for part in ([batch] if whole else batch.split(rows))]
-            for key in parts[0]:
-                batch.set(key, torch.cat([part[key] for part in parts]).unsqueeze(-1))
+            if self.estimator.average or rows >= batch.batch_size[0]:
+                results = self._results(batch)
+            else:
+                parts = [self._results(part) for part in batch.split(rows)]
+                results = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+            for key, result in results.items():
+                batch.set(key, result.unsqueeze(-1))
             mask = mask_of(batch)
             mask = None if mask is None else mask.unsqueeze(-1)
             return explained_variance(batch[keys.value], batch[keys.value_target], mask)

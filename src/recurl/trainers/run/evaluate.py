@@ -190,9 +190,9 @@ class _EpisodeRecorder:
         dones, ends = (after[key].flatten().tolist() for key in (DONE, TERMINATED))
         if not all(map(math.isfinite, rewards)):
             raise _faulty("environment", "a reward", step, "fix the environment")
-        if not all_finite([after[key] for key in self._observations]):
-            raise _faulty("environment", "an observation", step, "fix the environment")
-        if not all_finite([after[key] for key in self._states]):
+        if not all_finite([after[key] for key in (*self._observations, *self._states)]):
+            if not all_finite([after[key] for key in self._observations]):
+                raise _faulty("environment", "an observation", step, "fix the environment")
             raise _faulty("policy", "a hidden state", step, "train it with a lower --learning-rate, or another --cell")
         mask = tensordict.get(AGENT_MASK, None)
         present = [True] * len(dones) if mask is None else mask.flatten().tolist()

@@ -39,7 +39,7 @@ from recurl.recurrence.matrix.kernels import MatrixInputs
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "matrix_recurrence.csv"
-SHAPES = {"256x128": (256, 128), "1024x32": (1024, 32), "8x4096": (8, 4096), "1x32768": (1, 32_768)}
+SHAPES = {f"{rows}x{32_768 // rows}": (rows, 32_768 // rows) for rows in (1024, 256, 64, 32, 16, 8, 2, 1)}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 FORMS = {"plain": False, "delta": True}
 HEADS, SIZE = 4, 64
@@ -392,7 +392,7 @@ def planned(chunk: int, tile: Tile, piece: int | None = None) -> Callable[[Sizes
     def rule(sizes: Sizes) -> Plan:
         chunks, usual = -(-sizes.length // chunk), plan_for(sizes)
         length = max(1, usual.piece * usual.chunk // chunk) if piece is None else piece
-        return Plan(chunk, min(length, chunks), tile, tile, usual.carry)
+        return replace(usual, chunk=chunk, piece=min(length, chunks), forward=tile, backward=tile)
 
     return rule
 

@@ -131,11 +131,9 @@ def unrefused() -> int:
         1,
         1,
         1,
-        1,
-        1,
     )
     sizes = {"K": 16, "V": 16, "BLOCK_K": 16, "BLOCK_V": 16, "CHUNK": 16, "BLOCKS": 1, "PRECISION": "ieee"}
-    flags = dict.fromkeys(("DELTA", "HAS_STATES", "MAPS", "AFTER", "KEEP"), False)
+    flags = dict.fromkeys(("DELTA", "HAS_STATES", "AFTER", "KEEP"), False)
     compiler.max_shared_mem = lambda _: 64
     try:
         prepared(forward_kernel, 1, **sizes, **flags)(*arguments)

@@ -29,7 +29,7 @@ allow_bfloat16_products()
 def kernels(chunk: int = 16, piece: int = 1000, columns: int = 64) -> TritonMatrix:
     """Return kernels with a small plan."""
     tile = Tile(columns, 4, 1)
-    return TritonMatrix(lambda _: Plan(chunk, piece, tile, tile, Tile(16, 4, 1)))
+    return TritonMatrix(lambda _: Plan(chunk, piece, tile, tile, tile, Tile(16, 4, 1), Tile(64, 4, 1)))
 
 
 def error(case: Problem, runner: TritonMatrix, dtype: torch.dtype = torch.float32) -> float:
@@ -53,9 +53,10 @@ def row_errors(delta: bool) -> float:
 
 
 def piece_errors(delta: bool) -> float:
-    """Rows in pieces, some without a start, and blocks of V."""
+    """Rows in pieces, some without a start, blocks of V, and more keys than columns."""
     case = problem((2, 117), delta=delta, resets=0.03, sizes=(5, 18))
-    return max(error(case, kernels(piece=2)), error(case, kernels(32, 1, 16)))
+    worst = max(error(case, kernels(piece=2)), error(case, kernels(32, 1, 16)))
+    return max(worst, error(problem((1, 40), delta=delta, resets=0.0, sizes=(20, 3)), kernels(piece=1)))
 
 
 def sparse_errors(delta: bool) -> float:
@@ -106,13 +107,16 @@ def repeated_keys_error() -> float:
 
 
 def fast_decay_error() -> float:
-    """Decays whose product over a chunk is zero, some of them zero themselves."""
+    """Decays whose product over a chunk is zero, some of them zero themselves; and decays with gradients of 1e-9."""
     worst = 0.0
     for delta in (False, True):
         case = problem((2, 37), delta=delta, decay=60.0)
         log_decay = case.inputs.log_decay.clone()
         log_decay[[5, 20]] = -torch.inf
         worst = max(worst, error(replace(case, inputs=case.inputs._replace(log_decay=log_decay)), kernels()))
+        case = problem((2, 8), delta=delta, after=False)
+        faster = case.inputs._replace(log_decay=case.inputs.log_decay - 20)
+        worst = max(worst, error(replace(case, inputs=faster), kernels()))
     return worst
 
 

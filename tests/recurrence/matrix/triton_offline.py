@@ -15,17 +15,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from recurl.recurrence.cuda.matrix import backward, forward, step
+from recurl.recurrence.cuda.matrix import backward, forward, pieces, solve, step
 from recurl.recurrence.cuda.matrix.config import Sizes, Tile, padded, plan_for, step_tile_for
 
 from ..triton_offline import resources
 
 KERNELS = {
+    "solve": solve.solve_kernel,
     "forward": forward.forward_kernel,
-    "maps": forward.forward_kernel,
+    "maps": pieces.maps_kernel,
     "backward": backward.backward_kernel,
     "gradient_maps": backward.backward_kernel,
-    "carry": forward.carry_kernel,
+    "carry": pieces.carry_kernel,
     "step": step.step_kernel,
 }
 NARROW = {"float32": ("*fp32", "tf32x3"), "bfloat16": ("*bf16", "bf16"), "float16": ("*fp16", "tf32")}
@@ -37,13 +38,13 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
     kernel, (pointer, precision) = KERNELS[name], NARROW[dtype]
     delta, resets = form.startswith("delta"), form.endswith("resets")
     plan = plan_for(Sizes(256, 4096, 4, keys, values, 16 if pointer != "*fp32" else 32, delta, 132))
-    tile = {"forward": plan.forward, "maps": plan.forward, "carry": plan.carry}.get(name, plan.backward)
+    tile = getattr(plan, name, plan.backward)
     if name == "step":
         tile = step_tile_for(4096, 4, keys, values, 132)
     if others:
         plan, tile = replace(plan, chunk=others[0]), Tile(*others[1:], 1)
     blocks = -(-values // tile.columns)
-    maps = name.endswith("maps")
+    maps = name.endswith("maps") or name == "solve"
     if name == "maps" and delta:
         blocks += -(-keys // tile.columns)
     constants: dict[str, Any] = {
@@ -64,7 +65,7 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
         "PRECISION": precision,
     }
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    integers = ("heads", "length", "chunks", "pieces", "piece_chunks", "slots", "slot_step", "tokens", "piece_tokens")
+    integers = ("heads", "length", "chunks", "pieces", "piece_chunks", "tokens", "piece_tokens")
     types = dict.fromkeys((*integers, "first_piece", "spacing"), "i32")
     types |= {name: "i32" for name in kernel.arg_names if name.endswith(("_token", "_head", "_row"))}
     types |= {name: "i32" for name in kernel.arg_names if name.endswith(("_key", "_value")) and name[:5] != "grad_"}
@@ -72,8 +73,12 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
     types |= {**dict.fromkeys(INPUTS, pointer), **POINTERS, **dict.fromkeys(constants, "constexpr")}
     if blocks > 1:
         types |= {"grad_query": "*fp32", "grad_key": "*fp32"}
-    if pointer == "*bf16" and name in ("forward", "backward"):
-        types["carried"] = "*bf16"
+    solved = "*bf16" if pointer == "*bf16" else "*fp32"
+    types |= dict.fromkeys(("solvers", "solved_key", "solved_value"), solved)
+    if name in ("forward", "backward"):
+        types["carried"] = solved
+    if name in ("forward", "maps") and delta:
+        types["value"] = solved
     types = {name: types.get(name, "*fp32") for name in kernel.arg_names}
     aligned = [["tt.divisibility", 16]]
     strides = ("_token", "_head", "_row", "states_key", "after_key")

@@ -1,7 +1,8 @@
 """Gated matrix recurrences on an NVIDIA GPU.
 
-A program walks over the chunks of a row with the state of one head in registers; a chunk is a few matrix products. Rows
-that are too few and too long to occupy the GPU are cut into pieces, whose maps of the state are found side by side.
+A program walks over the chunks of a row with the state of one head in registers; a chunk is a few matrix products. What
+the delta rule needs of a chunk and doesn't depend on the state is found before, for all chunks at once. Rows that are
+too few and too long to occupy the GPU are cut into pieces, whose maps of the state are found side by side.
 """
 
 from __future__ import annotations

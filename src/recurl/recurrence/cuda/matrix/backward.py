@@ -4,19 +4,19 @@
 # takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
 """Backward pass of matrix recurrences, the last chunk of a row first.
 
-In the notation of the forward pass, with G the gradient of the state after a chunk and ``mixed`` its matrix
-D * (key @ key.T), strictly lower triangular::
+In the notation of the forward pass, with G the gradient of the state after a chunk::
 
     du = (D * (query @ key.T)).T @ grad + D[-1] * (key @ G)
-    du = inverse(I + b[:, None] * mixed).T @ du  # with delta; from here on the gradient of value / b
+    du = du - X.T @ (b * du)  # with delta; from here on the gradient of value / b
     grad_value, grad_rate = b * du, (du * y).sum(1)
     P, Q = tril(D * (grad @ u.T)), -strict_tril(D * (grad_value @ u.T))
     grad_query = P @ key + e * (grad @ S.T)
     grad_key = P.T @ query + (Q + Q.T) @ key - e * (grad_value @ S.T) + D[-1] * (u @ G.T)
-    G = e[-1] * G + (e * query).T @ grad - (e * key).T @ grad_value
+    G = e[-1] * G + (e * query).T @ grad - (e * key).T @ grad_value  # or - (b * y_key).T @ du, of du before X
 
 without delta, Q and the other terms of grad_value in the last two lines are zero. The gradient of log_decay[i] is the
 sum of all products that contain D[t, s] with s < i <= t, of those with e[t], i <= t, and of (S after the chunk) * G.
+The products that contain D[t, s] or e[t], of one t or one s, are those of a query or key and a term of its gradient.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recurl.recurrence.cuda.matrix.forward import stored_state
 from recurl.recurrence.cuda.matrix.parts import (
     at,
     clean,
     decays,
     dot,
-    inverse,
     is_bad,
     matrix,
     next_stored,
@@ -40,6 +38,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     segments,
     store_matrix,
     store_rows,
+    stored_state,
     sums,
 )
 
@@ -64,6 +63,8 @@ def backward_kernel(
     states_value,
     spacing,
     start_index,
+    solvers,
+    solved_key,
     carried,
     grad,
     grad_after,
@@ -86,7 +87,6 @@ def backward_kernel(
     pieces,
     first_piece,
     piece_chunks,
-    slots,
     K: tl.constexpr,
     V: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -103,7 +103,6 @@ def backward_kernel(
 
     ``solved`` is y, value without delta.
     """
-    SOLVE: tl.constexpr = "tf32" if PRECISION == "bf16" else PRECISION
     BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
     block = program % BLOCKS
@@ -173,8 +172,7 @@ def backward_kernel(
         exits = (segment == last_segment)[:, None]
         exit_decay = tl.exp2(left - elapsed)[:, None]
         between = tl.exp2(elapsed[:, None] - elapsed[None, :])
-        scores = dot(queries, tl.trans(keys), PRECISION)
-        weights = tl.where(same, between * scores, 0.0)
+        weights = tl.where(same, between * dot(queries, tl.trans(keys), PRECISION), 0.0)
         du = dot(tl.trans(weights), grads, PRECISION)
         if spoilt:
             du += (reverse_sums(bad_grad, ends) + bad_key)[:, None]
@@ -188,14 +186,14 @@ def backward_kernel(
                 weight = tl.exp2(at(elapsed, t, end) - elapsed)[:, None]
                 du += tl.where(reached[:, None], weight * dot(keys, to_end, PRECISION), 0.0)
                 end = tl.min(tl.where(ends & (t > end), t, CHUNK), 0)
-        if DELTA:
-            overlap = between * dot(keys, tl.trans(keys), PRECISION)
-            mixed = tl.where(below, clean(b[:, None] * overlap), 0.0)
-            solver = inverse(mixed, CHUNK, SOLVE)
-            bad = poison(du) + b * 0.0
+        if DELTA and not MAPS:
+            solver = rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, CHUNK)
+            scaled = b[:, None] * du
+            bad = poison(scaled)
             if is_bad(bad):
                 du = clean(du)
-            du = dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), du, SOLVE)
+                scaled = clean(scaled)
+            du -= dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), scaled, PRECISION)
         to_value = b[:, None] * du
         if not MAPS:
             if fresh:
@@ -204,7 +202,7 @@ def backward_kernel(
                     HAS_STATES,
                 )  # fmt: skip
             else:
-                slot = row * slots + chunk - 1
+                slot = row * (chunks - 1) + chunk - 1
                 state = matrix(carried, (slot * heads + head) * (K * V), V, 1, k, v, K, V)
             store_rows(grad_value + first * V, t, heads * V, v, inside, to_value, V)
             to_rate = tl.sum(du * y, 1)
@@ -280,24 +278,22 @@ def backward_kernel(
                             to_stored += tl.exp2(at(elapsed, t, end)) * to_end
                         store_matrix(grad_states, ((begin + start) * heads + head) * (K * V), k, v, to_stored, K, V)
                     start = next_stored(segment, start, begin, spacing, CHUNK)
-            to_query = decay[:, None] * to_query
-            if DELTA:
-                to_before = decay[:, None] * to_before
-                to_decay += tl.sum(queries * to_query - keys * (to_key + to_before), 1)
-            else:
-                to_decay += tl.sum(queries * to_query - keys * to_key, 1)
             inner = tl.where(same, between * dot(grads, tl.trans(u), PRECISION), 0.0)
-            products = tl.where(below, inner * scores, 0.0)
-            to_query += dot(inner, keys, PRECISION)
+            # Products of a token with itself don't decay: left in by_decay, they would cancel but for rounding errors.
+            diagonal = tl.sum(tl.where(below, 0.0, inner), 1)[:, None]
+            inner = tl.where(below, inner, 0.0)
+            to_query = decay[:, None] * to_query + dot(inner, keys, PRECISION)
             to_key += dot(tl.trans(inner), queries, PRECISION)
+            by_decay = queries * to_query - keys * to_key
+            to_query += diagonal * keys
+            to_key += diagonal * queries
             if DELTA:
-                # Both factors are infinite for some pairs that aren't below the diagonal.
-                pairs = dot(to_value, tl.trans(u), PRECISION)
-                products -= tl.where(below, pairs * overlap, 0.0)
-                pairs = tl.where(below, pairs * between, 0.0)
-                to_key -= to_before + dot(pairs + tl.trans(pairs), keys, PRECISION)
-            to_decay += tl.sum(products, 1) - tl.sum(products, 0)
-            to_decay = reverse_sums(to_decay, ends)
+                pairs = tl.where(below, between * dot(to_value, tl.trans(u), PRECISION), 0.0)
+                to_before = decay[:, None] * to_before + dot(pairs, keys, PRECISION)
+                to_later = dot(tl.trans(pairs), keys, PRECISION)
+                by_decay += keys * (to_later - to_before)
+                to_key -= to_before + to_later
+            to_decay = reverse_sums(to_decay + tl.sum(by_decay, 1), ends)
             if spoilt:
                 earlier, later = reverse_sums(bad_grad, ends), sums(bad_key, segment == t)
                 to_query += (bad_grad + later)[:, None]
@@ -310,8 +306,13 @@ def backward_kernel(
         weighted = tl.where(leaving, (decay + bad_grad)[:, None] * queries, 0.0)
         to_state += dot(tl.trans(weighted), grads, PRECISION)
         if DELTA:
-            weighted = tl.where(leaving, decay[:, None] * keys, 0.0)
-            to_state -= dot(tl.trans(weighted), tl.where(leaving, to_value, 0.0), PRECISION)
+            if MAPS:
+                reads = rows(solved_key + first * K, t, heads * K, k, inside, K)
+                weighted = tl.where(leaving, b[:, None] * reads, 0.0)
+                to_state -= dot(tl.trans(weighted), tl.where(leaving, du, 0.0), PRECISION)
+            else:
+                weighted = tl.where(leaving, decay[:, None] * keys, 0.0)
+                to_state -= dot(tl.trans(weighted), tl.where(leaving, to_value, 0.0), PRECISION)
         grad_state = to_state
         if TO_STATES and not MAPS:
             if fresh:

@@ -34,16 +34,20 @@ class Plan:
     Attributes:
         chunk: tokens that are processed at once: 16, 32 or 64.
         piece: chunks of a row that one program processes one after another. Rows of more chunks are cut into pieces.
+        maps: programs of the forward pass that find what pieces do to states.
         forward: programs of the forward pass.
         backward: programs of the backward pass.
         carry: programs that carry states from piece to piece.
+        solve: programs that solve a chunk of the delta rule each.
     """
 
     chunk: int
     piece: int
+    maps: Tile
     forward: Tile
     backward: Tile
     carry: Tile
+    solve: Tile
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Sizes:
 _LONG = 16  # chunks of a row that may be cut into pieces
 _SHORTEST_PIECE = 8
 _WIDE, _NARROW = 64, 16
+_FOUR_PROGRAMS = 128  # registers per thread with which four programs of four warps fit on a multiprocessor
 
 
 def padded(size: int) -> int:
@@ -85,9 +90,9 @@ def plan_for(sizes: Sizes) -> Plan:
     """Return the division of a call.
 
     A program holds a state, or in the backward pass a state and its gradient, in registers. Rows are cut where the GPU
-    would otherwise be idle: a row in pieces costs about twice as many operations. Chunks and tiles are those with the
-    fewest compiled instructions per token among those that spill little and leave room for two programs on a
-    multiprocessor of compute capability 9.0.
+    would otherwise be idle: each pass walks over a row in pieces twice. Chunks and tiles are those with the fewest
+    compiled instructions per token among those that spill little and leave room for two programs on a multiprocessor of
+    compute capability 9.0.
     """
     wide = sizes.keys > _WIDE or sizes.values > _WIDE
     registers = ALL_REGISTERS if sizes.bits > _NARROW and sizes.keys > 2 * _WIDE else None
@@ -96,13 +101,15 @@ def plan_for(sizes: Sizes) -> Plan:
     columns = min(values, max(16, 4096 // keys))
     forward = Tile(columns, 4, 1 if wide or sizes.bits > _NARROW else 2, registers)
     backward = Tile(columns, 8 if wide else 4, 1, registers)
-    carry = Tile(min(values, 16), 4, 3)
+    carry, solve = Tile(min(values, 16), 4, 3), Tile(values, max(1, max(keys, values) // _WIDE), 1)
+    narrow = not wide and sizes.bits == _NARROW
+    maps = Tile(columns, 4, 1, _FOUR_PROGRAMS) if narrow else forward
     chunks = -(-sizes.length // chunk)
     piece = chunks
     if chunks >= _LONG:
         programs = sizes.rows * sizes.heads * -(-sizes.values // forward.columns)
         piece = max(_SHORTEST_PIECE, -(-chunks * programs // (2 * sizes.processors)))
-    return Plan(chunk, min(piece, chunks), forward, backward, carry)
+    return Plan(chunk, min(piece, chunks), maps, forward, backward, carry, solve)
 
 
 def step_tile_for(rows: int, heads: int, keys: int, values: int, processors: int) -> Tile:

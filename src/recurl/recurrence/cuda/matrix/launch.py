@@ -11,7 +11,9 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.cuda.launch import on, processors_of
 from recurl.recurrence.cuda.matrix.backward import backward_kernel
 from recurl.recurrence.cuda.matrix.config import Plan, Tile, padded, step_tile_for
-from recurl.recurrence.cuda.matrix.forward import carry_kernel, forward_kernel
+from recurl.recurrence.cuda.matrix.forward import forward_kernel
+from recurl.recurrence.cuda.matrix.pieces import carry_kernel, maps_kernel
+from recurl.recurrence.cuda.matrix.solve import solve_kernel
 from recurl.recurrence.cuda.matrix.step import step_kernel
 from recurl.recurrence.cuda.prepared import prepared
 from recurl.recurrence.matrix.kernels import MatrixInputs
@@ -44,74 +46,100 @@ class _Call:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
-    def before_chunks(self, slots: int) -> Tensor:
-        """Return memory for the states before chunks, in bfloat16 if only the backward pass's products read them."""
-        narrow = self.precision == "bf16" and self.pieces == 1
-        shape = (self.rows * slots, self.heads, self.keys, self.values)
-        return torch.empty(shape, dtype=torch.bfloat16 if narrow else torch.float32, device=self.device)
+    def operand(self, *shape: int) -> Tensor:
+        """Return empty memory for numbers that only products read."""
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def before_chunks(self, keep: bool = True) -> Tensor:
+        """Return empty memory for the states before chunks, none unless ``keep``."""
+        return self.operand(keep * self.rows * (self.chunks - 1), self.heads, self.keys, self.values)
 
     def constants(self, tile: Tile, **others: Any) -> dict[str, Any]:
-        columns = min(tile.columns, padded(self.values))
-        sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": columns}
+        sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": self.columns(tile)}
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
         return {**sizes, "DELTA": self.delta, "PRECISION": self.precision, **others, **options}
+
+    def columns(self, tile: Tile) -> int:
+        return min(tile.columns, padded(self.values))
 
     def blocks(self, tile: Tile) -> int:
         return -(-self.values // tile.columns)
 
-    def carry(self, added: Tensor, transfer: Tensor, to: Tensor, slots: int, slot_step: int, reverse: bool) -> None:
+    def solved(self, keep: bool) -> tuple[Tensor, ...]:
+        """Return empty memory for what :meth:`solve` finds: X if ``keep``, y_key, y_value, weights and exits."""
+        sizes = (keep * self.plan.chunk, self.keys, self.values) if self.delta else (0, 0, 0)
+        products = (self.operand(self.tokens, self.heads, size) for size in sizes)
+        return *products, self.empty(self.tokens, self.heads), self.empty(self.rows, self.chunks, self.heads)
+
+    def solve(self, to: tuple[Tensor, ...], keep: bool) -> None:
+        """Solve all chunks of the delta rule."""
+        flags = {"CHUNK": self.plan.chunk, "KEEP": keep, "MAPS": self.pieces > 1}
+        constants = {**flags, **self.constants(self.plan.solve), "BLOCK_V": padded(self.values)}
+        del constants["DELTA"]
+        launch = prepared(solve_kernel, self.rows * self.chunks * self.heads, **constants)
+        launch(*self.pair[3:], *self.value, *self.scalars, self.start_index, *to, self.heads, self.length, self.chunks)
+
+    def carry(self, added: Tensor, transfer: Tensor, to: Tensor, reverse: bool) -> None:
         """Carry states, or their gradients in reverse, from piece to piece."""
         tile, piece_tokens = self.plan.carry, self.plan.piece * self.plan.chunk
         constants = self.constants(tile, REVERSE=reverse)
         launch = prepared(carry_kernel, self.rows * self.heads * self.blocks(tile), **constants)
-        lengths = (self.heads, self.length, self.pieces, piece_tokens, slots, slot_step)
-        launch(added, transfer, self.start_index, to, *lengths)
+        launch(added, transfer, self.start_index, to, self.heads, self.length, self.pieces, piece_tokens)
 
 
 def saved_like(inputs: MatrixInputs, plan: Plan, precision: str) -> States:
     """Return empty tensors like those that :func:`run_forward` saves."""
     call = _Call(inputs, plan, precision)
-    carried = call.before_chunks(call.chunks - 1)
+    carried = call.before_chunks()
     transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
-    return carried, torch.empty_like(inputs.value) if call.delta else inputs.value.new_empty(0), transfer
+    solved = torch.empty_like(inputs.value) if call.delta else inputs.value.new_empty(0)
+    return carried, solved, transfer, *call.solved(keep=True)[:2]
 
 
 def run_forward(inputs: MatrixInputs, keep: bool, plan: Plan, precision: str) -> tuple[States, States]:
     """Return the results, and what :func:`run_backward` reads if ``keep``.
 
-    Saved are the states before chunks, the solved values of the delta rule, and the maps of the pieces.
+    Saved are the states before chunks, the solved values of the delta rule, the maps of the pieces, X and y_key.
     """
     call = _Call(inputs, plan, precision)
-    tile, heads, pieces = plan.forward, call.heads, call.pieces
+    heads, pieces = call.heads, call.pieces
     like, after = inputs.value, inputs.after
     output = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     solved = torch.empty_like(output) if keep and call.delta else output
     shape = (call.tokens, heads, call.keys, call.values)
     ended = torch.zeros(shape, dtype=torch.float32, device=call.device) if after else output
-    slots, slot_step = (call.chunks - 1, plan.piece) if keep else (pieces - 1, 1)
-    carried = call.before_chunks(slots)
+    carried = call.before_chunks(keep)
     transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
-    added = call.empty(call.maps, call.keys, call.values)
+    added, arriving = (call.empty(call.maps, call.keys, call.values) for _ in range(2))
+    found = call.solved(keep)
+    solvers, solved_key, solved_value, weights, exits = found
+    values = (solved_value, *solved_value.stride()[:2]) if call.delta else call.value
     flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None}
 
-    def launch(maps: bool) -> None:
-        ran, blocks = pieces - maps, call.blocks(tile)
-        if maps and call.delta:
-            blocks += -(-call.keys // tile.columns)
-        others = {"BLOCKS": blocks, "MAPS": maps, "AFTER": after and not maps, "KEEP": keep}
-        constants = call.constants(tile, **flags, **others)
-        prepared(forward_kernel, call.rows * ran * heads * blocks, **constants)(
-            *(*call.pair, *call.value, *call.scalars, *call.stored, call.start_index),
-            *(output, solved, ended, carried, added, transfer),
-            *(heads, call.length, call.chunks, ran, plan.piece, slots, slot_step),
+    def find_maps() -> None:
+        blocks = call.blocks(plan.maps) + (-(-call.keys // call.columns(plan.maps)) if call.delta else 0)
+        constants = call.constants(plan.maps, **flags, BLOCKS=blocks)
+        prepared(maps_kernel, call.maps * blocks, **constants)(
+            *(*call.pair[3:], *values, call.scalars[0], weights if call.delta else call.scalars[1], *call.stored),
+            *(call.start_index, solved_key, exits, added, transfer),
+            *(heads, call.length, call.chunks, pieces - 1, plan.piece),
         )
 
     with on(call.device):
+        if call.delta:
+            call.solve(found, keep)
         if pieces > 1:
-            launch(maps=True)
-            call.carry(added, transfer, carried, slots, slot_step, reverse=False)
-        launch(maps=False)
-    saved = (carried, solved if call.delta else output.new_empty(0), transfer) if keep else ()
+            find_maps()
+            call.carry(added, transfer, arriving, reverse=False)
+        blocks = call.blocks(plan.forward)
+        constants = call.constants(plan.forward, **flags, BLOCKS=blocks, AFTER=after, KEEP=keep)
+        prepared(forward_kernel, call.rows * pieces * heads * blocks, **constants)(
+            *(*call.pair, *values, *call.scalars, *call.stored, call.start_index, solved_key),
+            *(output, solved, ended, carried, arriving),
+            *(heads, call.length, call.chunks, pieces, plan.piece),
+        )
+    saved = (carried, solved if call.delta else output.new_empty(0), transfer, solvers, solved_key) if keep else ()
     return (output, ended) if after else (output,), saved
 
 
@@ -126,10 +154,10 @@ def run_backward(
     """Return the gradients of query, key, value, log_decay, rate and, if ``to_states``, states."""
     call = _Call(inputs, plan, precision)
     grad_output, grad_after = grads if inputs.after else (grads[0], None)
-    tile, heads, pieces, tokens = plan.backward, call.heads, call.pieces, call.tokens
-    carried, solved, transfer = saved
+    heads, pieces, tokens = call.heads, call.pieces, call.tokens
+    carried, solved, transfer, solvers, solved_key = saved
     read = (solved, *solved.stride()[:2]) if call.delta else call.value
-    blocks = call.blocks(tile)
+    blocks = call.blocks(plan.backward)
     of_keys = torch.float32 if blocks > 1 else inputs.key.dtype
     to_keys = [torch.empty(blocks, tokens, heads, call.keys, dtype=of_keys, device=call.device) for _ in range(2)]
     to_value = torch.empty(inputs.value.shape, dtype=inputs.value.dtype, device=call.device)
@@ -143,18 +171,18 @@ def run_backward(
     flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None, "AFTER": grad_after is not None}
 
     def launch(maps: bool) -> None:
-        constants = call.constants(tile, **flags, MAPS=maps, TO_STATES=to_states and not maps)
+        constants = call.constants(plan.backward, **flags, MAPS=maps, TO_STATES=to_states and not maps)
         prepared(backward_kernel, call.rows * (pieces - maps) * heads * blocks, **constants)(
             *(*call.pair, *read, *call.scalars, *call.stored, call.start_index),
-            *(carried, grad_output.contiguous(), *ended, arriving),
+            *(solvers, solved_key, carried, grad_output.contiguous(), *ended, arriving),
             *(*to_keys, to_value, *to_scalars, to_stored, added),
-            *(tokens, heads, call.length, call.chunks, pieces, int(maps), plan.piece, call.chunks - 1),
+            *(tokens, heads, call.length, call.chunks, pieces, int(maps), plan.piece),
         )
 
     with on(call.device):
         if pieces > 1:
             launch(maps=True)
-            call.carry(added, transfer, arriving, 0, 0, reverse=True)
+            call.carry(added, transfer, arriving, reverse=True)
         launch(maps=False)
     to_query, to_key = ((one.sum(0) if blocks > 1 else one[0]).to(inputs.key.dtype) for one in to_keys)
     to_decay, to_rate = (one.sum(0) if blocks > 1 else one[0] for one in to_scalars)

@@ -1,5 +1,5 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments.
 """Parts of the matrix recurrence kernels: products, the inverse of a chunk, sums over segments, chunks of a stream.
@@ -43,11 +43,8 @@ def dot(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def clean(x):
-    """Replace NaN and infinities by zero.
-
-    The test is not ``x - x``: where x is a product, the compiler fuses both, and the rounding error remains.
-    """
-    return tl.where(x * 0.0 == 0.0, x, 0.0)
+    """Replace NaN and infinities by zero."""
+    return tl.where(tl.abs(x) < float("inf"), x, 0.0)
 
 
 @triton.jit
@@ -70,13 +67,11 @@ def inverse(a, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     Every intermediate result is the inverse of blocks on the diagonal, and as well conditioned: powers of ``a`` would
     grow like binomial coefficients where keys repeat.
     """
-    row = tl.arange(0, SIZE)[:, None]
-    column = tl.arange(0, SIZE)[None, :]
-    result = tl.where(row == column, 1.0, tl.where((row // 2 == column // 2), -a, 0.0))
+    apart = tl.arange(0, SIZE)[:, None] ^ tl.arange(0, SIZE)[None, :]  # below 2^n in diagonal blocks of this size
+    result = tl.where(apart == 0, 1.0, tl.where(apart == 1, -a, 0.0))
     for level in tl.static_range(1, 6):
         if (1 << level) < SIZE:
-            below = ((row >> level) != (column >> level)) & ((row >> (level + 1)) == (column >> (level + 1)))
-            between = dot(tl.where(below, a, 0.0), result, PRECISION)
+            between = dot(tl.where((apart >> level) == 1, a, 0.0), result, PRECISION)
             result -= dot(result, between, PRECISION)
     return result
 
@@ -159,3 +154,28 @@ def store_matrix(pointer, offset, k, v, x, keys, values):
     """Store a contiguous matrix."""
     mask = (k < keys)[:, None] & (v < values)[None, :]
     tl.store(pointer + offset + (k[:, None] * values + v[None, :]), x.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def stored_state(
+    states,
+    token,
+    head,
+    states_token,
+    states_head,
+    states_key,
+    states_value,
+    spacing,
+    k,
+    v,
+    keys,
+    values,
+    HAS_STATES: tl.constexpr,
+):
+    """Load the state stored at a token, zeros if there is none."""
+    if HAS_STATES:
+        offset = token // spacing * states_token + head * states_head
+        state = matrix(states, offset, states_key, states_value, k, v, tl.where(token % spacing == 0, keys, 0), values)
+    else:
+        state = tl.zeros([k.shape[0], v.shape[0]], tl.float32)
+    return state

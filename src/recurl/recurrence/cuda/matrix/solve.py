@@ -1,0 +1,106 @@
+# pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
+# ruff: noqa: ANN001, ANN201, PLR0913
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
+"""What the delta rule needs of a chunk and doesn't depend on the state before it: of all chunks at once.
+
+In the notation of the forward pass::
+
+    M = strict_tril(D * (key @ key.T))
+    X = inverse(I + M * b) @ M  # so that inverse(I + M * b) = I - X * b
+    y_value = value - X @ (b * value)
+    y_key = e * key - X @ (b * e * key)
+    weight = D[-1] * b
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from recurl.recurrence.cuda.matrix.parts import (
+    at,
+    clean,
+    decays,
+    dot,
+    inverse,
+    is_bad,
+    poison,
+    rows,
+    segments,
+    store_rows,
+    sums,
+)
+
+
+@triton.jit
+def solve_kernel(
+    key,
+    key_token,
+    key_head,
+    value,
+    value_token,
+    value_head,
+    log_decay,
+    rate,
+    start_index,
+    solvers,
+    solved_key,
+    solved_value,
+    weights,
+    exits,
+    heads,
+    length,
+    chunks,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEEP: tl.constexpr,
+    MAPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write y_key and y_value of a chunk of a head; with KEEP X; with MAPS weight and the logarithm of e[-1]."""
+    SOLVE: tl.constexpr = "tf32" if PRECISION == "bf16" else PRECISION
+    program = tl.program_id(0)
+    head = program % heads
+    chunk = (program // heads) % chunks
+    row = (program // heads // chunks).to(tl.int64)
+    k = tl.arange(0, BLOCK_K)
+    v = tl.arange(0, BLOCK_V)
+    t = tl.arange(0, CHUNK)
+    begin = row * length + chunk * CHUNK
+    count = (tl.minimum(begin + CHUNK, (row + 1) * length) - 1 - begin).to(tl.int32)
+    inside = t <= count
+    segment = segments(start_index, begin, tl.minimum(t, count))
+    first = begin * heads + head
+    elapsed = decays(log_decay + first, t * heads, inside, segment == t)
+    b = tl.load(rate + first + t * heads, mask=inside, other=0.0)
+    keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K)
+    below = (segment[:, None] == segment[None, :]) & (t[:, None] > t[None, :])
+    between = tl.exp2(elapsed[:, None] - elapsed[None, :])
+    mixed = tl.where(below, clean(between * dot(keys, tl.trans(keys), PRECISION)), 0.0)
+    solver = dot(inverse(clean(mixed * b[None, :]), CHUNK, SOLVE), mixed, SOLVE)
+    if KEEP:
+        store_rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, solver, CHUNK)
+    keys = tl.exp2(elapsed)[:, None] * keys
+    rated = b[:, None] * keys
+    bad = poison(rated)
+    if is_bad(bad):
+        rated = clean(rated)
+        keys += sums(bad, segment == t)[:, None]
+    store_rows(solved_key + first * K, t, heads * K, k, inside, keys - dot(solver, rated, PRECISION), K)
+    values = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, V)
+    rated = b[:, None] * values
+    bad_value = poison(rated)
+    if is_bad(bad + bad_value):
+        rated = clean(rated)
+        values += sums(bad + bad_value, segment == t)[:, None]
+    store_rows(solved_value + first * V, t, heads * V, v, inside, values - dot(solver, rated, PRECISION), V)
+    if MAPS:
+        left = at(elapsed, t, CHUNK - 1)
+        leaves = segment == segments(start_index, begin, count)
+        weight = tl.where(leaves, tl.exp2(left - elapsed) * b + bad, 0.0)
+        tl.store(weights + first + t * heads, weight, mask=inside)
+        tl.store(exits + (row * chunks + chunk) * heads + head, left)

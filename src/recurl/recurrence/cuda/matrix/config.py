@@ -102,8 +102,8 @@ def plan_for(sizes: Sizes) -> Plan:
     forward = Tile(columns, 4, 1 if wide or sizes.bits > _NARROW else 2, registers)
     backward = Tile(columns, 8 if wide else 4, 1, registers)
     carry, solve = Tile(min(values, 16), 4, 3), Tile(values, max(1, max(keys, values) // _WIDE), 1)
-    narrow = not wide and sizes.bits == _NARROW
-    maps = Tile(columns, 4, 1, _FOUR_PROGRAMS) if narrow else forward
+    many_maps = sizes.delta and not wide and sizes.bits == _NARROW  # of states and of the identity, twice as many
+    maps = Tile(columns, 4, 1, _FOUR_PROGRAMS) if many_maps else forward
     chunks = -(-sizes.length // chunk)
     piece = chunks
     if chunks >= _LONG:

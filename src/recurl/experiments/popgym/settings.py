@@ -13,6 +13,7 @@ from recurl.core.ranges import AUTO
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
 from recurl.envs.tasks.popgym.table import DIFFICULTIES
 from recurl.recurrence import CELLS as KNOWN
+from recurl.recurrence import load_cell
 from recurl.trainers.algorithms.configs import PPOConfig
 from recurl.trainers.config import NO_CELL
 from recurl.trainers.study.grid import check_option_names
@@ -189,10 +190,10 @@ def check_steps(option: str, steps: int, num_envs: Any, rollout_steps: Any) -> N
 
 
 def split_layers(cell: str) -> tuple[str, int]:
-    """Split a cell such as ``s5*4`` into its name and number of layers.
+    """Split a cell such as ``s5*4`` into its name, which identifies results, and its number of layers.
 
     Raises:
-        ArgumentError: there would be no layer, or layers are requested for ``none``.
+        ArgumentError: there would be no layer, layers are requested for ``none``, or options don't fit.
     """
     match = _LAYERS.fullmatch(cell)
     name, depth = (match[1], int(match[2])) if match else (cell, 1)
@@ -200,6 +201,8 @@ def split_layers(cell: str) -> tuple[str, int]:
         raise ArgumentError(f"--cells: a cell must have at least one layer, got {cell!r}: write {name}.")
     if name == NO_CELL and depth != 1:
         raise ArgumentError(f"--cells: {NO_CELL} has no layers, got {cell!r}: write {NO_CELL}.")
+    if "(" in name and ":" not in name:  # options have several spellings
+        name = load_cell(name).name
     return name, depth
 
 

@@ -166,6 +166,9 @@ SIZE = {"budget": 10**7, "device": "cpu"}
 def test_a_cell_is_one_column_however_it_is_written():
     runs = make_runs(["RepeatFirstEasy"], ["s5*1", "s5", "s5*01", "s5*02"], 1, setting("fast", {}), **SIZE)
     assert [(run.cell, run.config.cell, run.config.num_layers) for run in runs] == [("s5", "s5", 1), ("s5*2", "s5", 2)]
+    spellings = ["gtrxl(window=8, heads=2)", "gtrxl( heads = 2,window = 8 )*1"]
+    runs = make_runs(["RepeatFirstEasy"], spellings, 1, setting("fast", {}), **SIZE)
+    assert [run.cell for run in runs] == spellings[:1]
     with pytest.raises(ArgumentError, match=r"--cells: none has no layers, got 'none\*4': write none"):
         make_runs(["RepeatFirstEasy"], ["none*4"], 1, setting("fast", {}), **SIZE)
 

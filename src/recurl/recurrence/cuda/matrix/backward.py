@@ -103,10 +103,11 @@ def backward_kernel(
 
     ``solved`` is y, value without delta.
     """
+    SOLVE: tl.constexpr = "tf32" if PRECISION == "bf16" else PRECISION
     BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
     block = program % BLOCKS
-    head = (program // BLOCKS) % heads
+    head = ((program // BLOCKS) % heads).to(tl.int64)
     piece = (program // BLOCKS // heads) % (pieces - first_piece) + first_piece
     row = (program // BLOCKS // heads // (pieces - first_piece)).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
@@ -193,7 +194,7 @@ def backward_kernel(
             if is_bad(bad):
                 du = clean(du)
                 scaled = clean(scaled)
-            du -= dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), scaled, PRECISION)
+            du -= dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), scaled, SOLVE)
         to_value = b[:, None] * du
         if not MAPS:
             if fresh:

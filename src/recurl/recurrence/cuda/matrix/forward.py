@@ -85,7 +85,7 @@ def forward_kernel(
     """Write outputs, states after segments, and what the backward pass reads; with DELTA ``value`` is y_value."""
     program = tl.program_id(0)
     block = program % BLOCKS
-    head = (program // BLOCKS) % heads
+    head = ((program // BLOCKS) % heads).to(tl.int64)
     piece = (program // BLOCKS // heads) % pieces
     row = program // BLOCKS // heads // pieces
     k = tl.arange(0, BLOCK_K)

@@ -67,10 +67,15 @@ class _Call:
         return -(-self.values // tile.columns)
 
     def solved(self, keep: bool) -> tuple[Tensor, ...]:
-        """Return empty memory for what :meth:`solve` finds: X if ``keep``, y_key, y_value, weights and exits."""
-        sizes = (keep * self.plan.chunk, self.keys, self.values) if self.delta else (0, 0, 0)
-        products = (self.operand(self.tokens, self.heads, size) for size in sizes)
-        return *products, self.empty(self.tokens, self.heads), self.empty(self.rows, self.chunks, self.heads)
+        """Return empty memory for what :meth:`solve` finds: X if ``keep``, y_key, y_value, and what pieces need."""
+        tokens, rows = (self.delta * (self.pieces > 1) * size for size in (self.tokens, self.rows))
+        return (
+            self.empty(self.tokens, self.heads, self.delta * keep * self.plan.chunk),
+            self.operand(self.tokens, self.heads, self.delta * self.keys),
+            self.operand(self.tokens, self.heads, self.delta * self.values),
+            self.empty(tokens, self.heads),
+            self.empty(rows, self.chunks, self.heads),
+        )
 
     def solve(self, to: tuple[Tensor, ...], keep: bool) -> None:
         """Solve all chunks of the delta rule."""
@@ -113,7 +118,7 @@ def run_forward(inputs: MatrixInputs, keep: bool, plan: Plan, precision: str) ->
     transfer = call.empty(call.maps, *((call.keys, call.keys) if call.delta else ()))
     added, arriving = (call.empty(call.maps, call.keys, call.values) for _ in range(2))
     found = call.solved(keep)
-    solvers, solved_key, solved_value, weights, exits = found
+    solvers, solved_key, solved_value, exit_weights, exit_decays = found
     values = (solved_value, *solved_value.stride()[:2]) if call.delta else call.value
     flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None}
 
@@ -121,8 +126,8 @@ def run_forward(inputs: MatrixInputs, keep: bool, plan: Plan, precision: str) ->
         blocks = call.blocks(plan.maps) + (-(-call.keys // call.columns(plan.maps)) if call.delta else 0)
         constants = call.constants(plan.maps, **flags, BLOCKS=blocks)
         prepared(maps_kernel, call.maps * blocks, **constants)(
-            *(*call.pair[3:], *values, call.scalars[0], weights if call.delta else call.scalars[1], *call.stored),
-            *(call.start_index, solved_key, exits, added, transfer),
+            *(*call.pair[3:], *values, call.scalars[0], exit_weights if call.delta else call.scalars[1], *call.stored),
+            *(call.start_index, solved_key, exit_decays, added, transfer),
             *(heads, call.length, call.chunks, pieces - 1, plan.piece),
         )
 

@@ -6,8 +6,8 @@
 
 Products mix tokens of different segments, whose weights are zero: zero times NaN must not spread. Operands that are
 summed over tokens are therefore :func:`clean`, and :func:`poison` of the tokens that were not is added to those weights
-that are not zero. Both are behind branches: the compiler would repeat an elementwise operation on an operand in every
-layout that a product needs.
+that are not zero. Rows of tokens are cleaned in branches: the compiler would repeat an elementwise operation on an
+operand in every layout that a product needs.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def maps_kernel(
     spacing,
     start_index,
     solved_key,
-    exits,
+    exit_decays,
     added,
     transfer,
     heads,
@@ -68,10 +68,10 @@ def maps_kernel(
     HAS_STATES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write the maps of pieces; with DELTA ``value`` is y_value, and ``rate`` the weight D[-1] * b."""
+    """Write the maps of pieces; with DELTA ``value`` is y_value, and ``rate`` exit_weight."""
     program = tl.program_id(0)
     block = program % BLOCKS
-    head = (program // BLOCKS) % heads
+    head = ((program // BLOCKS) % heads).to(tl.int64)
     piece = (program // BLOCKS // heads) % pieces
     row = (program // BLOCKS // heads // pieces).to(tl.int64)
     VALUES: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
@@ -101,7 +101,7 @@ def maps_kernel(
         weight = tl.load(rate + first + t * heads, mask=inside, other=0.0)
         if DELTA:
             y -= dot(rows(solved_key + first * K, t, heads * K, k, inside, K), state, PRECISION)
-            left = tl.load(exits + (row * chunks + chunk) * heads + head)
+            left = tl.load(exit_decays + (row * chunks + chunk) * heads + head)
             y = weight[:, None] * y
             bad = poison(y)
         else:
@@ -149,7 +149,7 @@ def carry_kernel(
     """
     BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
-    head = (program // BLOCKS) % heads
+    head = ((program // BLOCKS) % heads).to(tl.int64)
     row = (program // BLOCKS // heads).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     other = tl.arange(0, BLOCK_K)

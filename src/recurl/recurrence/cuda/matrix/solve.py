@@ -10,7 +10,9 @@ In the notation of the forward pass::
     X = inverse(I + M * b) @ M  # so that inverse(I + M * b) = I - X * b
     y_value = value - X @ (b * value)
     y_key = e * key - X @ (b * e * key)
-    weight = D[-1] * b
+    exit_weight = D[-1] * b
+
+X and its products aren't rounded to bfloat16: where keys repeat, errors of y add up over the tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ def solve_kernel(
     solvers,
     solved_key,
     solved_value,
-    weights,
-    exits,
+    exit_weights,
+    exit_decays,
     heads,
     length,
     chunks,
@@ -61,10 +63,10 @@ def solve_kernel(
     MAPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write y_key and y_value of a chunk of a head; with KEEP X; with MAPS weight and the logarithm of e[-1]."""
+    """Write y_key and y_value of a chunk of a head; with KEEP X; with MAPS exit_weight and the logarithm of e[-1]."""
     SOLVE: tl.constexpr = "tf32" if PRECISION == "bf16" else PRECISION
     program = tl.program_id(0)
-    head = program % heads
+    head = (program % heads).to(tl.int64)
     chunk = (program // heads) % chunks
     row = (program // heads // chunks).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
@@ -90,17 +92,17 @@ def solve_kernel(
     if is_bad(bad):
         rated = clean(rated)
         keys += sums(bad, segment == t)[:, None]
-    store_rows(solved_key + first * K, t, heads * K, k, inside, keys - dot(solver, rated, PRECISION), K)
+    store_rows(solved_key + first * K, t, heads * K, k, inside, keys - dot(solver, rated, SOLVE), K)
     values = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, V)
     rated = b[:, None] * values
     bad_value = poison(rated)
     if is_bad(bad + bad_value):
         rated = clean(rated)
         values += sums(bad + bad_value, segment == t)[:, None]
-    store_rows(solved_value + first * V, t, heads * V, v, inside, values - dot(solver, rated, PRECISION), V)
+    store_rows(solved_value + first * V, t, heads * V, v, inside, values - dot(solver, rated, SOLVE), V)
     if MAPS:
         left = at(elapsed, t, CHUNK - 1)
         leaves = segment == segments(start_index, begin, count)
-        weight = tl.where(leaves, tl.exp2(left - elapsed) * b + bad, 0.0)
-        tl.store(weights + first + t * heads, weight, mask=inside)
-        tl.store(exits + (row * chunks + chunk) * heads + head, left)
+        weight = tl.where(leaves, tl.exp2(left - elapsed) * b, 0.0)
+        tl.store(exit_weights + first + t * heads, weight, mask=inside)
+        tl.store(exit_decays + (row * chunks + chunk) * heads + head, left)

@@ -50,7 +50,7 @@ def step_kernel(
     """Write the outputs and the states after a token; ``after`` may be ``states``."""
     BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
-    head = (program // BLOCKS) % heads
+    head = ((program // BLOCKS) % heads).to(tl.int64)
     row = (program // BLOCKS // heads).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     v = (program % BLOCKS) * BLOCK_V + tl.arange(0, BLOCK_V)

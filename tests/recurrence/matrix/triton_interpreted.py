@@ -169,7 +169,7 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def silent() -> int:
-    """Count gradients that are finite although the loop's aren't."""
+    """Count gradients that are finite although the loop's aren't, and outputs after keys whose product isn't."""
     case = problem((1, 40), delta=True, resets=0.0)
     wrong = 0
     for name in POISONED[:5]:
@@ -179,7 +179,10 @@ def silent() -> int:
             if one is not None and other is not None:
                 lost = _finite(one) & ~_finite(other)
                 wrong += int(lost.sum())
-    return wrong
+    case = problem((1, 40), delta=True, resets=0.0, starts=(20,), stored=False, after=False)
+    case.inputs.key[20:22] = 3e19
+    output = solve(case.to(torch.float32), kernels())[0]
+    return wrong + int(not output[:20].isfinite().all()) + int(_finite(output[21:]).sum())
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)

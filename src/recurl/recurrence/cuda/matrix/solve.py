@@ -86,13 +86,13 @@ def solve_kernel(
     solver = dot(inverse(clean(mixed * b[None, :]), CHUNK, SOLVE), mixed, SOLVE)
     if KEEP:
         store_rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, solver, CHUNK)
-    keys = tl.exp2(elapsed)[:, None] * keys
-    rated = b[:, None] * keys
-    bad = poison(rated)
+    of_key = tl.exp2(elapsed)[:, None] * keys
+    rated = b[:, None] * of_key
+    bad = 0.0 * tl.sum(keys * keys + rated, 1)  # NaN also where products of keys, cleaned above, aren't finite
     if is_bad(bad):
         rated = clean(rated)
-        keys += sums(bad, segment == t)[:, None]
-    store_rows(solved_key + first * K, t, heads * K, k, inside, keys - dot(solver, rated, SOLVE), K)
+        of_key += sums(bad, segment == t)[:, None]
+    store_rows(solved_key + first * K, t, heads * K, k, inside, of_key - dot(solver, rated, SOLVE), K)
     values = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, V)
     rated = b[:, None] * values
     bad_value = poison(rated)

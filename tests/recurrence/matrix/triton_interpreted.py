@@ -53,10 +53,12 @@ def row_errors(delta: bool) -> float:
 
 
 def piece_errors(delta: bool) -> float:
-    """Rows in pieces, some without a start, blocks of V, and more keys than columns."""
+    """Rows in pieces, some without a start, some that begin with one, blocks of V, and more keys than columns."""
     case = problem((2, 117), delta=delta, resets=0.03, sizes=(5, 18))
-    worst = max(error(case, kernels(piece=2)), error(case, kernels(32, 1, 16)))
-    return max(worst, error(problem((1, 40), delta=delta, resets=0.0, sizes=(20, 3)), kernels(piece=1)))
+    found = [error(case, kernels(piece=2)), error(case, kernels(32, 1, 16)), error(case, kernels(piece=5))]
+    case = problem((150,), delta=delta, resets=0.0, starts=(48, 64, 96, 97))
+    found += [error(case, kernels(piece=piece)) for piece in (3, 4)]
+    return max(*found, error(problem((1, 40), delta=delta, resets=0.0, sizes=(20, 3)), kernels(piece=1)))
 
 
 def sparse_errors(delta: bool) -> float:

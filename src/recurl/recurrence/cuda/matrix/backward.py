@@ -118,7 +118,12 @@ def backward_kernel(
     grad_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     first_chunk = piece * piece_chunks
     end_chunk = tl.minimum(first_chunk + piece_chunks, chunks)
-    if not MAPS:
+    if MAPS:  # only the segment that reaches back to the piece before matters: chunks after it are passed over
+        starts = start_index + row * length
+        begin_piece = row * length + first_chunk * CHUNK
+        while (end_chunk > first_chunk) & (tl.load(starts + (end_chunk - 1) * CHUNK) >= begin_piece):
+            end_chunk -= 1
+    else:
         if piece + 1 < pieces:
             of_piece = (row * (pieces - 1) + piece) * heads + head
             grad_state = matrix(grad_carried, of_piece * (K * V), V, 1, k, v, K, V)

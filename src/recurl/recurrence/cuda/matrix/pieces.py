@@ -6,7 +6,8 @@
 
 What a piece does to the state before it is a linear map, S -> transfer @ S + added: ``added`` is the state after a
 piece from zero, and ``transfer`` the state from the identity with values of zero. Only the segment that reaches the end
-of a chunk matters. In the notation of the forward pass, with S the state that it starts from::
+of a piece matters: chunks before it are passed over, and ``transfer`` isn't found if it starts in the piece. In the
+notation of the forward pass, with S the state that its part of a chunk starts from::
 
     y = value  # with delta: y_value - y_key @ S
     S = e[-1] * S + (D[-1] * b * key).T @ y
@@ -84,8 +85,11 @@ def maps_kernel(
     if of_identity:
         state = tl.where(k[:, None] == (v - VALUES * BLOCK_V)[None, :], 1.0, state)
     total = 0.0
-    first_chunk = piece * piece_chunks
-    for chunk in range(first_chunk, tl.minimum(first_chunk + piece_chunks, chunks)):
+    first_chunk, end_chunk = piece * piece_chunks, (piece + 1) * piece_chunks
+    start = (tl.load(start_index + row * length + end_chunk * CHUNK - 1) - row * length).to(tl.int32)
+    if start >= first_chunk * CHUNK:
+        first_chunk = tl.where(of_identity, end_chunk, start // CHUNK)
+    for chunk in range(first_chunk, end_chunk):
         begin = row * length + chunk * CHUNK
         count = (tl.minimum(begin + CHUNK, (row + 1) * length) - 1 - begin).to(tl.int32)
         inside = t <= count

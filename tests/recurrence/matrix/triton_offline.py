@@ -74,7 +74,7 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
     if blocks > 1:
         types |= {"grad_query": "*fp32", "grad_key": "*fp32"}
     solved = "*bf16" if pointer == "*bf16" else "*fp32"
-    types |= dict.fromkeys(("solvers", "solved_key", "solved_value"), solved)
+    types |= dict.fromkeys(("solved_key", "solved_value"), solved)
     if name in ("forward", "backward"):
         types["carried"] = solved
     if name in ("forward", "maps") and delta:

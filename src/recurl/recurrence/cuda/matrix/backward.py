@@ -123,10 +123,9 @@ def backward_kernel(
         begin_piece = row * length + first_chunk * CHUNK
         while (end_chunk > first_chunk) & (tl.load(starts + (end_chunk - 1) * CHUNK) >= begin_piece):
             end_chunk -= 1
-    else:
-        if piece + 1 < pieces:
-            of_piece = (row * (pieces - 1) + piece) * heads + head
-            grad_state = matrix(grad_carried, of_piece * (K * V), V, 1, k, v, K, V)
+    elif piece + 1 < pieces:
+        of_piece = (row * (pieces - 1) + piece) * heads + head
+        grad_state = matrix(grad_carried, of_piece * (K * V), V, 1, k, v, K, V)
     for step in range(end_chunk - first_chunk):
         chunk = end_chunk - 1 - step
         begin = row * length + chunk * CHUNK

@@ -47,7 +47,7 @@ class _Call:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def operand(self, *shape: int) -> Tensor:
-        """Return empty memory for numbers that only products read."""
+        """Return empty memory for numbers that are as precise as operands of products."""
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
         return torch.empty(shape, dtype=dtype, device=self.device)
 
@@ -58,7 +58,7 @@ class _Call:
     def constants(self, tile: Tile, **others: Any) -> dict[str, Any]:
         sizes = {"K": self.keys, "V": self.values, "BLOCK_K": padded(self.keys), "BLOCK_V": self.columns(tile)}
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
-        return {**sizes, "DELTA": self.delta, "PRECISION": self.precision, **others, **options}
+        return {**sizes, "PRECISION": self.precision, **others, **options}
 
     def columns(self, tile: Tile) -> int:
         return min(tile.columns, padded(self.values))
@@ -80,15 +80,14 @@ class _Call:
     def solve(self, to: tuple[Tensor, ...], keep: bool) -> None:
         """Solve all chunks of the delta rule."""
         flags = {"CHUNK": self.plan.chunk, "KEEP": keep, "MAPS": self.pieces > 1}
-        constants = {**flags, **self.constants(self.plan.solve), "BLOCK_V": padded(self.values)}
-        del constants["DELTA"]
+        constants = self.constants(self.plan.solve, **flags) | {"BLOCK_V": padded(self.values)}
         launch = prepared(solve_kernel, self.rows * self.chunks * self.heads, **constants)
         launch(*self.pair[3:], *self.value, *self.scalars, self.start_index, *to, self.heads, self.length, self.chunks)
 
     def carry(self, added: Tensor, transfer: Tensor, to: Tensor, reverse: bool) -> None:
         """Carry states, or their gradients in reverse, from piece to piece."""
         tile, piece_tokens = self.plan.carry, self.plan.piece * self.plan.chunk
-        constants = self.constants(tile, REVERSE=reverse)
+        constants = self.constants(tile, DELTA=self.delta, REVERSE=reverse)
         launch = prepared(carry_kernel, self.rows * self.heads * self.blocks(tile), **constants)
         launch(added, transfer, self.start_index, to, self.heads, self.length, self.pieces, piece_tokens)
 
@@ -120,7 +119,7 @@ def run_forward(inputs: MatrixInputs, keep: bool, plan: Plan, precision: str) ->
     found = call.solved(keep)
     solvers, solved_key, solved_value, exit_weights, exit_decays = found
     values = (solved_value, *solved_value.stride()[:2]) if call.delta else call.value
-    flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None}
+    flags = {"CHUNK": plan.chunk, "DELTA": call.delta, "HAS_STATES": inputs.states is not None}
 
     def find_maps() -> None:
         blocks = call.blocks(plan.maps) + (-(-call.keys // call.columns(plan.maps)) if call.delta else 0)
@@ -173,10 +172,11 @@ def run_backward(
         to_stored = torch.zeros(tokens, heads, call.keys, call.values, dtype=torch.float32, device=call.device)
     ended = (to_value, 0, 0, 0, 0) if grad_after is None else (grad_after, *grad_after.stride())
     added, arriving = (call.empty(call.maps, call.keys, call.values) for _ in range(2))
-    flags = {"CHUNK": plan.chunk, "HAS_STATES": inputs.states is not None, "AFTER": grad_after is not None}
+    flags = {"CHUNK": plan.chunk, "DELTA": call.delta, "HAS_STATES": inputs.states is not None}
 
     def launch(maps: bool) -> None:
-        constants = call.constants(plan.backward, **flags, MAPS=maps, TO_STATES=to_states and not maps)
+        only = {"MAPS": maps, "AFTER": grad_after is not None, "TO_STATES": to_states and not maps}
+        constants = call.constants(plan.backward, **flags, **only)
         prepared(backward_kernel, call.rows * (pieces - maps) * heads * blocks, **constants)(
             *(*call.pair, *read, *call.scalars, *call.stored, call.start_index),
             *(solvers, solved_key, carried, grad_output.contiguous(), *ended, arriving),

@@ -81,6 +81,7 @@ def maps_kernel(
     v = block * BLOCK_V + tl.arange(0, BLOCK_V)
     columns = tl.where(of_identity, 0, V)  # those of values and stored states
     t = tl.arange(0, CHUNK)
+    inside = t < CHUNK  # a row's last chunk, which may be shorter, is in its last piece, of which there are no maps
     state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if of_identity:
         state = tl.where(k[:, None] == (v - VALUES * BLOCK_V)[None, :], 1.0, state)
@@ -91,10 +92,8 @@ def maps_kernel(
         first_chunk = tl.where(of_identity, end_chunk, start // CHUNK)
     for chunk in range(first_chunk, end_chunk):
         begin = row * length + chunk * CHUNK
-        count = (tl.minimum(begin + CHUNK, (row + 1) * length) - 1 - begin).to(tl.int32)
-        inside = t <= count
         first = begin * heads + head
-        last_segment = segments(start_index, begin, count)
+        last_segment = segments(start_index, begin, CHUNK - 1)
         if (last_segment > 0) | (tl.load(start_index + begin) == begin):
             state = stored_state(
                 states, begin + last_segment, head, states_token, states_head, states_key, states_value, spacing, k, v,
@@ -102,20 +101,20 @@ def maps_kernel(
             )  # fmt: skip
         keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K).to(key.dtype.element_ty)
         y = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, columns)
-        weight = tl.load(rate + first + t * heads, mask=inside, other=0.0)
+        weight = tl.load(rate + first + t * heads)
         if DELTA:
             y -= dot(rows(solved_key + first * K, t, heads * K, k, inside, K), state, PRECISION)
             left = tl.load(exit_decays + (row * chunks + chunk) * heads + head)
             y = weight[:, None] * y
             bad = poison(y)
         else:
-            segment = segments(start_index, begin, tl.minimum(t, count))
+            segment = segments(start_index, begin, t)
             elapsed = decays(log_decay + first, t * heads, inside, segment == t)
             left = at(elapsed, t, CHUNK - 1)
             y = tl.where(segment == last_segment, weight * tl.exp2(left - elapsed), 0.0)[:, None] * y
             bad = poison(y) + poison(keys.to(tl.float32))
         if is_bad(bad):
-            leaves = segments(start_index, begin, tl.minimum(t, count)) == last_segment
+            leaves = segments(start_index, begin, t) == last_segment
             y = clean(y) + tl.where(leaves, bad, 0.0)[:, None]
             keys = clean(keys.to(tl.float32)).to(key.dtype.element_ty)
         total += left

@@ -324,7 +324,7 @@ def table(args: argparse.Namespace) -> None:
     kernels = TritonMatrix(precision=args.precision)
     print(f"\n{'':32}{'graphs, ms':>16}{'eager, ms':>16}")
     print(f"{'':32}{'forward':>8}{'both':>8}{'forward':>8}{'both':>8}{'x fla':>8}{'x fla':>8}")
-    for dtype, form, name, segments in product(args.dtypes, args.forms, args.shapes, SEGMENTS):
+    for dtype, form, name, segments in product(args.dtypes, args.forms, args.shapes, args.segments):
         case = case_of(SHAPES[name], DTYPES[dtype], FORMS[form], segments)
         took = ours(case, kernels)
         write("triton", dtype, form, name, segments, took)
@@ -453,6 +453,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--segments", nargs="+", choices=list(SEGMENTS), default=list(SEGMENTS))
     parser.add_argument("--precision", choices=("tf32x3", "ieee", "tf32"), default="tf32x3", help="of float32 products")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS[:4]))
     parser.add_argument("--chunks", nargs="+", type=int, choices=CHUNKS, default=list(CHUNKS), help="of a sweep")

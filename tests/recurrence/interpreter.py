@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -38,14 +39,24 @@ def patch_once() -> None:
     interpreter._patch_lang = patch
 
 
-def allow_bfloat16_products() -> None:
-    """Multiply bfloat16 numbers, instead of the integers that hold their bits."""
+def allow_bfloat16() -> None:
+    """Multiply bfloat16 numbers instead of the integers that hold their bits, and round to them as GPUs do.
+
+    The interpreter drops the bits that bfloat16 hasn't: all errors have the same sign, and add up.
+    """
     builder = interpreter.InterpreterBuilder
-    create_dot = builder.create_dot
+    create_dot, cast = builder.create_dot, builder.cast_impl
 
     def widened(value: Any) -> Any:
         if value.dtype.scalar != tl.bfloat16:
             return value
         return interpreter.TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
+    def rounded(self: Any, value: Any, dtype: Any) -> Any:
+        if (value.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, value, dtype)
+        bits = torch.from_numpy(np.ascontiguousarray(value.data)).bfloat16().view(torch.uint16)
+        return interpreter.TensorHandle(bits.numpy(), tl.bfloat16)
+
     builder.create_dot = lambda self, a, b, *others: create_dot(self, widened(a), widened(b), *others)
+    builder.cast_impl = rounded

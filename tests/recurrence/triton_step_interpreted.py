@@ -26,12 +26,12 @@ from recurl.recurrence.cuda.step import operation as triton_step
 from recurl.recurrence.cuda.step.config import StepTile
 
 from .contract import Case
-from .interpreter import allow_bfloat16_products, allow_bounds, patch_once
+from .interpreter import allow_bfloat16, allow_bounds, patch_once
 from .kernel_tests import print_checks
 
 allow_bounds()
 patch_once()
-allow_bfloat16_products()
+allow_bfloat16()
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 OPTIONS = [
     {"hidden": 1, "inputs": 1, "shape": (3,)},

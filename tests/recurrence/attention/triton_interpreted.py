@@ -18,14 +18,14 @@ from recurl.recurrence.cuda.attention.backend import TritonAttention
 from recurl.recurrence.cuda.attention.config import Tiles
 from recurl.recurrence.cuda.attention.launch import run_step
 
-from ..interpreter import allow_bfloat16_products, allow_bounds, patch_once
+from ..interpreter import allow_bfloat16, allow_bounds, patch_once
 from ..kernel_tests import print_checks
 from .problems import NAMES, Problem, exact, problem, worst_error
 from .test_operator import check_isolation
 
 allow_bounds()
 patch_once()
-allow_bfloat16_products()
+allow_bfloat16()
 KERNELS = TritonAttention("triton")
 KERNELS.tiles = Tiles(16, 16, 4, 2, 16, 16, 8)  # small: several tiles
 

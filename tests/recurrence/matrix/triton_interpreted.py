@@ -17,13 +17,13 @@ from recurl.core.relative_error import relative_error
 from recurl.recurrence.cuda.matrix.backend import TritonMatrix
 from recurl.recurrence.cuda.matrix.config import Plan, Tile, plan_for
 
-from ..interpreter import allow_bfloat16_products, allow_bounds, patch_once
+from ..interpreter import allow_bfloat16, allow_bounds, patch_once
 from ..kernel_tests import print_checks
 from .triton_problems import Problem, errors, exact, outputs, problem, solve
 
 allow_bounds()
 patch_once()
-allow_bfloat16_products()
+allow_bfloat16()
 
 
 def kernels(chunk: int = 16, piece: int = 1000, columns: int = 64) -> TritonMatrix:

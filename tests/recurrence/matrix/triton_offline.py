@@ -62,6 +62,7 @@ def compiled(name: str, dtype: str, form: str, keys: int, values: int, others: t
         "KEEP": True,
         "TO_STATES": False,
         "REVERSE": False,
+        "STAGES": tile.stages,
         "PRECISION": precision,
     }
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}

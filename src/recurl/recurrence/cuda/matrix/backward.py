@@ -144,6 +144,8 @@ def backward_kernel(
         keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K)
         grads = rows(grad + first * V, t, heads * V, v, inside, V)
         y = grads
+        if DELTA and MAPS:
+            reads = rows(solved_key + first * K, t, heads * K, k, inside, K)
         if not MAPS:
             y = rows(solved + begin * solved_token + head * solved_head, t, solved_token, v, inside, V)
         if AFTER:
@@ -156,10 +158,9 @@ def backward_kernel(
         bad_grad = tl.zeros([CHUNK], tl.float32)
         bad_key = b * 0.0
         if BLOCK_K == BLOCK_V:
-            any_bad = poison(queries * 0.0 + keys * 0.0 + grads * 0.0 + y * 0.0)
+            spoilt = is_bad(queries * 0.0 + keys * 0.0 + grads * 0.0 + y * 0.0 + b[:, None])
         else:
-            any_bad = poison(queries * 0.0 + keys * 0.0) + poison(grads * 0.0 + y * 0.0)
-        spoilt = is_bad(any_bad + b)
+            spoilt = is_bad(queries * 0.0 + keys * 0.0 + b[:, None]) | is_bad(grads * 0.0 + y * 0.0)
         if spoilt:
             bad_grad = poison(queries) + poison(grads)
             bad_key += poison(keys)
@@ -194,8 +195,9 @@ def backward_kernel(
         if DELTA and not MAPS:
             solver = rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, CHUNK)
             scaled = b[:, None] * du
-            bad = poison(scaled)
-            if is_bad(bad):
+            bad = b * 0.0
+            if is_bad(scaled):
+                bad = poison(scaled)
                 du = clean(du)
                 scaled = clean(scaled)
             du -= dot(tl.trans(tl.where(same, solver + bad[:, None], 0.0)), scaled, SOLVE)
@@ -312,7 +314,6 @@ def backward_kernel(
         to_state += dot(tl.trans(weighted), grads, PRECISION)
         if DELTA:
             if MAPS:
-                reads = rows(solved_key + first * K, t, heads * K, k, inside, K)
                 weighted = tl.where(leaving, b[:, None] * reads, 0.0)
                 to_state -= dot(tl.trans(weighted), tl.where(leaving, du, 0.0), PRECISION)
             else:

@@ -78,7 +78,7 @@ class Sizes:
 _LONG = 16  # chunks of a row that may be cut into pieces
 _SHORTEST_PIECE = 8
 _WIDE, _NARROW = 64, 16
-_FOUR_PROGRAMS = 128  # registers per thread with which four programs of four warps fit on a multiprocessor
+_THREE_PROGRAMS, _FOUR_PROGRAMS = 168, 128  # registers per thread: as many programs of 4 warps fit on a multiprocessor
 
 
 def padded(size: int) -> int:
@@ -99,17 +99,27 @@ def plan_for(sizes: Sizes) -> Plan:
     chunk = min(padded(sizes.length), 16 if sizes.bits > _NARROW else 32)
     keys, values = padded(sizes.keys), padded(sizes.values)
     columns = min(values, max(16, 4096 // keys))
-    forward = Tile(columns, 4, 1 if wide or sizes.bits > _NARROW else 2, registers)
-    backward = Tile(columns, 8 if wide else 4, 1, registers)
-    carry, solve = Tile(min(values, 16), 4, 3), Tile(values, max(1, max(keys, values) // _WIDE), 1)
-    many_maps = sizes.delta and not wide and sizes.bits == _NARROW  # of states and of the identity, twice as many
-    maps = Tile(columns, 4, 1, _FOUR_PROGRAMS) if many_maps else forward
+    light = sizes.bits == _NARROW and not wide
+    stages = 2 if light else 1
+    heads, blocks = sizes.rows * sizes.heads, -(-sizes.values // columns)
     chunks = -(-sizes.length // chunk)
+    # Where no token waits for a product of another with the state, two warps need the fewest instructions.
+    narrow = light and (not sizes.delta or chunks == 1)
     piece = chunks
     if chunks >= _LONG:
-        programs = sizes.rows * sizes.heads * -(-sizes.values // forward.columns)
-        piece = max(_SHORTEST_PIECE, -(-chunks * programs // (2 * sizes.processors)))
-    return Plan(chunk, min(piece, chunks), maps, forward, backward, carry, solve)
+        wanted = (4 if narrow else 2) * sizes.processors
+        piece = min(chunks, max(_SHORTEST_PIECE, -(-chunks * heads * blocks // wanted)))
+    pieces = -(-chunks // piece)
+    forward = maps = Tile(columns, 4, stages, registers)
+    if narrow and heads * blocks * pieces >= 3 * sizes.processors:
+        forward = Tile(columns, 2, 1)
+    if light and sizes.delta:
+        many = heads * (pieces - 1) * (blocks + -(-sizes.keys // columns)) > 3 * sizes.processors
+        maps = Tile(columns, 4, 1, _FOUR_PROGRAMS) if many else Tile(columns, 4, stages, _THREE_PROGRAMS)
+    backward = Tile(columns, 8 if wide else 4, 1, registers)
+    carry = Tile(min(values, 16), 8 if keys == 2 * _WIDE else 4, 1 if keys > _WIDE else 3)
+    solve = Tile(values, max(1, max(keys, values) // _WIDE), 1)
+    return Plan(chunk, piece, maps, forward, backward, carry, solve)
 
 
 def step_tile_for(rows: int, heads: int, keys: int, values: int, processors: int) -> Tile:

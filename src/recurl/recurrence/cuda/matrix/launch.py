@@ -87,7 +87,7 @@ class _Call:
     def carry(self, added: Tensor, transfer: Tensor, to: Tensor, reverse: bool) -> None:
         """Carry states, or their gradients in reverse, from piece to piece."""
         tile, piece_tokens = self.plan.carry, self.plan.piece * self.plan.chunk
-        constants = self.constants(tile, DELTA=self.delta, REVERSE=reverse)
+        constants = self.constants(tile, DELTA=self.delta, REVERSE=reverse, STAGES=tile.stages)
         launch = prepared(carry_kernel, self.rows * self.heads * self.blocks(tile), **constants)
         launch(added, transfer, self.start_index, to, self.heads, self.length, self.pieces, piece_tokens)
 

@@ -42,6 +42,17 @@ def dot(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def exact(a, x, PRECISION: tl.constexpr):
+    """Multiply by a matrix that isn't rounded to bfloat16."""
+    if PRECISION == "bf16":
+        high = a.to(tl.bfloat16)
+        result = dot(high, x, PRECISION) + dot(a - high.to(tl.float32), x, PRECISION)
+    else:
+        result = dot(a, x, PRECISION)
+    return result
+
+
+@triton.jit
 def clean(x):
     """Replace NaN and infinities by zero."""
     return tl.where(tl.abs(x) < float("inf"), x, 0.0)
@@ -55,8 +66,11 @@ def poison(x):
 
 @triton.jit
 def is_bad(x):
-    """Return whether any number of a vector isn't finite."""
-    total = tl.sum(x * 0.0, 0)
+    """Return whether any number of a tensor isn't finite."""
+    if len(x.shape) == 1:
+        total = tl.sum(x * 0.0, 0)
+    else:
+        total = tl.sum(x * 0.0)
     return total != total
 
 
@@ -67,10 +81,20 @@ def inverse(a, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     Every intermediate result is the inverse of blocks on the diagonal, and as well conditioned: powers of ``a`` would
     grow like binomial coefficients where keys repeat.
     """
-    apart = tl.arange(0, SIZE)[:, None] ^ tl.arange(0, SIZE)[None, :]  # below 2^n in diagonal blocks of this size
-    result = tl.where(apart == 0, 1.0, tl.where(apart == 1, -a, 0.0))
-    for level in tl.static_range(1, 6):
-        if (1 << level) < SIZE:
+    if SIZE > 16:
+        HALF: tl.constexpr = SIZE // 2
+        left, right = tl.split(tl.permute(tl.reshape(a, [2, HALF, 2, HALF]), [1, 3, 0, 2]))
+        first, corner = tl.split(left)
+        _, second = tl.split(right)
+        first = inverse(first, HALF, PRECISION)
+        second = inverse(second, HALF, PRECISION)
+        corner = -dot(second, dot(corner, first, PRECISION), PRECISION)
+        blocks = tl.join(tl.join(first, corner), tl.join(tl.zeros_like(first), second))
+        result = tl.reshape(tl.permute(blocks, [2, 0, 3, 1]), [SIZE, SIZE])
+    else:
+        apart = tl.arange(0, SIZE)[:, None] ^ tl.arange(0, SIZE)[None, :]  # below 2^n in diagonal blocks of this size
+        result = tl.where(apart == 0, 1.0, tl.where(apart == 1, -a, 0.0))
+        for level in tl.static_range(1, 4):
             between = dot(tl.where((apart >> level) == 1, a, 0.0), result, PRECISION)
             result -= dot(result, between, PRECISION)
     return result

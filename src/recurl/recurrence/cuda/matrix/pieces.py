@@ -94,26 +94,34 @@ def maps_kernel(
         begin = row * length + chunk * CHUNK
         first = begin * heads + head
         last_segment = segments(start_index, begin, CHUNK - 1)
-        if (last_segment > 0) | (tl.load(start_index + begin) == begin):
-            state = stored_state(
-                states, begin + last_segment, head, states_token, states_head, states_key, states_value, spacing, k, v,
-                K, columns, HAS_STATES,
-            )  # fmt: skip
+        fresh = (last_segment > 0) | (tl.load(start_index + begin) == begin)
         keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K).to(key.dtype.element_ty)
         y = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, columns)
         weight = tl.load(rate + first + t * heads)
         if DELTA:
-            y -= dot(rows(solved_key + first * K, t, heads * K, k, inside, K), state, PRECISION)
+            reads = rows(solved_key + first * K, t, heads * K, k, inside, K)
             left = tl.load(exit_decays + (row * chunks + chunk) * heads + head)
-            y = weight[:, None] * y
-            bad = poison(y)
         else:
             segment = segments(start_index, begin, t)
             elapsed = decays(log_decay + first, t * heads, inside, segment == t)
             left = at(elapsed, t, CHUNK - 1)
-            y = tl.where(segment == last_segment, weight * tl.exp2(left - elapsed), 0.0)[:, None] * y
-            bad = poison(y) + poison(keys.to(tl.float32))
-        if is_bad(bad):
+            weight = tl.where(segment == last_segment, weight * tl.exp2(left - elapsed), 0.0)
+        if fresh:
+            state = stored_state(
+                states, begin + last_segment, head, states_token, states_head, states_key, states_value, spacing, k, v,
+                K, columns, HAS_STATES,
+            )  # fmt: skip
+        if DELTA:
+            y -= dot(reads, state, PRECISION)
+        y = weight[:, None] * y
+        if DELTA:
+            spoilt = is_bad(y)
+        else:
+            spoilt = is_bad(y) | is_bad(keys)
+        if spoilt:
+            bad = poison(y)
+            if not DELTA:
+                bad += poison(keys.to(tl.float32))
             leaves = segments(start_index, begin, t) == last_segment
             y = clean(y) + tl.where(leaves, bad, 0.0)[:, None]
             keys = clean(keys.to(tl.float32)).to(key.dtype.element_ty)
@@ -144,6 +152,7 @@ def carry_kernel(
     BLOCK_V: tl.constexpr,
     DELTA: tl.constexpr,
     REVERSE: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Write the state before each piece but the first; in reverse the gradient that reaches each piece but the last.
@@ -158,20 +167,24 @@ def carry_kernel(
     other = tl.arange(0, BLOCK_K)
     v = (program % BLOCKS) * BLOCK_V + tl.arange(0, BLOCK_V)
     state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-    for step in range(pieces - 1):
+    for step in tl.range(pieces - 1, num_stages=STAGES):
         piece = pieces - 1 - step if REVERSE else step
         source = (row * (pieces - 1) + (piece - 1 if REVERSE else piece)) * heads + head
-        found = matrix(added, source * (K * V), V, 1, k, v, K, V)
         begin = row * length + piece * piece_tokens
         last = tl.minimum(begin + piece_tokens, (row + 1) * length) - 1
-        if (step > 0) & (tl.load(start_index + last) < begin):
-            of_piece = (row * (pieces - 1) + piece) * heads + head
-            if not DELTA:
-                found += tl.load(transfer + of_piece) * state
-            elif REVERSE:
-                found += dot(matrix(transfer, of_piece * (K * K), 1, K, k, other, K, K), state, PRECISION)
+        through = (step > 0) & (tl.load(start_index + last) < begin)  # a segment, from end to end of the piece
+        found = matrix(added, source * (K * V), V, 1, k, v, K, V)
+        of_piece = (row * (pieces - 1) + piece) * heads + head
+        if DELTA:
+            keys = tl.where(through, K, 0)
+            if REVERSE:
+                passed = matrix(transfer, of_piece * (K * K), 1, K, k, other, keys, K)
             else:
-                found += dot(matrix(transfer, of_piece * (K * K), K, 1, k, other, K, K), state, PRECISION)
+                passed = matrix(transfer, of_piece * (K * K), K, 1, k, other, keys, K)
+        else:
+            passed = tl.load(transfer + of_piece, mask=through, other=0.0)
+        if through:
+            found += dot(passed, state, PRECISION) if DELTA else passed * state
         state = found
         to = row * (pieces - 1) + (piece - 1 if REVERSE else piece)
         store_matrix(carried, (to * heads + head) * (K * V), k, v, state, K, V)

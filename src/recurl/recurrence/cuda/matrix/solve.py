@@ -25,6 +25,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     clean,
     decays,
     dot,
+    exact,
     inverse,
     is_bad,
     poison,
@@ -79,27 +80,30 @@ def solve_kernel(
     first = begin * heads + head
     elapsed = decays(log_decay + first, t * heads, inside, segment == t)
     b = tl.load(rate + first + t * heads, mask=inside, other=0.0)
-    keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K)
+    keys = rows(key + begin * key_token + head * key_head, t, key_token, k, inside, K).to(key.dtype.element_ty)
     below = (segment[:, None] == segment[None, :]) & (t[:, None] > t[None, :])
     between = tl.exp2(elapsed[:, None] - elapsed[None, :])
-    mixed = tl.where(below, clean(between * dot(keys, tl.trans(keys), PRECISION)), 0.0)
-    solver = dot(inverse(clean(mixed * b[None, :]), CHUNK, SOLVE), mixed, SOLVE)
+    products = dot(keys, tl.trans(keys), PRECISION)
+    decay = tl.exp2(elapsed)
+    bad = 0.0 * (tl.sum(tl.where(t[:, None] == t[None, :], products, 0.0), 1) + b + decay)
+    mixed = tl.where(below, clean(between * products), 0.0)
+    solver = inverse(clean(mixed * b[None, :]), CHUNK, SOLVE)
     if KEEP:
-        store_rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, solver, CHUNK)
-    of_key = tl.exp2(elapsed)[:, None] * keys
-    rated = b[:, None] * of_key
-    bad = 0.0 * tl.sum(keys * keys + rated, 1)  # NaN also where products of keys, cleaned above, aren't finite
-    if is_bad(bad):
-        rated = clean(rated)
-        of_key += sums(bad, segment == t)[:, None]
-    store_rows(solved_key + first * K, t, heads * K, k, inside, of_key - dot(solver, rated, SOLVE), K)
+        store_rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, dot(solver, mixed, SOLVE), CHUNK)
     values = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, V)
-    rated = b[:, None] * values
-    bad_value = poison(rated)
-    if is_bad(bad + bad_value):
-        rated = clean(rated)
-        values += sums(bad + bad_value, segment == t)[:, None]
-    store_rows(solved_value + first * V, t, heads * V, v, inside, values - dot(solver, rated, SOLVE), V)
+    values = values.to(value.dtype.element_ty)
+    spoilt = is_bad(bad)
+    y_value = exact(solver, values, PRECISION)
+    if spoilt | is_bad(y_value):
+        given = values.to(tl.float32)
+        y_value = exact(solver, clean(given), PRECISION) + sums(bad + poison(given), segment == t)[:, None]
+    store_rows(solved_value + first * V, t, heads * V, v, inside, y_value, V)
+    solver *= decay[None, :]
+    y_key = exact(solver, keys, PRECISION)
+    if spoilt:
+        solver = tl.where((bad == 0)[None, :], solver, 0.0)
+        y_key = exact(solver, clean(keys.to(tl.float32)), PRECISION) + sums(bad, segment == t)[:, None]
+    store_rows(solved_key + first * K, t, heads * K, k, inside, y_key, K)
     if MAPS:
         left = at(elapsed, t, CHUNK - 1)
         leaves = segment == segments(start_index, begin, count)

@@ -105,10 +105,9 @@ def plan_for(sizes: Sizes) -> Plan:
     chunks = -(-sizes.length // chunk)
     # Where no token waits for a product of another with the state, two warps need the fewest instructions.
     narrow = light and (not sizes.delta or chunks == 1)
-    piece = chunks
-    if chunks >= _LONG:
-        wanted = (4 if narrow else 2) * sizes.processors
-        piece = min(chunks, max(_SHORTEST_PIECE, -(-chunks * heads * blocks // wanted)))
+    piece = _piece(chunks, heads * blocks, 2 * sizes.processors)
+    if narrow and piece < chunks:
+        piece = _piece(chunks, heads * blocks, 4 * sizes.processors)
     pieces = -(-chunks // piece)
     forward = maps = Tile(columns, 4, stages, registers)
     if narrow and heads * blocks * pieces >= 3 * sizes.processors:
@@ -120,6 +119,13 @@ def plan_for(sizes: Sizes) -> Plan:
     carry = Tile(min(values, 16), 8 if keys == 2 * _WIDE else 4, 1 if keys > _WIDE else 3)
     solve = Tile(values, max(1, max(keys, values) // _WIDE), 1)
     return Plan(chunk, piece, maps, forward, backward, carry, solve)
+
+
+def _piece(chunks: int, programs: int, wanted: int) -> int:
+    """Return the chunks of pieces that make as many programs as wanted of those that take a row each."""
+    if chunks < _LONG:
+        return chunks
+    return min(chunks, max(_SHORTEST_PIECE, -(-chunks * programs // wanted)))
 
 
 def step_tile_for(rows: int, heads: int, keys: int, values: int, processors: int) -> Tile:

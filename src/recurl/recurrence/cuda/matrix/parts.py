@@ -67,10 +67,7 @@ def poison(x):
 @triton.jit
 def is_bad(x):
     """Return whether any number of a tensor isn't finite."""
-    if len(x.shape) == 1:
-        total = tl.sum(x * 0.0, 0)
-    else:
-        total = tl.sum(x * 0.0)
+    total = tl.sum(x * 0.0, 0) if len(x.shape) == 1 else tl.sum(x * 0.0)
     return total != total
 
 

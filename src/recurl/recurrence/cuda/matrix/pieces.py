@@ -114,14 +114,9 @@ def maps_kernel(
         if DELTA:
             y -= dot(reads, state, PRECISION)
         y = weight[:, None] * y
-        if DELTA:
-            spoilt = is_bad(y)
-        else:
-            spoilt = is_bad(y) | is_bad(keys)
+        spoilt = is_bad(y) if DELTA else is_bad(y) | is_bad(keys)
         if spoilt:
-            bad = poison(y)
-            if not DELTA:
-                bad += poison(keys.to(tl.float32))
+            bad = poison(y) if DELTA else poison(y) + poison(keys.to(tl.float32))
             leaves = segments(start_index, begin, t) == last_segment
             y = clean(y) + tl.where(leaves, bad, 0.0)[:, None]
             keys = clean(keys.to(tl.float32)).to(key.dtype.element_ty)

@@ -1,5 +1,5 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN201, PLR0913, PLR0915
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
 """What the delta rule needs of a chunk and doesn't depend on the state before it: of all chunks at once.

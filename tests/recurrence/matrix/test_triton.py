@@ -23,27 +23,28 @@ CHECKS = {
     "fast decay": 1e-5,
     "silent": 0,
     "planned": 2e-6,
-    "bfloat16": 2.5e-2,
+    "bfloat16": 1.2e-2,
     "float16": 1e-3,
     "fuzz": 0,
 }
 CORE = "rows delta", "step delta"
 COMPILED = {  # bytes spilled by each
-    "forward,bfloat16,plain,64,64": 0,
+    "forward,bfloat16,plain,64,64": 216,
     "forward,bfloat16,delta,64,64": 0,
     "backward,bfloat16,plain,64,64": 296,
-    "backward,bfloat16,delta,64,64": 488,
+    "backward,bfloat16,delta,64,64": 456,
     "forward,float32,delta_resets,64,64": 448,
-    "backward,float32,delta_resets,64,64": 1240,
-    "maps,bfloat16,delta,64,64": 40,
-    "gradient_maps,bfloat16,delta,64,64": 24,
+    "backward,float32,delta_resets,64,64": 1264,
+    "maps,bfloat16,delta,64,64": 0,
+    "gradient_maps,bfloat16,delta,64,64": 40,
     "carry,bfloat16,delta,64,64": 0,
+    "carry,float32,delta,128,128": 0,
     "solve,bfloat16,delta,64,64": 0,
-    "solve,float32,delta,256,256": 280,
+    "solve,float32,delta,256,256": 296,
     "backward,float16,plain,128,128": 352,
-    "backward,bfloat16,delta,256,256": 720,
+    "backward,bfloat16,delta,256,256": 776,
     "forward,float32,delta_resets,256,64": 5512,
-    "backward,float32,delta_resets,256,64": 3240,
+    "backward,float32,delta_resets,256,64": 3456,
     "step,float32,delta_resets,64,64": 0,
     "step,bfloat16,plain,256,16": 0,
 }
@@ -80,6 +81,12 @@ def test_plans_cut_long_rows_alone(length: int, delta: bool) -> None:
             for tile in (plan.maps, plan.forward, plan.backward, plan.carry, plan.solve):
                 assert tile.columns >= 16
                 assert tile.columns & (tile.columns - 1) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 16, 63, 64, 256])
+def test_forms_are_cut_for_the_same_rows(rows: int) -> None:
+    plans = [plan_for(Sizes(rows, 512, 4, 64, 64, 16, delta, 132)) for delta in (False, True)]
+    assert [plan.piece < 512 // plan.chunk for plan in plans] == [rows < 33] * 2
 
 
 def test_few_rows_step_in_narrow_parts() -> None:

@@ -42,8 +42,8 @@ def dot(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def exact(a, x, PRECISION: tl.constexpr):
-    """Multiply by a matrix that isn't rounded to bfloat16."""
+def unrounded_dot(a, x, PRECISION: tl.constexpr):
+    """Multiply by a matrix ``a`` in float32 that isn't rounded to bfloat16, but is the sum of two such matrices."""
     if PRECISION == "bf16":
         high = a.to(tl.bfloat16)
         result = dot(high, x, PRECISION) + dot(a - high.to(tl.float32), x, PRECISION)

@@ -7,12 +7,13 @@
 In the notation of the forward pass::
 
     M = strict_tril(D * (key @ key.T))
-    X = inverse(I + M * b) @ M  # so that inverse(I + M * b) = I - X * b
-    y_value = value - X @ (b * value)
-    y_key = e * key - X @ (b * e * key)
+    solution = inverse(I + M * b)
+    X = solution @ M  # of the gradients: solution = I - X * b
+    y_value = solution @ value
+    y_key = (solution * e) @ key
     exit_weight = D[-1] * b
 
-X and its products aren't rounded to bfloat16: where keys repeat, errors of y add up over the tokens of a chunk.
+The solution isn't rounded to bfloat16: where keys repeat, errors of y add up over the tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from recurl.recurrence.cuda.matrix.parts import (
     clean,
     decays,
     dot,
-    exact,
     inverse,
     is_bad,
     poison,
@@ -33,6 +33,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     segments,
     store_rows,
     sums,
+    unrounded_dot,
 )
 
 
@@ -85,24 +86,27 @@ def solve_kernel(
     between = tl.exp2(elapsed[:, None] - elapsed[None, :])
     products = dot(keys, tl.trans(keys), PRECISION)
     decay = tl.exp2(elapsed)
+    # NaN where a key, rate or decay isn't finite, or products of keys aren't: none is larger than a square.
     bad = 0.0 * (tl.sum(tl.where(t[:, None] == t[None, :], products, 0.0), 1) + b + decay)
     mixed = tl.where(below, clean(between * products), 0.0)
-    solver = inverse(clean(mixed * b[None, :]), CHUNK, SOLVE)
+    solution = inverse(clean(mixed * b[None, :]), CHUNK, SOLVE)
     if KEEP:
-        store_rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, dot(solver, mixed, SOLVE), CHUNK)
+        store_rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, dot(solution, mixed, SOLVE), CHUNK)
     values = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, V)
     values = values.to(value.dtype.element_ty)
     spoilt = is_bad(bad)
-    y_value = exact(solver, values, PRECISION)
+    y_value = unrounded_dot(solution, values, PRECISION)  # not finite if any of the values isn't
     if spoilt | is_bad(y_value):
         given = values.to(tl.float32)
-        y_value = exact(solver, clean(given), PRECISION) + sums(bad + poison(given), segment == t)[:, None]
+        y_value = unrounded_dot(solution, clean(given), PRECISION)
+        y_value += sums(bad + poison(given), segment == t)[:, None]
     store_rows(solved_value + first * V, t, heads * V, v, inside, y_value, V)
-    solver *= decay[None, :]
-    y_key = exact(solver, keys, PRECISION)
+    solution *= decay[None, :]
+    y_key = unrounded_dot(solution, keys, PRECISION)
     if spoilt:
-        solver = tl.where((bad == 0)[None, :], solver, 0.0)
-        y_key = exact(solver, clean(keys.to(tl.float32)), PRECISION) + sums(bad, segment == t)[:, None]
+        solution = tl.where((bad == 0)[None, :], solution, 0.0)
+        y_key = unrounded_dot(solution, clean(keys.to(tl.float32)), PRECISION)
+        y_key += sums(bad, segment == t)[:, None]
     store_rows(solved_key + first * K, t, heads * K, k, inside, y_key, K)
     if MAPS:
         left = at(elapsed, t, CHUNK - 1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import itertools
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,10 +37,17 @@ import triton
 import triton.language as tl
 from torch.profiler import ProfilerActivity, profile
 
+import bench_attention
+import bench_matrix_recurrence
 import recurl
 from bench_step_gpu import Case
+from recurl.envs.tasks.popgym.hunt_and_kill_gpu import carve
 from recurl.recurrence import Boundaries
+from recurl.recurrence.cuda.attention.backend import TritonAttention
+from recurl.recurrence.cuda.kernel_step import KERNEL_STEP
 from recurl.recurrence.cuda.linear.backend import TritonLinear
+from recurl.recurrence.cuda.matrix.backend import TritonMatrix
+from recurl.recurrence.cuda.matrix.config import plan_for
 from recurl.recurrence.cuda.plan import only
 from recurl.recurrence.cuda.products.launch import over_tokens, product
 from recurl.recurrence.cuda.step.config import StepTile, tile_for_step
@@ -179,6 +187,36 @@ def step(cell: str, precision: str, large: bool) -> None:
     run_step([case.weights], case.x, case.states, case.is_init, precision, tile_for)
 
 
+def matrix(dtype: torch.dtype, delta: bool, size: int) -> None:
+    """Run a matrix recurrence forward and backward, over rows in pieces."""
+    case = bench_matrix_recurrence.case_of((1, 530), dtype, delta, "stored", True, (2, size, size + 3))
+    case.run(TritonMatrix(lambda sizes: plan_for(replace(sizes, processors=1000))), needs=(True,) * 6)
+
+
+def matrix_step(delta: bool) -> None:
+    """Run one step of a matrix recurrence."""
+    inputs = bench_matrix_recurrence.case_of((5, 1), torch.float32, delta, sizes=(2, 20, 23)).inputs
+    TritonMatrix().step(*inputs[:5], torch.zeros(5, 2, 20, 23, device=DEVICE), delta=delta)
+
+
+def attention(form: str, stored: int) -> None:
+    """Run windowed attention forward and backward, with stored windows of so many numbers if any."""
+    case = bench_attention.case_of(form, (3, 70), 30, DEVICE, (2, 20, 37), stored)
+    case.run(TritonAttention("triton"))
+
+
+def attention_step(form: str) -> None:
+    """Run one step of windowed attention."""
+    KERNEL_STEP.attend(*bench_attention.step_of(5, form, 33))
+
+
+def mazes() -> None:
+    """Carve three mazes."""
+    side = 4
+    chances = torch.rand(3 * (side**2 - 1), 3, dtype=torch.float64, device=DEVICE)
+    carve(torch.zeros(3, dtype=torch.int64, device=DEVICE), chances, side)
+
+
 def adam() -> None:
     """Make two steps of the optimizer on two parameters."""
     parameters = [torch.nn.Parameter(torch.ones(size, device=DEVICE)) for size in (2500, 7)]
@@ -210,8 +248,28 @@ def kinds() -> Iterator[Kind]:
         for precision, large in (("ieee", False), ("tf32", False), ("bf16", False), ("ieee", True), ("tf32", True)):
             name = f"{cell} step {precision}{' large' if large else ''}"
             yield Kind(name, partial(step, cell, precision, large), ("step_kernel",))
+    yield from memories()
+    yield Kind("mazes", mazes, ("carve_kernel",))
     yield Kind("adam", adam, ("squares_kernel", "decide_kernel", "adam_kernel"))
     yield Kind(PLANTED, planted, ("planted_kernel",))
+
+
+def memories() -> Iterator[Kind]:
+    """Yield the kinds of matrix recurrences and attention."""
+    dtypes = torch.float32, torch.bfloat16, torch.float16
+    for dtype, delta, size in itertools.product(dtypes, (False, True), (20, 70)):
+        name = f"matrix {'delta' if delta else 'plain'} {str(dtype).removeprefix('torch.')} {size}"
+        kernels = "forward_kernel", "maps_kernel", "carry_kernel", "backward_kernel"
+        yield Kind(name, partial(matrix, dtype, delta, size), (*kernels, *("solve_kernel",) * delta))
+    for delta in (False, True):
+        yield Kind(f"matrix step {'delta' if delta else 'plain'}", partial(matrix_step, delta), ("step_kernel",))
+    for form, stored in itertools.product(("ieee", "tf32", "bf16"), (0, 33)):
+        kernels = "forward_kernel", "queries_kernel", "keys_kernel"
+        reads = ("read_kernel", "read_backward_kernel") * bool(stored)
+        name = f"attention {form}{' stored' if stored else ''}"
+        yield Kind(name, partial(attention, form, stored), (*kernels, *reads))
+    for form in ("ieee", "bf16"):
+        yield Kind(f"attention step {form}", partial(attention_step, form), ("step_kernel",))
 
 
 @cache

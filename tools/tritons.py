@@ -21,10 +21,12 @@ LISTS = """
 from tests.recurrence import test_triton
 from tests.recurrence.attention import test_triton as attention
 from tests.recurrence.linear import test_triton as linear
+from tests.recurrence.matrix import test_triton as matrix
 for capability, (cases, _) in test_triton.COMPILED.items():
     print("tests.recurrence.triton_offline", capability, *cases)
 print("tests.recurrence.attention.triton_offline 90", *attention.COMPILED)
 print("tests.recurrence.linear.triton_offline 90", *linear.COMPILED)
+print("tests.recurrence.matrix.triton_offline 90", *matrix.COMPILED)
 print("tests.trainers.optim.adam_offline 90")
 print("tests.envs.tasks.popgym.mazes_offline 90")
 """

@@ -103,14 +103,14 @@ def plan_for(sizes: Sizes) -> Plan:
     stages = 2 if light else 1
     heads, blocks = sizes.rows * sizes.heads, -(-sizes.values // columns)
     chunks = -(-sizes.length // chunk)
-    # Where no token waits for a product of another with the state, two warps need the fewest instructions.
-    narrow = light and (not sizes.delta or chunks == 1)
+    # What a chunk writes doesn't wait for its state: two warps per program are faster if there are programs enough.
+    independent = light and (not sizes.delta or chunks == 1)
     piece = _piece(chunks, heads * blocks, 2 * sizes.processors)
-    if narrow and piece < chunks:
+    if independent and piece < chunks:
         piece = _piece(chunks, heads * blocks, 4 * sizes.processors)
     pieces = -(-chunks // piece)
     forward = maps = Tile(columns, 4, stages, registers)
-    if narrow and heads * blocks * pieces >= 3 * sizes.processors:
+    if independent and heads * blocks * pieces >= 3 * sizes.processors:
         forward = Tile(columns, 2, 1)
     if light and sizes.delta:
         many = heads * (pieces - 1) * (blocks + -(-sizes.keys // columns)) > 3 * sizes.processors

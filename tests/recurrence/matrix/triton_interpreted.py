@@ -171,7 +171,7 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def silent() -> int:
-    """Count gradients that are finite although the loop's aren't, and outputs after keys whose product isn't."""
+    """Count gradients that are finite although the loop's aren't, and results wrong of products that aren't finite."""
     case = problem((1, 40), delta=True, resets=0.0)
     wrong = 0
     for name in POISONED[:5]:
@@ -181,10 +181,17 @@ def silent() -> int:
             if one is not None and other is not None:
                 lost = _finite(one) & ~_finite(other)
                 wrong += int(lost.sum())
-    case = problem((1, 40), delta=True, resets=0.0, starts=(20,), stored=False, after=False)
-    case.inputs.key[20:22] = 3e19
-    output = solve(case.to(torch.float32), kernels())[0]
-    return wrong + int(not output[:20].isfinite().all()) + int(_finite(output[21:]).sum())
+    for key, rate, log_decay in ((3e19, 0.5, 0.0), (1.5e19, 2.0, 0.0), (1e7, 1e25, 0.0), (1e19, 0.5, 2.0)):
+        case = problem((1, 40), delta=True, resets=0.0, starts=(20,), stored=False, after=False)
+        case.inputs.key[20:22] = key
+        case.inputs.rate[20:22] = rate
+        case.inputs.log_decay[20:22] = log_decay
+        output, _, *gradients = solve(case.to(torch.float32), kernels())
+        wrong += int((~_finite(output[:20])).sum()) + int(_finite(output[21:]).sum())
+        wrong += sum(int((~_finite(one[:20])).sum()) for one in gradients if one is not None)
+        assert gradients[2] is not None
+        wrong += int(_finite(gradients[2][20:21]).sum())  # of a value, which the product that isn't finite reads
+    return wrong
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)

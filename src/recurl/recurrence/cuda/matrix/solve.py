@@ -86,15 +86,23 @@ def solve_kernel(
     between = tl.exp2(elapsed[:, None] - elapsed[None, :])
     products = dot(keys, tl.trans(keys), PRECISION)
     decay = tl.exp2(elapsed)
-    # NaN where a key, rate or decay isn't finite, or products of keys aren't: none is larger than a square.
-    bad = 0.0 * (tl.sum(tl.where(t[:, None] == t[None, :], products, 0.0), 1) + b + decay)
-    mixed = tl.where(below, clean(between * products), 0.0)
-    solution = inverse(clean(mixed * b[None, :]), CHUNK, SOLVE)
+    mixed = tl.where(below, between * products, 0.0)
+    rated = tl.where(below, mixed * b[None, :], 0.0)
+    # NaN where a key, rate or decay isn't finite, or products are infinite: of keys, none is larger than a square.
+    bad = 0.0 * (tl.sum(tl.where(t[:, None] == t[None, :], products, 0.0), 1) + b + decay) + poison(rated)
+    spoilt = is_bad(bad)
+    if spoilt:
+        sound = (bad == 0)[:, None] & (bad == 0)[None, :]
+        mixed = tl.where(sound, mixed, 0.0)
+        rated = tl.where(sound, rated, 0.0)
+    solution = inverse(rated, CHUNK, SOLVE)
     if KEEP:
-        store_rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, dot(solution, mixed, SOLVE), CHUNK)
+        solver = dot(solution, mixed, SOLVE)
+        if spoilt:
+            solver = tl.where(below, solver + bad[:, None], 0.0)
+        store_rows(solvers + first * CHUNK, t, heads * CHUNK, t, inside, solver, CHUNK)
     values = rows(value + begin * value_token + head * value_head, t, value_token, v, inside, V)
     values = values.to(value.dtype.element_ty)
-    spoilt = is_bad(bad)
     y_value = unrounded_dot(solution, values, PRECISION)  # not finite if any of the values isn't
     if spoilt | is_bad(y_value):
         given = values.to(tl.float32)

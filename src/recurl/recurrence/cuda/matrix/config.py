@@ -92,7 +92,7 @@ def plan_for(sizes: Sizes) -> Plan:
     A program holds a state, or in the backward pass a state and its gradient, in registers. Rows are cut where the GPU
     would otherwise be idle: each pass walks over a row in pieces twice. Chunks and tiles are those with the fewest
     compiled instructions per token among those that spill little and leave room for two programs on a multiprocessor of
-    compute capability 9.0.
+    compute capability 9.0; those in bfloat16 of at most 64 numbers are the fastest of several on an H200.
     """
     wide = sizes.keys > _WIDE or sizes.values > _WIDE
     registers = ALL_REGISTERS if sizes.bits > _NARROW and sizes.keys > 2 * _WIDE else None

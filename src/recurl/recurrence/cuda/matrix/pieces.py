@@ -1,7 +1,7 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, PLR0913, PLR0915
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
-# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
+# takes all its arguments.
 """Pieces of rows, which run side by side.
 
 What a piece does to the state before it is a linear map, S -> transfer @ S + added: ``added`` is the state after a

@@ -131,13 +131,16 @@ def check_isolation(case: Problem, solve, poison: float, exactly: bool) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 6e4), (torch.float64, 1e308)], ids=str)
 def test_what_overflows_reaches_no_other_segment(backend: str, dtype: torch.dtype, large: float) -> None:
-    """Large values, whose products with gradients of tokens that don't attend to them overflow."""
-    case = problem((2, 20), width=0, past=6, dtype=dtype)
+    check_overflow(problem((2, 20), width=0, past=6, dtype=dtype), lambda case: case.solve(backend), large)
+
+
+def check_overflow(case: Problem, solve, large: float) -> None:
+    """Check large values, whose products with gradients of tokens that don't attend to them overflow."""
     segment = case.boundaries.segment_ids == case.boundaries.segment_ids[25]
     incoming = torch.where(segment[:, None, None], 0, case.grad.abs() + 1)
-    clean = replace(case, grad=incoming).solve(backend)
+    clean = solve(replace(case, grad=incoming))
     value = torch.where(segment[:, None, None], large, case.value)
-    found = replace(case, grad=incoming, value=value).solve(backend)
+    found = solve(replace(case, grad=incoming, value=value))
     for name, one in found.items():
         torch.testing.assert_close(one[~segment], clean[name][~segment], rtol=0, atol=0, msg=name)
 

@@ -21,7 +21,7 @@ from recurl.recurrence.cuda.attention.launch import run_step
 from ..interpreter import allow_bfloat16, allow_bounds, patch_once
 from ..kernel_tests import print_checks
 from .problems import NAMES, Problem, exact, problem, worst_error
-from .test_operator import check_isolation
+from .test_operator import check_isolation, check_overflow
 
 allow_bounds()
 patch_once()
@@ -92,6 +92,13 @@ def isolation() -> int:
     return 0
 
 
+def overflow() -> int:
+    """Check that products which overflow reach no other segment."""
+    for dtype in (torch.float32, torch.bfloat16):
+        check_overflow(problem((2, 20), width=0, past=6, dtype=dtype), solve, 3e38)
+    return 0
+
+
 def wanted() -> int:
     """Check that unneeded gradients are None, and don't change the others."""
     case = problem((20,), dtype=torch.float32)
@@ -134,6 +141,7 @@ CHECKS = {
     "tiles": tiles,
     "sparse": sparse,
     "isolation": isolation,
+    "overflow": overflow,
     "wanted": wanted,
     "strides": strides,
 }

@@ -15,7 +15,9 @@ from torch import nn
 
 from recurl.collectors import Collector
 from recurl.diagnostics import check_batch, check_wiring
-from recurl.diagnostics.preserve import evaluating, other_weights, preserved
+from recurl.diagnostics.experiment import require_close
+from recurl.diagnostics.preserve import evaluating, other_weights, preserved, rounded_weights
+from recurl.diagnostics.result import Fault
 from tests.diagnostics.policies import actor_of, linear, make_env, memory, wired, zero
 
 
@@ -124,6 +126,31 @@ def test_other_weights() -> None:
         assert (tied[1].num_batches_tracked == 0).all()
     assert not layer.weight.any()
     assert tied[2].weight is layer.weight
+
+
+def test_rounded_weights() -> None:
+    layer = nn.Linear(4, 4)
+    before = layer.weight
+    with rounded_weights(layer, 0):
+        change = ((layer.weight - before) / before).abs()
+        assert 0 < change.max() < 1e-6
+        assert layer.weight is not before
+    assert layer.weight is before
+
+
+@pytest.mark.parametrize(
+    ("gap", "rounding", "passes"),
+    [(5e-5, 0, True), (5e-4, 1e-4, True), (5e-4, 1e-6, False), (0.1, 1.0, False), (torch.nan, 1e-4, False)],
+)
+def test_differences_are_tolerated_that_rounding_makes(gap: float, rounding: float, passes: bool) -> None:
+    expected = torch.ones(4)
+    seen, at = expected + gap, torch.ones(4, dtype=torch.bool)
+    compared = "x", seen, expected, at, "fix", lambda seed: seen + (rounding if seed == 1 else 0)
+    if passes:
+        assert require_close(*compared) == pytest.approx(gap, rel=0.01)
+    else:
+        with pytest.raises(Fault, match="differ by"):
+            require_close(*compared)
 
 
 def test_evaluating() -> None:

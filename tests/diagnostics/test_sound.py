@@ -63,6 +63,12 @@ def test_zeros(cell: str, what: str) -> None:
     assert failures(policy, wired(policy, 3)) == []
 
 
+@sound
+def rounding_is_amplified() -> Any:
+    """Steps and sequences differ by some 1e-8, times 10,000."""
+    return actor_of(memory(), Mod(lambda x: (10_000 * x).sin(), ["features"], ["features"]), linear())
+
+
 class Best(nn.Module):
     """Policy in a single module that doesn't expose action values."""
 

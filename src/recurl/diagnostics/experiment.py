@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from recurl.core.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, is_action, next_key
 from recurl.core.seeding import derive_seed
+from recurl.diagnostics.preserve import rounded_weights
 from recurl.diagnostics.result import PROBLEMS, Fault
 from recurl.diagnostics.runs import all_leaves, run
 from recurl.diagnostics.states import State, states_in
@@ -21,6 +23,7 @@ EVALUATE = "call policy.eval() before collection and for the losses, which must 
 USE_MODULE = "use LSTMModule, GRUModule or CellModule of recurl.modules to carry the state, and don't modify the state"
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_ROUNDINGS, _FACTOR, _MOST = 3, 10, 100  # ways to round weights; tolerated multiples of the effect, of the tolerance
 _TF32 = 5e-3  # by default cuDNN rounds the operands of float32 products to 11 bits
 
 
@@ -178,12 +181,37 @@ def require_next_key(state: State) -> None:
         )
 
 
-def require_close(what: str, seen: Tensor, expected: Tensor, at: Tensor, fix: str) -> float:
-    """Return the distance between ``seen`` and ``expected`` at the tokens ``at``; raise a Fault beyond rounding."""
-    gap = distance(seen, expected, at)
-    if not gap <= tolerance(seen):
+def require_close(
+    what: str, seen: Tensor, expected: Tensor, at: Tensor, fix: str, again: Callable[[int], Tensor] | None = None
+) -> float:
+    """Return the distance between ``seen`` and ``expected`` at the tokens ``at``; raise a Fault beyond rounding.
+
+    Args:
+        what: what is compared, for the message.
+        seen: computed values, ``[*B, T, ...]``.
+        expected: expected values, ``[*B, T, ...]``.
+        at: mask of the tokens to compare.
+        fix: what to do about a difference.
+        again: computes ``seen`` with weights rounded differently, from a seed, to measure what rounding may cause in
+            a policy that amplifies it, such as one that normalizes small numbers.
+    """
+    gap, limit = distance(seen, expected, at), tolerance(seen)
+    if again is not None and gap > limit:
+        rounding = max(distance(again(seed), seen, at) for seed in range(_ROUNDINGS))
+        limit = max(limit, min(_FACTOR * rounding, _MOST * limit))
+    if not gap <= limit:
         raise Fault(f"{what} differ by {gap:.2g} (relative)", fix)
     return gap
+
+
+def rounded(policy: Any, data: TensorDictBase, mode: bool, key: NestedKey) -> Callable[[int], Tensor]:
+    """Return a function that computes an entry with weights rounded differently, from a seed."""
+
+    def again(seed: int) -> Tensor:
+        with rounded_weights(policy, seed):
+            return run(policy, data, mode).get(key)
+
+    return again
 
 
 def with_exchanged(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:

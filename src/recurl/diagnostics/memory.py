@@ -57,6 +57,7 @@ def check_feedback(policy: Any, batch: TensorDictBase) -> str:
                 value,
                 torch.ones_like(inside),
                 f"remove what overwrites {next_key(key)!r} after the policy (a transform or a postproc?)",
+                ex.rounded(policy, roots, False, next_key(key)),
             )
     return f"{_names(states)}: root state n equals next state n-1 at {int(inside.sum())} steps (difference {worst:.0e})"
 

@@ -7,7 +7,7 @@ import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -131,13 +131,22 @@ def evaluating(policy: object) -> Generator[None]:
             module.training = training
 
 
-@contextmanager
-def other_weights(policy: object, seed: int) -> Generator[None]:
+def other_weights(policy: object, seed: int) -> AbstractContextManager[None]:
     """Replace the policy's weights with random nonzero ones inside the block.
 
     This reveals the dependencies of networks whose last layer is initialized to zeros.
     """
-    generator = torch.Generator().manual_seed(derive_seed(seed, "other weights"))
+    return _changed_weights(policy, derive_seed(seed, "other weights"), _other)
+
+
+def rounded_weights(policy: object, seed: int) -> AbstractContextManager[None]:
+    """Change the policy's weights at random by about their last bit inside the block."""
+    return _changed_weights(policy, derive_seed(seed, "rounded weights"), _rounded)
+
+
+@contextmanager
+def _changed_weights(policy: object, seed: int, change: Callable[[Tensor, torch.Generator], Tensor]) -> Generator[None]:
+    generator = torch.Generator().manual_seed(seed)
     drawn: dict[int, Tensor] = {}
     before: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
     try:
@@ -147,11 +156,16 @@ def other_weights(policy: object, seed: int) -> Generator[None]:
                 before.append((tensors, dict(tensors)))
                 for name, tensor in tensors.items():
                     if tensor is not None and tensor.is_floating_point():
-                        cast(Any, tensors)[name] = drawn.setdefault(id(tensor), _other(tensor, generator))
+                        cast(Any, tensors)[name] = drawn.setdefault(id(tensor), change(tensor, generator))
         yield
     finally:
         for tensors, kept in before:
             tensors.update(kept)
+
+
+def _rounded(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+    return tensor.detach() * (1 + torch.finfo(tensor.dtype).eps * noise)
 
 
 def _other(tensor: Tensor, generator: torch.Generator) -> Tensor:

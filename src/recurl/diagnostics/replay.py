@@ -103,11 +103,12 @@ def _replay(policy: Any, data: TensorDictBase) -> list[tuple[str, float]]:
         "the replay must start from the collected states and use the same is_init: wire the environment as the other "
         "checks suggest, use LSTMModule, GRUModule or CellModule, and check with the weights used for collection"
     )
-    return [
-        (str(key), ex.require_close(_as_replayed(key, data), replayed.get(key), data.get(key), at, fix))
-        for key, at in pairs
-        if key not in random
-    ]
+    gaps = list[tuple[str, float]]()
+    for key, at in pairs:
+        if key not in random:
+            compared = _as_replayed(key, data), replayed.get(key), data.get(key), at
+            gaps.append((str(key), ex.require_close(*compared, fix, ex.rounded(policy, given, True, key))))
+    return gaps
 
 
 def _learned_states(policy: Any, data: TensorDictBase, states: list[NestedKey]) -> list[NestedKey]:
@@ -156,6 +157,7 @@ def check_start(policy: Any, batch: TensorDictBase) -> str:
             at,
             f"start each sequence from the states stored at its first step, {', '.join(map(repr, states))}: read them "
             "in recurrent mode as well; or " + ex.USE_MODULE,
+            ex.rounded(policy, part, True, key),
         )
     return f"{int(running.max())} sequences cut from episodes start from their stored states"
 

@@ -168,6 +168,9 @@ def test_cells_refuse_states_that_would_broadcast() -> None:
             hx = torch.zeros(shape)
             with pytest.raises(ArgumentError, match=rf"must be {states} of shape \[3, 6\] for this input; got \["):
                 cell(torch.zeros(3, 4), (hx, hx) if isinstance(cell, LSTMCell) else hx)
+        for hx, found in (((torch.zeros(3, 6),), "tuple" if isinstance(cell, GRUCell) else r"\[3, 6\]"), (1, "int")):
+            with pytest.raises(ArgumentError, match=f"for this input; got {found}"):
+                cell(torch.zeros(3, 4), hx)
         with pytest.raises(ArgumentError, match=r"\[B, I\] or \[I\] with input_size=4; got shape \[2, 3, 4\]"):
             cell(torch.zeros(2, 3, 4))
 

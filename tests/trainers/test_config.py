@@ -29,6 +29,7 @@ def test_env_arguments_are_literals_or_text():
         ({"gamma": 1.5}, "--gamma must lie between 0 and 1"),
         ({"backend": "fastst"}, r"--backend must be one of .*, got 'fastst'\. Did you mean fastest\?"),
         ({"cell": "gruu"}, r"--cell: There is no cell 'gruu'\. Did you mean gru\?.*Use none"),
+        ({"cell": "gtrxl(window=0)"}, r"^--cell: window must be at least 1, got 0\.$"),
         ({"clip_epsilon": 1.0}, "--clip-epsilon must lie between 0 and 1, both excluded, got 1"),
         ({"env_kwargs": ("k",)}, "--env-kwargs takes name=value, such as k=8, got 'k'"),
         ({"minibatches": 64}, "--minibatches must not exceed the 32 sequences"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -194,10 +195,12 @@ def _states_of(cell: nn.RNNCellBase, x: Tensor, given: Any, count: int) -> tuple
     if given is None:
         zero = x.new_zeros(shape)
         return (zero,) * count
-    states = tuple(given)
-    if len(states) != count or any(state.shape != shape for state in states):
+    states = tuple(given) if isinstance(given, Iterable) else (given,)
+    if len(states) != count or any(not isinstance(state, Tensor) or state.shape != shape for state in states):
         kind = "h and c, each" if count == 2 else "h,"
-        found = ", ".join(str(list(state.shape)) for state in states)
+        found = ", ".join(
+            str(list(state.shape)) if isinstance(state, Tensor) else type(state).__name__ for state in states
+        )
         raise ArgumentError(f"The states must be {kind} of shape {list(shape)} for this input; got {found}.")
     return states
 

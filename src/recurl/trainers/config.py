@@ -398,12 +398,13 @@ class RunConfig:
             )
 
     def _check_cell(self) -> None:
-        from recurl.recurrence import BACKENDS, load_cell  # noqa: PLC0415 - see above
+        from recurl.recurrence import BACKENDS, CELLS, load_cell  # noqa: PLC0415 - see above
 
         try:
             BACKENDS.check_cell(self.backend, load_cell(self.cell))
         except ArgumentError as error:
-            raise ArgumentError(f"--cell: {error} Use none for a feed-forward network.") from error
+            known = ":" in self.cell or self.cell.partition("(")[0] in CELLS
+            raise ArgumentError(f"--cell: {error}{'' if known else ' Use none for a feed-forward network.'}") from error
         except UnsupportedError as error:
             raise ArgumentError(f"--backend: {error}") from error
 

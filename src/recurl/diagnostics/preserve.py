@@ -136,17 +136,19 @@ def other_weights(policy: object, seed: int) -> AbstractContextManager[None]:
 
     This reveals the dependencies of networks whose last layer is initialized to zeros.
     """
-    return _changed_weights(policy, derive_seed(seed, "other weights"), _other)
+    return _changed_weights(policy, seed, "other weights", _other)
 
 
 def rounded_weights(policy: object, seed: int) -> AbstractContextManager[None]:
     """Change the policy's weights at random by about their last bit inside the block."""
-    return _changed_weights(policy, derive_seed(seed, "rounded weights"), _rounded)
+    return _changed_weights(policy, seed, "rounded weights", _rounded)
 
 
 @contextmanager
-def _changed_weights(policy: object, seed: int, change: Callable[[Tensor, torch.Generator], Tensor]) -> Generator[None]:
-    generator = torch.Generator().manual_seed(seed)
+def _changed_weights(
+    policy: object, seed: int, what: str, change: Callable[[Tensor, torch.Generator], Tensor]
+) -> Generator[None]:
+    generator = torch.Generator().manual_seed(derive_seed(seed, what))
     drawn: dict[int, Tensor] = {}
     before: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
     try:

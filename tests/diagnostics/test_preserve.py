@@ -139,11 +139,21 @@ def test_rounded_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "rounding", "passes"),
-    [(5e-5, 0, True), (5e-4, 1e-4, True), (5e-4, 1e-6, False), (0.1, 1.0, False), (torch.nan, 1e-4, False)],
+    ("gap", "rounding", "dtype", "passes"),
+    [
+        (5e-5, 0, torch.float32, True),
+        (5e-4, 1e-4, torch.float32, True),
+        (5e-4, 1e-6, torch.float32, False),
+        (0.1, 1.0, torch.float32, False),
+        (torch.nan, 1e-4, torch.float32, False),
+        (1e-6, 1e-6, torch.float64, True),
+        (0.1, 1.0, torch.bfloat16, False),
+    ],
 )
-def test_differences_are_tolerated_that_rounding_makes(gap: float, rounding: float, passes: bool) -> None:
-    expected = torch.ones(4)
+def test_differences_are_tolerated_that_rounding_makes(
+    gap: float, rounding: float, dtype: torch.dtype, passes: bool
+) -> None:
+    expected = torch.ones(4, dtype=dtype)
     seen, at = expected + gap, torch.ones(4, dtype=torch.bool)
     compared = "x", seen, expected, at, "fix", lambda seed: seen + (rounding if seed == 1 else 0)
     if passes:

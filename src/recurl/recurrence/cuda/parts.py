@@ -2,7 +2,7 @@
 # ruff: noqa: ANN001, ANN201, SIM108
 # Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
 # takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
-"""Parts shared by the plain Triton kernels: nonlinearities, operands of products, the barrier of a group."""
+"""Parts shared by the plain Triton kernels: nonlinearities, products, a check of numbers, the barrier of a group."""
 
 from __future__ import annotations
 
@@ -60,6 +60,13 @@ def product(a, b, acc, PRECISION: tl.constexpr):
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     return acc
+
+
+@triton.jit
+def is_bad(x):
+    """Return whether any number of a tensor isn't finite."""
+    total = tl.sum(x * 0.0, 0) if len(x.shape) == 1 else tl.sum(x * 0.0)
+    return total != total
 
 
 @triton.jit

@@ -20,6 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from recurl.recurrence.cuda.parts import is_bad
+
 LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -34,12 +36,6 @@ def not_finite(x):
 def any_in_rows(x):
     """Return which rows have a number that isn't zero."""
     return tl.max(x.to(tl.int32), 1) != 0
-
-
-@triton.jit
-def any_of(x):
-    """Return whether a number isn't zero."""
-    return tl.max(tl.max(x.to(tl.int32), 1), 0) != 0
 
 
 @triton.jit
@@ -63,6 +59,34 @@ def at_rows(begin, row, head, d, tokens, HEADS: tl.constexpr, WIDTH: tl.constexp
 def _reach(row, first, tokens, WINDOW: tl.constexpr):
     """Return how far back the keys of each token reach; -1 for rows after the last token."""
     return tl.where(row < tokens, tl.minimum(row - first, WINDOW), -1)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def _limit(key, end, flags, tokens, WINDOW: tl.constexpr):
+    """Return the distance to the last token that attends to each key, at most WINDOW; negative without a token.
+
+    Args:
+        key: the keys, last to first.
+        end: the first start of a segment after the next token, or the number of tokens if that is smaller.
+        flags: starts of segments.
+        tokens: number of tokens.
+        WINDOW: distance of the last key that a token may attend to.
+    """
+    later = key + 1
+    starts = tl.load(flags + later, mask=later < tokens, other=0)
+    next_start = tl.associative_scan(tl.where(starts != 0, later, end), 0, _smaller)
+    return tl.minimum(next_start - later, WINDOW)
+
+
+@triton.jit
+def _within(distance, reach):
+    """Return which distances are at least 0 and at most ``reach``."""
+    return (distance >= 0) & (distance <= reach)
 
 
 @triton.jit
@@ -106,7 +130,7 @@ def _walk_forward(
         k = tl.load(key + base + at, mask=inside, other=0.0)
         v = tl.load(value + base + at, mask=inside, other=0.0)
         distance = (row - (begin + KEYS - 1))[:, None] + c[None, :]
-        allowed = (distance >= 0) & (distance <= reach[:, None])
+        allowed = _within(distance, reach[:, None])
         if CAREFUL:
             broken = any_in_rows(not_finite(k)) | any_in_rows(not_finite(v))
             tainted = tl.maximum(tainted, tl.max((allowed & broken[None, :]).to(tl.int32), 1))
@@ -114,8 +138,9 @@ def _walk_forward(
             v = tl.where(broken[:, None], 0.0, v)
             allowed = allowed & (broken[None, :] == 0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        at = place[:, None] + distance
-        score += tl.load(position + place_base + at, mask=allowed, other=0.0).to(tl.float32)
+        place_of = position + (place_base + top - (begin + KEYS - 1))  # one address, and offsets that don't change
+        at = (place + row - top)[:, None] + c[None, :]
+        score += tl.load(place_of + at, mask=allowed, other=0.0).to(tl.float32)
         score = tl.where(allowed, score * _LOG2E, float("-inf"))
         largest = tl.maximum(best, tl.max(score, 1))
         shift = tl.where(largest == float("-inf"), 0.0, largest)
@@ -157,7 +182,7 @@ def forward_kernel(
     high = tl.minimum(begin + QUERIES, tokens)
     given = q, key, value, position, begin, row, reach, head, low, high, tokens
     best, total, sums, tainted = _walk_forward(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, False)
-    if any_of(not_finite(sums)):
+    if is_bad(sums):
         best, total, sums, tainted = _walk_forward(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, True)
     found = tl.where((tainted != 0)[:, None], float("nan"), sums / total[:, None])
     tl.store(result + base + at, found.to(result.dtype.element_ty), mask=inside)
@@ -200,7 +225,7 @@ def _walk_queries(
         k = tl.load(key + base + at, mask=inside, other=0.0)
         v = tl.load(value + base + at, mask=inside, other=0.0)
         distance = (row - (begin + KEYS - 1))[:, None] + c[None, :]
-        allowed = (distance >= 0) & (distance <= reach[:, None])
+        allowed = _within(distance, reach[:, None])
         if CAREFUL:
             broken = any_in_rows(not_finite(k)) | any_in_rows(not_finite(v))
             k = tl.where(broken[:, None], 0.0, k)
@@ -208,9 +233,11 @@ def _walk_queries(
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         at = place[:, None] + distance
         score += tl.load(position + place_base + at, mask=allowed, other=0.0).to(tl.float32)
-        towards = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+        towards = tl.dot(
+            grad, tl.trans(v), tl.broadcast_to(-delta[:, None], [QUERIES, KEYS]), input_precision=PRECISION
+        )
         weights = tl.exp2(score * _LOG2E - total[:, None])
-        to_score = tl.where(allowed, weights * (towards - delta[:, None]), 0.0)
+        to_score = tl.where(allowed, weights * towards, 0.0)
         tl.store(to_position + place_base + at, to_score.to(to_position.dtype.element_ty), mask=allowed)
         to_query += tl.dot(to_score.to(k.dtype), k, input_precision=PRECISION)
     return to_query
@@ -253,15 +280,15 @@ def queries_kernel(
     low = tl.maximum(tl.maximum(begin - WINDOW, 0), tl.load(start + begin).to(tl.int32)) // KEYS * KEYS
     high = tl.minimum(begin + QUERIES, tokens)
     place_base, place = _places(begin, row, head, HEADS, WINDOW)
-    there = row < tokens
-    for first in range(tl.min(tl.where(there, reach, WINDOW), 0) + 1, WINDOW + 1, KEYS):  # distances without a key
+    beyond = tl.where(row < tokens, reach, WINDOW) + 1  # distances without a key
+    zeros = tl.zeros([QUERIES, KEYS], to_position.dtype.element_ty)
+    for first in range(tl.min(beyond, 0), WINDOW + 1, KEYS):
         distance = first + tl.arange(0, KEYS)[None, :]
-        beyond = there[:, None] & (distance > reach[:, None]) & (distance <= WINDOW)
-        zeros = tl.zeros([QUERIES, KEYS], to_position.dtype.element_ty)
-        tl.store(to_position + place_base + place[:, None] + distance, zeros, mask=beyond)
+        without = (distance >= beyond[:, None]) & (distance <= WINDOW)
+        tl.store(to_position + place_base + place[:, None] + distance, zeros, mask=without)
     given = q, grad, total, delta, key, value, position, to_position, begin, row, reach, head, low, high, tokens
     found = _walk_queries(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, False)
-    if any_of(not_finite(found)):
+    if is_bad(found):
         found = _walk_queries(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, True)
     tl.store(to_query + base + at, found.to(to_query.dtype.element_ty), mask=inside)
 
@@ -270,9 +297,9 @@ def queries_kernel(
 def _walk_keys(
     k,
     v,
+    limit,
     query,
     position,
-    start,
     totals,
     grads,
     deltas,
@@ -302,11 +329,10 @@ def _walk_keys(
         base, at, inside = at_rows(begin, row, head, d, tokens, HEADS, WIDTH)
         q = tl.load(query + base + at, mask=inside, other=0.0)
         grad = tl.load(grads + base + at, mask=inside, other=0.0)
-        reach = _reach(row, tl.load(start + row, mask=there, other=0).to(tl.int32), tokens, WINDOW)
         total = tl.load(totals + row * HEADS + head, mask=there, other=0.0)
         delta = tl.load(deltas + row * HEADS + head, mask=there, other=0.0)
         distance = (row - last)[None, :] + c[:, None]
-        allowed = (distance >= 0) & (distance <= reach[None, :])
+        allowed = _within(distance, limit[:, None])
         if CAREFUL:
             sick = not_finite(delta)
             touched = tl.maximum(touched, tl.max((allowed & sick[None, :]).to(tl.int32), 1))
@@ -315,12 +341,15 @@ def _walk_keys(
             allowed = allowed & (sick[None, :] == 0)
         score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         place_base, place = _places(begin, row, head, HEADS, WINDOW)
-        at = place[None, :] + distance
-        score += tl.load(position + place_base + at, mask=allowed, other=0.0).to(tl.float32)
+        place_of = position + (place_base + begin - last)
+        at = (place + row - begin)[None, :] + c[:, None]
+        score += tl.load(place_of + at, mask=allowed, other=0.0).to(tl.float32)
         weights = tl.where(allowed, tl.exp2(score * _LOG2E - total[None, :]), 0.0)
         to_value += tl.dot(weights.to(grad.dtype), grad, input_precision=PRECISION)
-        towards = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
-        to_score = tl.where(allowed, weights * (towards - delta[None, :]), 0.0)
+        towards = tl.dot(
+            v, tl.trans(grad), tl.broadcast_to(-delta[None, :], [KEYS, QUERIES]), input_precision=PRECISION
+        )
+        to_score = tl.where(allowed, weights * towards, 0.0)
         to_key += tl.dot(to_score.to(q.dtype), q, input_precision=PRECISION)
     return to_key, to_value, touched
 
@@ -331,7 +360,6 @@ def keys_kernel(
     key,
     value,
     position,
-    start,
     flags,
     totals,
     grads,
@@ -361,10 +389,12 @@ def keys_kernel(
     high = tl.minimum(begin + KEYS + WINDOW, tokens)
     later = begin + KEYS + tl.arange(0, WINDOW_PADDED)  # the walk ends where the last key's segment does
     starts = tl.load(flags + later, mask=later < tokens, other=0)
-    high = tl.minimum(high, tl.min(tl.where(starts != 0, later, tokens), 0))
-    given = k, v, query, position, start, totals, grads, deltas, last, c, head, low, high, tokens
+    end = tl.min(tl.where(starts != 0, later, tokens), 0)
+    limit = _limit(last - c, end, flags, tokens, WINDOW)
+    high = tl.minimum(high, end)
+    given = k, v, limit, query, position, totals, grads, deltas, last, c, head, low, high, tokens
     found, other, touched = _walk_keys(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, False)
-    if any_of(not_finite(found) | not_finite(other)):
+    if is_bad(found) | is_bad(other):
         found, other, touched = _walk_keys(*given, HEADS, WINDOW, WIDTH, PADDED, QUERIES, KEYS, PRECISION, True)
     sick = (touched != 0)[:, None]
     tl.store(to_key + base + at, tl.where(sick, float("nan"), found).to(to_key.dtype.element_ty), mask=inside)

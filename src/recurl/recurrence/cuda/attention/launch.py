@@ -55,7 +55,7 @@ def run_backward(
         run(query, key, value, position, start, result, totals, grad, to_query, to_position, deltas, tokens)
         if needs[1] or needs[2]:
             run = prepared(keys_kernel, programs, heads, **keys_constants_of(inputs, tiles))
-            run(query, key, value, position, start, flags, totals, grad, deltas, to_key, to_value, tokens)
+            run(query, key, value, position, flags, totals, grad, deltas, to_key, to_value, tokens)
         if inputs.to_key is not None and inputs.to_value is not None:
             windows, maps = _windows(inputs), (inputs.to_key.contiguous(), inputs.to_value.contiguous())
             constants = {**stored_constants_of(inputs, tiles), "SPAN": aligned(width)}

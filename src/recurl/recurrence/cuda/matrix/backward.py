@@ -29,7 +29,6 @@ from recurl.recurrence.cuda.matrix.parts import (
     clean,
     decays,
     dot,
-    is_bad,
     matrix,
     next_stored,
     poison,
@@ -41,6 +40,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     stored_state,
     sums,
 )
+from recurl.recurrence.cuda.parts import is_bad
 
 
 @triton.jit

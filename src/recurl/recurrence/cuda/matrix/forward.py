@@ -27,7 +27,6 @@ from recurl.recurrence.cuda.matrix.parts import (
     clean,
     decays,
     dot,
-    is_bad,
     matrix,
     next_stored,
     poison,
@@ -37,6 +36,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     store_rows,
     stored_state,
 )
+from recurl.recurrence.cuda.parts import is_bad
 
 
 @triton.jit

@@ -65,13 +65,6 @@ def poison(x):
 
 
 @triton.jit
-def is_bad(x):
-    """Return whether any number of a tensor isn't finite."""
-    total = tl.sum(x * 0.0, 0) if len(x.shape) == 1 else tl.sum(x * 0.0)
-    return total != total
-
-
-@triton.jit
 def inverse(a, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     """Return the inverse of I + a for strictly lower triangular a, by blocks of doubling size.
 

@@ -23,7 +23,6 @@ from recurl.recurrence.cuda.matrix.parts import (
     clean,
     decays,
     dot,
-    is_bad,
     matrix,
     poison,
     rows,
@@ -31,6 +30,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     store_matrix,
     stored_state,
 )
+from recurl.recurrence.cuda.parts import is_bad
 
 
 @triton.jit

@@ -27,7 +27,6 @@ from recurl.recurrence.cuda.matrix.parts import (
     decays,
     dot,
     inverse,
-    is_bad,
     poison,
     rows,
     segments,
@@ -35,6 +34,7 @@ from recurl.recurrence.cuda.matrix.parts import (
     sums,
     unrounded_dot,
 )
+from recurl.recurrence.cuda.parts import is_bad
 
 
 @triton.jit

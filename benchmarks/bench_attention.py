@@ -290,7 +290,7 @@ def sweep(forms: list[str]) -> None:
         rows = [(*split_times(case, kernels_with(tiles)), tiles) for tiles in mine]
         for index, name in enumerate(("forward", "queries", "keys", "backward")):
             for row in sorted(rows, key=lambda one: one[index])[:6]:
-                print(f"{form} {name} stored {hidden} every {every}: {row[index]:.4f} ms  {row[2]}", flush=True)
+                print(f"{form} {name} stored {hidden} every {every}: {row[index]:.4f} ms  {row[-1]}", flush=True)
 
 
 def split_times(case: Case, kernels: AttentionKernels) -> tuple[float, ...]:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -425,8 +426,10 @@ def sweep(args: argparse.Namespace) -> None:
         case = case_of(SHAPES[name], DTYPES[dtype], FORMS[form], "resets" if args.resets else "none")
         both = [way for way, problem in wrong.items() if way[:2] == (dtype, form) and not problem]
         found = [(*split_times(case, planned(*way[2:])), *way[2:]) for way in both]
-        best = {chunk: [sorted((one[k], one[3]) for one in found if one[2] == chunk) for k in (0, 1)]
-                for chunk in args.chunks}  # fmt: skip
+        best = {
+            chunk: [sorted(((one[k], one[3]) for one in found if one[2] == chunk), key=itemgetter(0)) for k in (0, 1)]
+            for chunk in args.chunks
+        }
         best = {chunk: passes for chunk, passes in best.items() if passes[0]}
         for (chunk, passes), k in product(best.items(), (0, 1)):
             print(f"{dtype} {form} {name:8} chunk {chunk} {('forward', 'backward')[k]}:")

@@ -8,8 +8,6 @@ import torch
 
 from recurl.recurrence.cuda.hardware import ALL_REGISTERS
 
-_MOST_STORED = 2048  # bytes of a stored input, of which 32 are processed at once
-
 
 @dataclass(frozen=True)
 class Tiles:
@@ -45,7 +43,7 @@ class Tiles:
 
 
 def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype, precision: str) -> Tiles:
-    """Return the tiles: in bfloat16 the fastest of a sweep on an H200 (heads of 64, 128 stored inputs of 257).
+    """Return the tiles: in bfloat16 and tf32 the fastest of a sweep on an H200 (heads of 64, 128 stored inputs of 257).
 
     Args:
         direction: ``"forward"`` or ``"backward"``.
@@ -54,16 +52,15 @@ def tiles_for(direction: str, head_size: int, width: int, dtype: torch.dtype, pr
         dtype: dtype of the numbers.
         precision: of float32 products. All but ``"tf32"`` need operands of twice the size.
     """
-    forward, narrow = direction == "forward", dtype.itemsize <= 2 and padded(head_size) <= 64
-    warps, stages = ((1, 1) if forward else (2, 3)) if narrow else (4, 2)
-    exact = dtype == torch.float32 and precision != "tf32"
-    size = dtype.itemsize * (2 if exact else 1)
-    numbers = 32768 // size // (1 if forward else 2)
-    readers = max(16, min(32, numbers // padded(max(1, width - 1))))
-    stored = 16 if padded(max(1, width - 1)) * size > _MOST_STORED else 32
-    reading_warps = 4 if dtype.itemsize <= 2 else 8
-    of_keys, of_readers = 168 if narrow else None, ALL_REGISTERS if exact else None
-    return Tiles(32, 32, warps, stages, readers, stored, reading_warps, 2, of_keys, of_readers)
+    forward, narrow, wide = direction == "forward", padded(head_size) <= 64, padded(max(1, width - 1))
+    if dtype.itemsize <= 2:
+        warps, stages = ((1, 1) if forward else (2, 3)) if narrow else (4, 2)
+        readers = 32 if wide <= (512 if forward else 256) else 16
+        return Tiles(32, 32, warps, stages, readers, 32, 4, 2, 168 if narrow else None)
+    if precision == "tf32":
+        return Tiles(32, 32, 2 if narrow else 4, 2, 32, 16, 4)
+    readers, stored = 32 if wide <= (128 if forward else 64) else 16, 32 if wide <= 256 else 16
+    return Tiles(32, 32, 4, 2, readers, stored, 8, 2, None, ALL_REGISTERS)
 
 
 def aligned(size: int) -> int:

@@ -523,6 +523,20 @@ def test_float16_has_the_gradients_of_float64(name: str, scale: float) -> None:
     assert (found - exact).norm() <= 0.02 * exact.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gate", [20.0, 24.0, 50.0, 70.0, 400.0])
+def test_queries_of_zero_leave_mlstm_finite(gate: float, dtype: torch.dtype) -> None:
+    """Whatever the input gate is, the published quotient is then 0 / max(0, 1), and its gradient finite."""
+    torch.manual_seed(0)
+    net = CellNet("mlstm(heads=2)", 3, 6, dtype=dtype)
+    with torch.no_grad():
+        net.gates_input_l0.fill_(gate)
+    result = net(torch.zeros(5, 2, 3, dtype=dtype))[0]
+    result.sum().backward()
+    assert torch.equal(result, torch.zeros_like(result))
+    assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
+
+
 def test_closed_input_gates_of_mlstm_leave_float16_gradients_finite() -> None:
     """The divisor is then exp(20), which float16 can't hold."""
     torch.manual_seed(0)

@@ -484,7 +484,7 @@ def _map(
 
     def stream(value: Tensor, dim: int | None) -> Tensor:
         mapped = value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
-        return mapped.reshape(-1, *mapped.shape[2:])
+        return mapped.flatten(0, 1)
 
     folded = given._replace(
         x=stream(given.x, dims.x),

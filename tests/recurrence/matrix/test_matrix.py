@@ -182,6 +182,31 @@ def test_gradients_that_are_not_finite_reach_earlier_tokens_of_their_segment(bac
 
 @DELTA
 @pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("spacing", [1, 20])
+@pytest.mark.parametrize("alone", [True, False])
+def test_gradients_that_are_not_finite_reach_the_state_of_their_segment(
+    alone: bool, spacing: int, backend: str, delta: bool
+) -> None:
+    """Whether or not streams need gradients, also by transforms; no other state is reached."""
+    _, case = Case((2, 40), 0.1, stored="all").sparse(spacing)
+    sick = torch.ones_like(case.inputs[2])
+    sick[25, 0] = torch.nan
+    streams = [one.requires_grad_(not alone) for one in case.inputs]
+
+    def loss(states: Tensor) -> Tensor:
+        result, _ = gated_matrix_recurrence(*streams, states, case.boundaries, backend, delta=delta, after=False)
+        return (result * sick).sum()
+
+    assert case.states is not None
+    (eager,) = torch.autograd.grad(loss(case.states.requires_grad_()), case.states)
+    start = int(case.boundaries.start_index[25])
+    read = [[start // spacing, 0]] if start % spacing == 0 else []
+    for found in (eager, torch.func.grad(loss)(case.states.detach())):
+        assert (~found.isfinite()).flatten(2).any(-1).nonzero().tolist() == read
+
+
+@DELTA
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("where", [(2, 4), (1,), (3,)], ids=["value and rate", "key", "log_decay"])
 def test_what_overflows_stays_in_its_segment(where: tuple[int, ...], backend: str, delta: bool) -> None:
     """Numbers are finite, but not their products: with those of the token itself, or with queries of other segments."""
@@ -238,6 +263,22 @@ def test_transforms_of_functions(backend: str, delta: bool) -> None:
         both = torch.stack([fixed[0], 2 * fixed[0]])
         mapped = torch.func.vmap(torch.func.grad(lambda query: run(query, *fixed[1:])[0].square().sum()))(both)
         torch.testing.assert_close(mapped[1], 2 * mapped[0])
+
+
+@DELTA
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_tangents_of_states_that_are_zero(backend: str, delta: bool) -> None:
+    case = Case((2, 9), 0.3, stored="all")
+    assert case.states is not None
+    zeros, direction = torch.zeros_like(case.states), case.states
+
+    def run(states: Tensor) -> Tensor:
+        return gated_matrix_recurrence(*case.inputs, states, case.boundaries, backend, delta=delta, after=False)[0]
+
+    with torch.autograd.forward_ad.dual_level():
+        dual = run(torch.autograd.forward_ad.make_dual(zeros, direction))
+        tangent = torch.autograd.forward_ad.unpack_dual(dual).tangent
+    torch.testing.assert_close(tangent, run(direction) - run(zeros))  # linear in the states
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -329,6 +370,13 @@ def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
     case = Case((12,))
     given = [change.get(number, lambda x: x)(one) for number, one in enumerate(case.given())]
     with pytest.raises(ArgumentError, match=message):
+        gated_matrix_recurrence(*given, case.boundaries)
+
+
+def test_time_major_tensors_are_refused() -> None:
+    case = Case((2, 6))
+    given = [one.unflatten(0, (2, 6)).transpose(0, 1) for one in case.given()]
+    with pytest.raises(ArgumentError, match=r"of \[2, 6\] tokens, the value \[6, 2, .* the last dimension is time"):
         gated_matrix_recurrence(*given, case.boundaries)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from recurl.core.autograd import pull_back
 from recurl.recurrence.attention.kernels import AttentionInputs, AttentionKernels, Gradients, Needs
 from recurl.recurrence.cells import States
-from recurl.recurrence.cells.attention import present_inputs
+from recurl.recurrence.cells.attention import present_inputs, wide
 from recurl.sequences.index import Boundaries, readable
 from recurl.sequences.stored import spacing_of, stored_at
 
@@ -65,7 +65,7 @@ class _Scored(NamedTuple):
     """Scores of keys.
 
     Attributes:
-        scores: ``[G, heads, Q, K]``, at least float32; hugely negative where a key isn't allowed.
+        scores: ``[G, heads, Q, K]``, at least float32; -inf where a key isn't allowed.
         forbidden: bool ``[G, 1, Q, K]``, where it isn't.
         tainted: bool ``[G, Q]``: tokens that aren't finite, or attend to a key or value that isn't.
     """
@@ -83,8 +83,10 @@ class _Scored(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """Logarithm of the sum of the exponentials, ``[G, Q, heads]``."""
-        return self.scores.logsumexp(-1).transpose(1, 2)
+        """Logarithm of the sum of the exponentials, ``[G, Q, heads]``; -inf without an allowed key."""
+        without = self.forbidden.all(-1)  # the gradient of their logarithm would be NaN
+        total = self.scores.masked_fill(without.unsqueeze(-1), 0).logsumexp(-1)
+        return total.masked_fill(without, -torch.inf).transpose(1, 2)
 
 
 class Readers(NamedTuple):
@@ -126,7 +128,7 @@ def attend(inputs: AttentionInputs, readers: Readers | None = None) -> Tensor:
     keys, values = (torch.where(broken[..., None, None], 0, one) for one in (keys, values))
     distance, allowed = _in_stream(inputs.boundaries, size)
     query, position, tainted = _sound(query, position, broken, allowed)
-    stream = _scored(torch.einsum("gqhd,gkhd->ghqk", query, keys), position, distance, allowed, tainted)
+    stream = _scored(torch.einsum("gqhd,gkhd->ghqk", query, wide(keys)), position, distance, allowed, tainted)
     total = _unblocked(stream.total, tokens)
     seen = None if readers is None else _Stored(inputs, readers, total)
     total = total if seen is None else seen.total
@@ -154,10 +156,10 @@ class _Stored:
         query, position, tainted = _sound(
             _rows(inputs.query, self.at), _rows(inputs.position, self.at), broken, allowed
         )
-        mapped = torch.einsum("gqhd,hde->gqhe", query, inputs.to_key)
-        content = torch.einsum("gqhe,gke->ghqk", mapped, self.windows)
+        mapped = torch.einsum("gqhd,hde->gqhe", query, wide(inputs.to_key))
+        content = torch.einsum("gqhe,gke->ghqk", mapped, wide(self.windows))
         self.scored = _scored(content, position, distance, allowed, tainted)
-        more = total.new_full((tokens + 1, total.shape[1]), _least(total))
+        more = total.new_full((tokens + 1, total.shape[1]), -torch.inf)
         more = more.index_copy(0, self.at.flatten(), self.scored.total.flatten(0, 1))
         self.total = torch.stack([total, more[:-1]]).logsumexp(0)
 
@@ -205,7 +207,7 @@ def readers_of(windows: Tensor, boundaries: Boundaries) -> Readers:
 
 
 def _sound(query: Tensor, position: Tensor, broken: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and positions, zeros for tokens whose result isn't finite, and which these are.
+    """Return queries and positions, at least float32, zeros for tokens whose result isn't finite, and which these are.
 
     Products are taken of all pairs in a group, so what isn't finite is taken out: 0 times NaN is NaN.
 
@@ -217,7 +219,7 @@ def _sound(query: Tensor, position: Tensor, broken: Tensor, allowed: Tensor) -> 
     """
     tainted = (allowed & broken.unsqueeze(1)).any(-1)
     tainted = tainted | ~query.isfinite().flatten(2).all(2) | ~position.isfinite().flatten(2).all(2)
-    query, position = (torch.where(tainted[..., None, None], 0, one) for one in (query, position))
+    query, position = (torch.where(tainted[..., None, None], 0, wide(one)) for one in (query, position))
     return query, position, tainted
 
 
@@ -225,14 +227,8 @@ def _scored(content: Tensor, position: Tensor, distance: Tensor, allowed: Tensor
     """Return scores from the products of queries and keys, ``[G, heads, Q, K]``."""
     distance = distance.clamp(0, position.shape[-1] - 1).expand(allowed.shape)
     scores = content + position.transpose(1, 2).gather(-1, distance.unsqueeze(1).expand(content.shape))
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     forbidden = ~allowed.unsqueeze(1)
-    return _Scored(scores.masked_fill(forbidden, _least(scores)), forbidden, tainted)
-
-
-def _least(scores: Tensor) -> float:
-    """Return the score of a key that isn't allowed; finite, so that tokens without any key have no NaN."""
-    return torch.finfo(scores.dtype).min / 2
+    return _Scored(scores.masked_fill(forbidden, -torch.inf), forbidden, tainted)
 
 
 def _blocks(x: Tensor, size: int) -> Tensor:

@@ -45,7 +45,8 @@ def windowed_attention(
         query: ``[N, heads, D]``, scaled.
         key: ``[N, heads, D]``.
         value: ``[N, heads, D]``.
-        position: scores of the distances 0 (the token itself) to M, ``[N, heads, M + 1]``; zeros for none.
+        position: scores of the distances 0 (the token itself) to M, ``[N, heads, M + 1]``; zeros for none. To leave out
+            a distance, give it a finite score far below the others, such as -1e9: -inf isn't finite.
         boundaries: the segments of the N tokens.
         windows: the M inputs before each token, oldest first, ``[N, M, E]``, read only at the first token of each
             segment; or ``[N / S, M, E]``, those of every S-th token, where S divides the length of rows. The last

@@ -33,14 +33,24 @@ class Attention(NamedTuple):
         An input x has the key ``K x``, and ``query (K x) = (query K) x``: queries are mapped instead of the windows.
         """
         before, present = present_inputs(before)
-        readers = torch.einsum("rhd,hde->rhe", self.query, self.to_key)
-        content = [torch.einsum("rhe,rme->rhm", readers, before), (self.query * self.key).sum(-1, keepdim=True)]
+        query = wide(self.query)
+        readers = torch.einsum("rhd,hde->rhe", query, wide(self.to_key))
+        content = [torch.einsum("rhe,rme->rhm", readers, wide(before)), (query * wide(self.key)).sum(-1, keepdim=True)]
         scores = torch.cat(content, -1) + self.position.flip(-1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         allowed = torch.cat([present, torch.ones_like(present[:, :1])], 1)
         weights = scores.masked_fill(~allowed.unsqueeze(1), -torch.inf).softmax(-1).to(self.value.dtype)
         sums = torch.einsum("rhm,rme->rhe", weights[..., :-1], before)
         return torch.einsum("rhe,hde->rhd", sums, self.to_value) + weights[..., -1:] * self.value
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return a tensor in the dtype of scores: at least float32.
+
+    Example:
+        >>> wide(torch.zeros((), dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def present_inputs(window: Tensor) -> tuple[Tensor, Tensor]:

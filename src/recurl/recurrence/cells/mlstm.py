@@ -155,7 +155,7 @@ class MLSTMCell(Block, name="mlstm"):
         read, h = time.remember(query, key, value, log_decay, rate, before)
         n = time.recur(log_decay.exp().unsqueeze(-1).expand_as(key), rate.unsqueeze(-1) * key, normalizer)
         wide = latest.to(torch.promote_types(latest.dtype, torch.float32))  # float16 ends at exp(11)
-        least = (-wide).clamp(max=_LARGEST_EXPONENT).exp()
+        least = (-wide).clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp()
         scale = torch.maximum((n * query).sum(-1).abs(), least).unsqueeze(-1)
         read = _normed_quotient(read, scale).flatten(1) * scale_heads
         read = (read + skip * mixed) * F.silu(opening)
@@ -165,12 +165,15 @@ class MLSTMCell(Block, name="mlstm"):
 def _normed_quotient(x: Tensor, divisor: Tensor) -> Tensor:
     """Return ``layer_norm(x / divisor)``, which depends on the divisor only through the norm's epsilon.
 
-    Dividing first would lose that dependence, and with it the gradient of n, to rounding. The divisor is at least
-    float32, and the result has the dtype of ``x``.
+    Dividing first would lose that dependence, and with it the gradient of n, to rounding. Both are scaled by their
+    largest number, as the square of exp(-50) is 0 in float32. The divisor is at least float32 and not 0, and the result
+    has the dtype of ``x``.
     """
-    centered = x.to(divisor.dtype)
+    centered, least = x.to(divisor.dtype), _NORM_EPSILON**0.5 * divisor
     centered = centered - centered.mean(-1, keepdim=True)
-    spread = centered.square().mean(-1, keepdim=True) + _NORM_EPSILON * divisor.square()
+    unit = torch.maximum(centered.abs().amax(-1, keepdim=True), least).detach()
+    centered, least = centered / unit, least / unit
+    spread = centered.square().mean(-1, keepdim=True) + least.square()
     return (centered * spread.rsqrt()).to(x.dtype)
 
 

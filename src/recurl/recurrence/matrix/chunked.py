@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recurl.core.autograd import have_tangents
 from recurl.recurrence.cells import States
 from recurl.recurrence.isolation import Isolation
 from recurl.recurrence.matrix.kernels import COMPUTED, MatrixInputs, MatrixKernels
 from recurl.sequences.index import Boundaries, readable
-from recurl.sequences.stored import spacing_of, stored_at
+from recurl.sequences.stored import spacing_of, stored_at, stored_everywhere
 
 _CHUNK = 32
 
@@ -39,7 +40,7 @@ class ChunkedMatrix(MatrixKernels):
         """Return the results, and the states at the ends of segments."""
         boundaries, tokens = inputs.boundaries, inputs.boundaries.num_tokens
         chunks, inside = _chunks(inputs.states, boundaries)
-        isolation = Isolation(boundaries, *inputs[:5])
+        isolation = Isolation(boundaries, *inputs[:5], *_sums_at_starts(inputs.states, boundaries))
         wide = COMPUTED[inputs.value.dtype]
         pieces = zip(*(chunks.cut(stream.to(wide)) for stream in inputs[:5]), strict=True)
         starts, ends = chunks.cut(boundaries.start_index), chunks.cut(boundaries.ends)
@@ -80,13 +81,22 @@ def _chunks(stored: Tensor | None, boundaries: Boundaries) -> tuple[_Chunks, boo
     elif stored is not None:
         inside = False
         within = rows[:, 1:][boundaries.starts[rows[:, 1:]]]
-        if stored.requires_grad or (stored_at(stored, within, tokens) != 0).any():
+        if stored.requires_grad or have_tangents([stored]) or (stored_at(stored, within, tokens) != 0).any():
             plan = boundaries.host()
             rows = plan.starts.unsqueeze(1) + torch.arange(len(plan.steps), device=boundaries.device)
             pieces = _numbers(rows.masked_fill(rows > plan.ends.unsqueeze(1), tokens), tokens)
             counts = plan.steps[::_CHUNK]
             return _Chunks([at[:count] for at, count in zip(pieces, counts, strict=True)], tokens, None), inside
     return _Chunks([*_numbers(rows, tokens)], tokens, length), inside
+
+
+def _sums_at_starts(stored: Tensor | None, boundaries: Boundaries) -> tuple[Tensor, ...]:
+    """Return ``[N, heads]``, whose gradients become those of all numbers of stored states that are read."""
+    if stored is None or not stored.requires_grad:
+        return ()
+    tokens = boundaries.num_tokens
+    read = boundaries.starts[:: spacing_of(stored, tokens)].unsqueeze(1)
+    return (stored_everywhere(torch.where(read, stored.sum((-2, -1)), 0), tokens),)
 
 
 def _numbers(rows: Tensor, total: int) -> tuple[Tensor, ...]:

@@ -124,6 +124,11 @@ def _check(
             f"value must be [*B, heads, V] with the N={at.num_tokens} tokens of the boundaries; got "
             f"{list(value.shape)}."
         )
+    if len(batch) == len(at.batch_shape) and batch != at.batch_shape:
+        raise ArgumentError(
+            f"The boundaries are of {list(at.batch_shape)} tokens, the value {list(value.shape)} has {list(batch)}: "
+            "transpose one of them, the last dimension is time."
+        )
     if key.shape[:-1] != (*batch, *heads) or query.shape != key.shape:
         raise ArgumentError(
             f"For values of shape {list(value.shape)}, query and key must be {[*batch, *heads, 'K']}; got "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, shapes_only: bool = Fa
         return
     generator = torch.Generator().manual_seed(derive_seed(0, "trial of a cell"))
     shapes = [(sizes.input_size,), *cell.state_shapes(sizes)]
-    _check_memory(cell, shapes, like)
+    _check_memory(cell, sizes, like)
     drawn = [torch.randn(2, _ROWS, *shape, generator=generator, device="cpu").to(like) for shape in shapes]
     (x, *states), others = zip(*drawn, strict=True)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -61,10 +62,41 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, shapes_only: bool = Fa
     _passed.add(key)
 
 
-def _check_memory(cell: Cell, shapes: Sequence[tuple[int, ...]], like: Tensor) -> None:
-    needed = _COPIES * _ROWS * sum(map(math.prod, shapes)) * like.itemsize
+def size_options(cell: Cell, sizes: Sizes) -> list[str]:
+    """Return the names of a cell's options that its states grow with.
+
+    Example:
+        >>> from recurl.recurrence import load_cell
+        >>> size_options(load_cell("mamba2(state_size=64)"), Sizes(8, 8)), size_options(load_cell("gru"), Sizes(8, 8))
+        (['state_size', 'expand', 'conv_width'], [])
+    """
+
+    def smaller(name: str, value: int) -> bool:
+        other = copy(cell)
+        object.__setattr__(other, name, value // 2)
+        try:
+            return numbers_in(other.state_shapes(sizes)) < numbers_in(cell.state_shapes(sizes))
+        except ArgumentError:
+            return False
+
+    whole = {name: value for name, value in cell.attributes.items() if type(value) is int and value > 1}
+    return [name for name, value in whole.items() if smaller(name, value)]
+
+
+def numbers_in(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Return the number of numbers in tensors of these shapes."""
+    return sum(map(math.prod, shapes))
+
+
+def memory_of_check(cell: Cell, sizes: Sizes, itemsize: int) -> int:
+    """Return the bytes that :func:`check_step` needs."""
+    return _COPIES * _ROWS * numbers_in([(sizes.input_size,), *cell.state_shapes(sizes)]) * itemsize
+
+
+def _check_memory(cell: Cell, sizes: Sizes, like: Tensor) -> None:
+    needed = memory_of_check(cell, sizes, like.itemsize)
     device, window = str(like.device), getattr(cell, "window", None)
-    advice = "shrink the states"
+    advice = f"lower {' or '.join([*size_options(cell, sizes), 'the hidden size'])}"
     if isinstance(window, int):
         advice = f"a window of {window * total_memory(device) // max(1, needed):,} fits"
     check_memory(device, {f"steps of {_ROWS} rows of {cell}": needed}, advice)

@@ -6,6 +6,7 @@ import torch
 
 from recurl import hardware, specs
 from recurl.core.errors import ArgumentError
+from recurl.nn import CellNet
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config
 from recurl.trainers.algorithms import footprint as footprints
 from recurl.trainers.algorithms.footprint import check_machine, footprint
@@ -103,6 +104,14 @@ def test_a_long_window_is_refused_with_the_one_that_fits(kind, monkeypatch):
     check_machine(replace(config, cell=f"gtrxl(window={window})"))
     with pytest.raises(ArgumentError, match="are needed"):
         check_machine(replace(config, cell=f"gtrxl(window={window + 1})"))
+
+
+def test_the_size_of_a_matrix_is_named_and_no_batch_fits_that_its_check_refuses():
+    config = PPOConfig(env="x", cell="shm(memory_size=10000000)", device="cpu")
+    with pytest.raises(ArgumentError, match=r"for a batch.*: lower the memory_size of --cell, [^;]*\.$"):
+        check_machine(config)
+    with pytest.raises(ArgumentError, match=r"10000000.* lower memory_size or the hidden size\.$"):
+        CellNet("shm(memory_size=10000000)", 3, 4)
 
 
 def test_images_that_are_left_out_need_nothing():

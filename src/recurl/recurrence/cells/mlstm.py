@@ -31,6 +31,7 @@ _FORGET_BIASES = 3.0, 6.0
 _INPUT_BIAS_STD = 0.1
 _LARGEST_EXPONENT = 80.0
 _NORM_EPSILON = 1e-5  # of torch.nn.LayerNorm
+_LEAST = 1e-15  # size of a query, and divisor of one of size 1; the authors add 1e-6 to divisors of all queries
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,11 +153,14 @@ class MLSTMCell(Block, name="mlstm"):
         previous = time.window(latest, maximum.unsqueeze(1))[:, 0]
         log_decay, rate = (forget + previous - latest).clamp(max=0), (enter - latest).exp()
         key = key * key.shape[-1] ** -0.5
+        wide = latest.to(torch.promote_types(latest.dtype, torch.float32))  # float16 ends at exp(11)
+        least = (-wide).clamp(max=_LARGEST_EXPONENT).exp().unsqueeze(-1)
+        # Dividend and divisor are scaled by the larger of exp(-m) and the query: their gradients don't overflow.
+        unit = torch.maximum(query.abs().amax(-1, keepdim=True), least).clamp(min=_LEAST).detach()
+        query = (query / unit).to(key.dtype)
         read, h = time.remember(query, key, value, log_decay, rate, before)
         n = time.recur(log_decay.exp().unsqueeze(-1).expand_as(key), rate.unsqueeze(-1) * key, normalizer)
-        wide = latest.to(torch.promote_types(latest.dtype, torch.float32))  # float16 ends at exp(11)
-        least = (-wide).clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp()
-        scale = torch.maximum((n * query).sum(-1).abs(), least).unsqueeze(-1)
+        scale = torch.maximum((n * query).sum(-1, keepdim=True).abs(), (least / unit).clamp(min=_LEAST))
         read = _normed_quotient(read, scale).flatten(1) * scale_heads
         read = (read + skip * mixed) * F.silu(opening)
         return x + F.linear(read, weight_out, bias_out), (h, n, latest, *window)

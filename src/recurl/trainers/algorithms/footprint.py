@@ -10,7 +10,8 @@ import torch
 from recurl.core.devices import check_device, check_memory, total_memory
 from recurl.core.keys import is_within
 from recurl.core.specs import Composite
-from recurl.recurrence import GTrXLCell, load_cell
+from recurl.recurrence import GTrXLCell, Sizes, load_cell
+from recurl.recurrence.experiment import memory_of_check, size_options
 from recurl.trainers.config import NO_CELL, RunConfig
 from recurl.trainers.machine import weights_and_states
 
@@ -37,8 +38,8 @@ def check_machine(config: RunConfig, spec: Composite | None = None, *, learning:
         sizes[:0] = ["--encoder-width", "--encoder-layers"]
     if config.replay_steps:
         sizes.insert(0, "--buffer-size")
-    if _window(config):
-        sizes.insert(0, "the window of --cell")
+    if config.cell != NO_CELL:
+        sizes[:0] = [f"the {name} of --cell" for name in size_options(load_cell(config.cell), _sizes(config))]
     parts = footprint(config, spec, learning=learning)
     advice = f"lower {', '.join(sizes)}{_fitting(config, parts)}"
     check_memory(config.device, parts, advice)
@@ -119,6 +120,11 @@ def _returned(config: RunConfig, states: int) -> int:
     return rows * config.rollout_steps * states
 
 
+def _sizes(config: RunConfig) -> Sizes:
+    """Return the sizes of the first layer."""
+    return Sizes(config.encoder_width or config.hidden_size, config.hidden_size)
+
+
 def _window(config: RunConfig) -> int:
     """Return the number of past inputs that the cell's states hold, or 0 for other cells."""
     cell = None if config.cell == NO_CELL else load_cell(config.cell)
@@ -159,6 +165,8 @@ def _fitting(config: RunConfig, parts: dict[str, int]) -> str:
     rest = sum(size for name, size in parts.items() if name not in scaled)
     room = total_memory(config.device) - rest
     fits = room * steps[largest] // sum(parts[name] for name in scaled)
+    if config.cell != NO_CELL and room < memory_of_check(load_cell(config.cell), _sizes(config), _NUMBER):
+        fits = 0  # few states are too many already
     what = "--buffer-size" if largest == _REPLAY else "a batch (--num-envs x --rollout-steps) of"
     window = _fitting_window(config, parts)
     found = [*([f"{what} {fits:,} fits"] if fits > 0 else []), *([f"a window of {window:,} fits"] if window else [])]

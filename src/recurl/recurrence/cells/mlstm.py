@@ -156,7 +156,7 @@ class MLSTMCell(Block, name="mlstm"):
         wide = latest.to(torch.promote_types(latest.dtype, torch.float32))  # float16 ends at exp(11)
         least = (-wide).clamp(max=_LARGEST_EXPONENT).exp().unsqueeze(-1)
         # Dividend and divisor are scaled by the larger of exp(-m) and the query: their gradients don't overflow.
-        unit = torch.maximum(query.abs().amax(-1, keepdim=True), least).clamp(min=_LEAST).detach()
+        unit = _power_of_two(torch.maximum(query.abs().amax(-1, keepdim=True), least).clamp(min=_LEAST))
         query = (query / unit).to(key.dtype)
         read, h = time.remember(query, key, value, log_decay, rate, before)
         n = time.recur(log_decay.exp().unsqueeze(-1).expand_as(key), rate.unsqueeze(-1) * key, normalizer)
@@ -175,10 +175,15 @@ def _normed_quotient(x: Tensor, divisor: Tensor) -> Tensor:
     """
     centered, least = x.to(divisor.dtype), _NORM_EPSILON**0.5 * divisor
     centered = centered - centered.mean(-1, keepdim=True)
-    unit = torch.maximum(centered.abs().amax(-1, keepdim=True), least).detach()
+    unit = _power_of_two(torch.maximum(centered.abs().amax(-1, keepdim=True), least))
     centered, least = centered / unit, least / unit
     spread = centered.square().mean(-1, keepdim=True) + least.square()
     return (centered * spread.rsqrt()).to(x.dtype)
+
+
+def _power_of_two(x: Tensor) -> Tensor:
+    """Return the largest power of two up to each number, without a gradient: scaling by it doesn't round."""
+    return x.detach().log2().floor().exp2()
 
 
 MLSTM = MLSTMCell()

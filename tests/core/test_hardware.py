@@ -25,11 +25,11 @@ def test_memory():
     has = total_memory("cpu")
     assert 2**28 < has < 2**50
     torch.empty(has // 2, dtype=torch.uint8)
-    check_memory("cpu", {"everything": has}, "")
+    check_memory("cpu", {"everything": has}, lambda: "")
     with pytest.raises(ArgumentError, match=r"GiB for everything\), and cpu has [\d,]+ GiB: lower --size"):
-        check_memory("cpu", {"everything": has, "crumbs": 1}, "lower --size")
+        check_memory("cpu", {"everything": has, "crumbs": 1}, lambda: "lower --size")
     with pytest.raises(ArgumentError, match=r"At least 9e\+30 GiB of memory"):
-        check_memory("cpu", {"everything": 10**40}, "lower --size")
+        check_memory("cpu", {"everything": 10**40}, lambda: "lower --size")
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)])

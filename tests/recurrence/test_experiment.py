@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 
 from recurl.core.errors import ArgumentError
 from recurl.modules import CellModule
-from recurl.recurrence import CELLS, ONE_STEP, Cell
+from recurl.recurrence import CELLS, ONE_STEP, Cell, Sizes
+from recurl.recurrence.experiment import size_options
 from tests.own_cells import OWN, VARIANTS
 
 
@@ -515,6 +517,29 @@ def test_the_experiment_leaves_the_random_numbers_alone() -> None:
         module = CellModule(cell, 4, 5, in_key="x", out_key="y")
         found.append((module.net.weight, torch.rand(2)))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@dataclass(frozen=True, repr=False)
+class Thirds(Sum):
+    groups: int = 3
+    window_size: int = 1000
+
+    def state_shapes(self, sizes):
+        assert sizes.hidden_size % self.groups == 0
+        return ((self.window_size * sizes.hidden_size,),)
+
+    def step(self, x, states, weight):
+        h = states[0][:, : weight.shape[0]] + F.linear(x, weight)
+        return h, (torch.cat([h, states[0][:, weight.shape[0] :]], 1),)
+
+
+def test_the_options_are_named_that_states_grow_with() -> None:
+    """An option may have no half that the cell accepts."""
+    assert size_options(Thirds(), Sizes(2, 3)) == ["window_size"]
+    assert size_options(Sum(), Sizes(2, 3)) == []
+    CellModule(Thirds(), 2, 3, in_key="x", out_key="y")
+    with pytest.raises(ArgumentError, match="lower window_size or the hidden size"):
+        CellModule(Thirds(window_size=10**12), 2, 3, in_key="x", out_key="y")
 
 
 def test_without_numbers_nothing_is_tried() -> None:

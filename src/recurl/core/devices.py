@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import overload
 
@@ -141,20 +141,20 @@ def total_memory(device: str) -> int:
     return min(sizes)
 
 
-def check_memory(device: str, parts: Mapping[str, int], advice: str) -> None:
+def check_memory(device: str, parts: Mapping[str, int], advice: Callable[[], str]) -> None:
     """Check that a configuration does not need more memory than the device has.
 
     Args:
         device: name as torch takes it, for instance ``"cpu"`` or ``"cuda:0"``.
         parts: minimum number of bytes needed, by purpose.
-        advice: which options to lower; the end of the error message.
+        advice: returns which options to lower, the end of the error message; called only for an error.
 
     Raises:
         ArgumentError: the sum of ``parts`` exceeds the memory of the device.
 
     Example:
-        >>> check_memory("cpu", {"the weights": 2**20}, "take less")
-        >>> check_memory("cpu", {"weights": 2**60, "a batch": 2**20}, "lower --hidden-size")
+        >>> check_memory("cpu", {"the weights": 2**20}, lambda: "take less")
+        >>> check_memory("cpu", {"weights": 2**60, "a batch": 2**20}, lambda: "lower --hidden-size")
         Traceback (most recent call last):
         ...
         recurl.core.errors.ArgumentError: At least 1,073,741,824 GiB of memory are needed ...
@@ -164,7 +164,7 @@ def check_memory(device: str, parts: Mapping[str, int], advice: str) -> None:
         return
     largest = ", ".join(f"{_gib(size)} for {name}" for name, size in parts.items() if size > needed / 20)
     raise ArgumentError(
-        f"At least {_gib(needed)} of memory are needed ({largest}), and {device} has {_gib(has)}: {advice}."
+        f"At least {_gib(needed)} of memory are needed ({largest}), and {device} has {_gib(has)}: {advice()}."
     )
 
 

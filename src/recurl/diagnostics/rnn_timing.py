@@ -84,7 +84,7 @@ class RNNCase:
             "the batch": self.batch * self.time * (self.input_size + 2 * self.hidden_size) * bytes_each,
         }
         advice = {"the weights": "--hidden-size, --input-size or --num-layers", "the batch": "--batch or --time"}
-        check_memory(self.device, parts, f"lower {advice[max(parts, key=lambda name: parts[name])]}")
+        check_memory(self.device, parts, lambda: f"lower {advice[max(parts, key=lambda name: parts[name])]}")
 
     def __str__(self) -> str:
         layers = f", {self.num_layers} layers" if self.num_layers > 1 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -63,24 +63,26 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, shapes_only: bool = Fa
 
 
 def size_options(cell: Cell, sizes: Sizes) -> list[str]:
-    """Return the names of a cell's options that its states grow with.
+    """Return the names of a cell's options that its states grow with; none if the cell isn't a dataclass.
 
     Example:
         >>> from recurl.recurrence import load_cell
         >>> size_options(load_cell("mamba2(state_size=64)"), Sizes(8, 8)), size_options(load_cell("gru"), Sizes(8, 8))
         (['state_size', 'expand', 'conv_width'], [])
     """
+    given: Any = cell  # whose type doesn't say that it is a dataclass
 
-    def smaller(name: str, value: int) -> bool:
-        other = copy(cell)
-        object.__setattr__(other, name, value // 2)
+    def grows_with(name: str) -> bool:
+        value = getattr(cell, name)
+        if type(value) is not int or value < 2:
+            return False
         try:
-            return numbers_in(other.state_shapes(sizes)) < numbers_in(cell.state_shapes(sizes))
-        except ArgumentError:
+            half: Cell = replace(given, **{name: value // 2})
+            return numbers_in(half.state_shapes(sizes)) < numbers_in(cell.state_shapes(sizes))
+        except (ValueError, AssertionError, ArithmeticError):  # the cell refuses half of it
             return False
 
-    whole = {name: value for name, value in cell.attributes.items() if type(value) is int and value > 1}
-    return [name for name, value in whole.items() if smaller(name, value)]
+    return [field.name for field in fields(cell) if field.init and grows_with(field.name)] if is_dataclass(cell) else []
 
 
 def numbers_in(shapes: Iterable[tuple[int, ...]]) -> int:
@@ -96,9 +98,12 @@ def memory_of_check(cell: Cell, sizes: Sizes, itemsize: int) -> int:
 def _check_memory(cell: Cell, sizes: Sizes, like: Tensor) -> None:
     needed = memory_of_check(cell, sizes, like.itemsize)
     device, window = str(like.device), getattr(cell, "window", None)
-    advice = f"lower {' or '.join([*size_options(cell, sizes), 'the hidden size'])}"
-    if isinstance(window, int):
-        advice = f"a window of {window * total_memory(device) // max(1, needed):,} fits"
+
+    def advice() -> str:
+        if isinstance(window, int):
+            return f"a window of {window * total_memory(device) // max(1, needed):,} fits"
+        return f"lower {' or '.join([*size_options(cell, sizes), 'the hidden size'])}"
+
     check_memory(device, {f"steps of {_ROWS} rows of {cell}": needed}, advice)
 
 

@@ -33,6 +33,12 @@ def check_machine(config: RunConfig, spec: Composite | None = None, *, learning:
         ArgumentError: if the device is missing or too small; the message names options to change, and a size that fits.
     """
     check_device(config.device)
+    parts = footprint(config, spec, learning=learning)
+    check_memory(config.device, parts, lambda: _advice(config, parts))
+
+
+def _advice(config: RunConfig, parts: dict[str, int]) -> str:
+    """Return which options to lower."""
     sizes = ["--hidden-size", "--num-layers", "--num-envs or --rollout-steps"]
     if config.encoder_width or config.encoder_layers > 1:
         sizes[:0] = ["--encoder-width", "--encoder-layers"]
@@ -40,9 +46,7 @@ def check_machine(config: RunConfig, spec: Composite | None = None, *, learning:
         sizes.insert(0, "--buffer-size")
     if config.cell != NO_CELL:
         sizes[:0] = [f"the {name} of --cell" for name in size_options(load_cell(config.cell), _sizes(config))]
-    parts = footprint(config, spec, learning=learning)
-    advice = f"lower {', '.join(sizes)}{_fitting(config, parts)}"
-    check_memory(config.device, parts, advice)
+    return f"lower {', '.join(sizes)}{_fitting(config, parts)}"
 
 
 def footprint(config: RunConfig, spec: Composite | None = None, *, learning: bool = True) -> dict[str, int]:
